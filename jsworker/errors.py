@@ -1,0 +1,104 @@
+"""Every error that jsworker raises on purpose, and the two that a processor raises on purpose.
+
+A class docstring is the default message; a more exact one is given where the error is raised.
+"""
+
+import inspect
+
+
+class JsworkerError(Exception):
+    """jsworker could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or inspect.getdoc(type(self)) or type(self).__name__)
+
+
+class SettingsError(JsworkerError):
+    """A setting is wrong or missing."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The faults, one line each."""
+        return str(self).split("\n")
+
+
+class InvalidName(JsworkerError, ValueError):
+    """A kind or unique key holds characters that are not allowed."""
+
+
+class InvalidJson(JsworkerError, ValueError):
+    """A value cannot be stored as JSON."""
+
+
+class InvalidPayload(JsworkerError, ValueError):
+    """A payload does not fit the processor's model or the size limit."""
+
+
+class InvalidTarget(JsworkerError):
+    """A processor target cannot be imported or is no JobProcessor."""
+
+
+class DatabaseUnavailable(JsworkerError):
+    """PostgreSQL did not answer."""
+
+
+class DatabaseRefused(JsworkerError):
+    """PostgreSQL refused the login or the statement.
+
+    Attributes:
+        sqlstate: PostgreSQL's five-character code, None for a refused login.
+    """
+
+    sqlstate: str | None = None
+
+
+class MigrationMissing(JsworkerError):
+    """The database has no jsworker schema of this version: run `jsworker db upgrade`."""
+
+
+class StreamUnavailable(JsworkerError):
+    """NATS did not answer."""
+
+
+class StreamRefused(JsworkerError):
+    """The NATS server, the stream or a consumer cannot be used as configured."""
+
+
+class PublishFailed(JsworkerError):
+    """A message was not acknowledged by JetStream; it may be stored or not."""
+
+
+class OwnershipLost(JsworkerError):
+    """This run no longer owns its job."""
+
+
+class JobNotFound(JsworkerError):
+    """No job has this id."""
+
+
+class TransitionRefused(JsworkerError):
+    """The job's state does not allow this."""
+
+
+class ServersUnavailable(JsworkerError):
+    """The embedded servers could not be started."""
+
+
+class Retry(Exception):
+    """Raised by a processor: this attempt failed, run the job again.
+
+    Args:
+        after: seconds until the next attempt; None takes the processor's back-off.
+        reason: stored as the attempt's error.
+    """
+
+    def __init__(self, after: float | None = None, reason: str = "the processor asked for a retry") -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class Fail(Exception):
+    """Raised by a processor: the job failed for good, no further attempt."""
+
+    def __init__(self, reason: str = "the processor gave the job up") -> None:
+        super().__init__(reason)

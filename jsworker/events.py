@@ -1,0 +1,89 @@
+"""Events: what happened, told to whoever listens. Logs and metrics are listeners like any other."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+EVENT_NAMES = frozenset(
+    {
+        "job.claimed",
+        "job.started",
+        "job.skipped",
+        "job.progress",
+        "job.completed",
+        "job.error",
+        "job.failed",
+        "job.cancelled",
+        "job.released",
+        "job.stalled",
+        "job.lost",
+        "job.cleared",
+        "stale.detected",
+        "stale.recovered",
+        "reconcile.completed",
+        "heartbeat.failed",
+        "message.dead",
+        "message.refused",
+        "stream.changed",
+        "worker.started",
+        "worker.draining",
+        "worker.stopped",
+        "worker.degraded",
+        "worker.restored",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        name: one of ``EVENT_NAMES``.
+        fields: what belongs to it, for example ``job_id``, ``kind``, ``fencing_token``; never a payload.
+    """
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+Listener = Callable[[Event], None]
+
+
+class Events:
+    """Listeners by event name. A listener that raises is reported on stderr and never harms a job."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, list[Listener]] = {}
+        self._all: list[Listener] = []
+
+    def on(self, name: str, listener: Listener) -> None:
+        """Call ``listener`` with every event of this name; ``*`` means every event.
+
+        Raises:
+            ValueError: no event has this name.
+        """
+        if name == "*":
+            self._all.append(listener)
+        elif name in EVENT_NAMES:
+            self._by_name.setdefault(name, []).append(listener)
+        else:
+            raise ValueError(f"event {name!r} must be one of: *, {', '.join(sorted(EVENT_NAMES))}")
+
+    def wants(self, name: str) -> bool:
+        """Tell whether anybody listens, so that hot paths need not build an event for nobody."""
+        return bool(self._all) or name in self._by_name
+
+    def emit(self, name: str, **fields: Any) -> None:
+        """Tell the listeners, in the order in which they came."""
+        listeners = [*self._by_name.get(name, ()), *self._all]
+        if not listeners:
+            return
+        event = Event(name, fields)
+        for listener in listeners:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 -- somebody else's code; a job must not pay for it
+                sys.stderr.write(f"listener of event {name} raised:\n{traceback.format_exc()}")

@@ -1,0 +1,186 @@
+"""The job as a processor sees it: what to do, what was saved before, and how to say how far it is."""
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from sqlalchemy import Executable
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+class Ownership(Protocol):
+    """What a job asks of the worker that owns it. Every write is guarded by the job's fencing token."""
+
+    @property
+    def should_stop(self) -> bool:
+        """See ``Job.should_stop``."""
+        ...
+
+    @property
+    def cancelled(self) -> bool:
+        """See ``Job.cancelled``."""
+        ...
+
+    async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
+        """See ``Job.update_progress``."""
+        ...
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """See ``Job.save_checkpoint``."""
+        ...
+
+    async def quiet(self, seconds: float) -> None:
+        """See ``Job.quiet``."""
+        ...
+
+    def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
+        """See ``Job.transaction``."""
+        ...
+
+    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
+        """See ``SyncJob.transaction``."""
+        ...
+
+    def complete_statement(self, result: Any) -> "Executable":
+        """See ``Job.complete_statement``."""
+        ...
+
+    def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the worker's event loop from a processor's thread and wait for its answer."""
+        ...
+
+
+@dataclass(slots=True)
+class Job(Generic[P]):
+    """One run of a job.
+
+    Attributes:
+        id: the job's id, the same in every attempt: the idempotency key for other systems.
+        kind: the kind, which names the processor.
+        payload: what was enqueued, as the processor's payload model.
+        attempt: 1 for the first attempt; retries and counted stalls raise it.
+        fencing_token: rises with every claim. Hand it to systems that can refuse a lower one.
+        cleared: True when this run follows a reset or a release of an earlier one.
+        clear_reason: why, or None.
+        deadline: when the time-out of this run strikes, database time, or None.
+        checkpoint: what an earlier run or this one saved last, or None.
+    """
+
+    id: UUID
+    kind: str
+    payload: P
+    attempt: int
+    fencing_token: int
+    cleared: bool
+    clear_reason: str | None
+    deadline: datetime | None
+    checkpoint: Any
+    _ownership: Ownership = field(repr=False)
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the worker drains, the job is cancelled, timed out, or lost: save and return soon."""
+        return self._ownership.should_stop
+
+    @property
+    def cancelled(self) -> bool:
+        """True once somebody asked to cancel this job."""
+        return self._ownership.cancelled
+
+    @property
+    def sync(self) -> "SyncJob":
+        """The same job for plain functions: the calls wait instead of being awaited."""
+        return SyncJob(self, self._ownership)
+
+    async def update_progress(
+        self, stage: str | None = None, progress: float | None = None, message: str | None = None
+    ) -> None:
+        """Store how far the job is; this also counts as a sign of life.
+
+        Args:
+            stage: what is being done, up to 200 characters; None keeps the last one.
+            progress: 0.0 to 1.0; None keeps the last one.
+            message: for people, up to 2,000 characters; None keeps the last one.
+
+        Raises:
+            OwnershipLost: another run owns the job by now; nothing was stored.
+            ValueError: ``progress`` is not between 0 and 1.
+        """
+        await self._ownership.update_progress(stage, progress, message)
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """Store a JSON value that the next run finds as ``checkpoint``, should this one not end.
+
+        Raises:
+            OwnershipLost: another run owns the job by now; nothing was stored.
+            InvalidJson: the value cannot be stored.
+        """
+        await self._ownership.save_checkpoint(value)
+        self.checkpoint = value
+
+    def transaction(
+        self, result: Any | Callable[[], Any] = None
+    ) -> AbstractAsyncContextManager["AsyncSession"]:
+        """Open a session whose last statement completes the job: your rows and it commit together.
+
+        Args:
+            result: the job's JSON result, or a callable that gives it at the end of the block.
+
+        Raises:
+            OwnershipLost: at the end of the block, when another run owns the job; all is rolled back.
+        """
+        return self._ownership.transaction(result)
+
+    def complete_statement(self, result: Any = None) -> "Executable":
+        """Return the guarded statement that completes the job, for your own session.
+
+        Execute it last and demand its row, so that a lost job rolls your transaction back:
+        ``(await session.execute(job.complete_statement(result))).one()``.
+        """
+        return self._ownership.complete_statement(result)
+
+    async def quiet(self, seconds: float) -> None:
+        """Announce that the process may give no sign of life for ``seconds`` (a long call into C, a GPU).
+
+        Raises:
+            OwnershipLost: another run owns the job by now.
+        """
+        await self._ownership.quiet(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncJob:
+    """A job's calls for processors that are plain functions and run in a thread."""
+
+    _job: Job[Any]
+    _ownership: Ownership = field(repr=False)
+
+    def update_progress(
+        self, stage: str | None = None, progress: float | None = None, message: str | None = None
+    ) -> None:
+        """See ``Job.update_progress``."""
+        self._ownership.wait_for(self._job.update_progress(stage, progress, message))
+
+    def save_checkpoint(self, value: Any) -> None:
+        """See ``Job.save_checkpoint``."""
+        self._ownership.wait_for(self._job.save_checkpoint(value))
+
+    def transaction(self, result: Any | Callable[[], Any] = None) -> AbstractContextManager["Session"]:
+        """See ``Job.transaction``; yields a plain Session."""
+        return self._ownership.sync_transaction(result)
+
+    def complete_statement(self, result: Any = None) -> "Executable":
+        """See ``Job.complete_statement``."""
+        return self._ownership.complete_statement(result)
+
+    def quiet(self, seconds: float) -> None:
+        """See ``Job.quiet``."""
+        self._ownership.wait_for(self._job.quiet(seconds))

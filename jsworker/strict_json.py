@@ -1,0 +1,110 @@
+"""JSON as PostgreSQL's jsonb and every other reader can take it: finite, shallow, valid Unicode, no NUL."""
+
+import json
+import math
+from typing import Any
+
+from jsworker.errors import InvalidJson
+
+MAX_DEPTH = 100
+"""Deepest nesting of objects and arrays."""
+
+_MAX_NUMBER = 10**308
+
+
+def dumps(value: Any, *, what: str = "value") -> str:
+    """Return ``value`` as compact JSON text.
+
+    jsonb writes large floats as whole numbers: one of 1e16 or more may come back as an integer that
+    stands for the same float.
+
+    Args:
+        value: dicts with string keys, lists, tuples, strings, numbers, booleans, None.
+        what: how to name the value in an error, for example ``payload``.
+
+    Raises:
+        InvalidJson: it is no JSON, or holds NaN, an infinity, a number of 1e308 or more, NUL characters,
+            lone surrogates, or nests deeper than ``MAX_DEPTH``.
+    """
+    _check(value, what, 0)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def loads(text: str | bytes, *, what: str = "value") -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        InvalidJson: the text is not JSON, has a key twice in one object, or holds what ``dumps`` refuses.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except InvalidJson as error:
+        raise InvalidJson(f"{what} {error}") from None
+    except RecursionError:
+        raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:  # bad JSON, bad UTF-8, an integer of thousands of digits
+        raise InvalidJson(f"{what} is not valid JSON: {_cause(error)}") from None
+    _check(value, what, 0)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InvalidJson("holds a key twice in one object")
+    return found
+
+
+def _constant(name: str) -> None:
+    raise InvalidJson(f"holds {name}, which JSON does not know")
+
+
+def _cause(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return "a number has too many digits"
+
+
+def _check(value: Any, what: str, depth: int) -> None:
+    match value:
+        case None | bool():
+            return
+        case str():
+            _check_text(value, what)
+        case float() if not math.isfinite(value):
+            raise InvalidJson(f"{what} holds {value}, which is not a finite number")
+        case int() | float():
+            if not -_MAX_NUMBER < value < _MAX_NUMBER:
+                raise InvalidJson(f"{what} holds a number of 1e308 or more")
+        case dict():
+            _check_depth(what, depth)
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise InvalidJson(
+                        f"{what} holds a key of type {type(key).__name__}; keys must be strings"
+                    )
+                _check_text(key, what)
+                _check(item, what, depth + 1)
+        case list() | tuple():
+            _check_depth(what, depth)
+            for item in value:
+                _check(item, what, depth + 1)
+        case _:
+            raise InvalidJson(f"{what} holds a value of type {type(value).__name__}, which is no JSON")
+
+
+def _check_text(text: str, what: str) -> None:
+    if "\0" in text:
+        raise InvalidJson(f"{what} holds \\u0000, which PostgreSQL cannot store")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidJson(f"{what} holds a lone surrogate, which is no valid Unicode") from None
+
+
+def _check_depth(what: str, depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels")
