@@ -1,0 +1,108 @@
+"""What operators and clients may do to a job: CANCEL and RETRY."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import text
+
+from jsworker.errors import TransitionRefused
+from jsworker.ownership.database import Database, RowRefused
+
+# One UPDATE with CASE on the status: as two statements it can miss both sides of a FAIL.
+CANCEL = text("""
+WITH live AS (
+  SELECT id FROM jsworker.jobs
+  WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('scheduled', 'queued', 'processing')
+  ORDER BY id FOR NO KEY UPDATE
+), asked AS (
+  UPDATE jsworker.jobs AS j SET
+    status = CASE WHEN j.status = 'processing' THEN 'processing' ELSE 'cancelled' END,
+    cancel_requested = j.status = 'processing',
+    needs_publish = false,
+    finished_at = CASE WHEN j.status = 'processing' THEN NULL ELSE clock_timestamp() END
+  FROM live WHERE j.id = live.id AND j.status IN ('scheduled', 'queued', 'processing')
+  RETURNING j.id, j.status, j.worker_id, j.fencing_token
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
+  SELECT id, CASE status WHEN 'processing' THEN 'cancel_requested' ELSE 'cancelled' END, fencing_token,
+    jsonb_strip_nulls(jsonb_build_object('owner', worker_id))
+  FROM asked
+)
+SELECT id, status FROM asked
+""")
+
+# The fencing token is kept: it never goes back.
+RETRY = text("""
+WITH dead AS (
+  SELECT id, failure_reason, last_error FROM jsworker.jobs
+  WHERE id = :id AND status = 'failed' FOR NO KEY UPDATE
+), retried AS (
+  UPDATE jsworker.jobs AS j SET
+    status = 'queued', attempts = 0, errors = 0, stalls = 0,
+    finished_at = NULL, failure_reason = NULL, cancel_requested = false,
+    cleared = false, clear_reason = NULL,
+    dispatch = j.dispatch + 1, needs_publish = true,
+    publish_after = clock_timestamp(), queued_at = clock_timestamp()
+  FROM dead WHERE j.id = dead.id AND j.status = 'failed'
+  RETURNING j.id, j.fencing_token, j.dispatch, dead.failure_reason
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
+  SELECT id, 'retried', fencing_token, jsonb_build_object('dispatch', dispatch, 'failed_for', failure_reason)
+  FROM retried
+)
+SELECT id FROM retried
+""")
+
+STATUS = text("SELECT id, status FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))")
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel did.
+
+    Attributes:
+        cancelled: jobs that are cancelled now.
+        requested: running jobs whose owners learn of it with their next heartbeat.
+        final: jobs that had ended before, with their status.
+        unknown: ids without a job.
+    """
+
+    cancelled: list[UUID]
+    requested: list[UUID]
+    final: dict[UUID, str]
+    unknown: list[UUID]
+
+
+async def cancel(database: Database, ids: Sequence[UUID]) -> Cancelled:
+    """Cancel waiting jobs at once and ask the owners of running ones to stop."""
+    rows = {row.id: row.status for row in await database.run(CANCEL, {"ids": list(ids)})}
+    missed = [job_id for job_id in ids if job_id not in rows]
+    final: dict[UUID, str] = {}
+    if missed:
+        final = {row.id: row.status for row in await database.run(STATUS, {"ids": missed})}
+    return Cancelled(
+        cancelled=[job_id for job_id, status in rows.items() if status == "cancelled"],
+        requested=[job_id for job_id, status in rows.items() if status == "processing"],
+        final=final,
+        unknown=[job_id for job_id in missed if job_id not in final],
+    )
+
+
+async def retry(database: Database, job_id: UUID) -> None:
+    """Put a failed job back into the queue, its counters at zero.
+
+    Raises:
+        TransitionRefused: there is no such job, it is not failed, or a live job holds its unique key.
+    """
+    try:
+        if await database.run(RETRY, {"id": job_id}):
+            return
+    except RowRefused as error:
+        if error.constraint != "jobs_unique_live":
+            raise
+        raise TransitionRefused(f"job {job_id} cannot be retried: a live job holds its unique key") from None
+    rows = await database.run(STATUS, {"ids": [job_id]})
+    if not rows:
+        raise TransitionRefused(f"job {job_id} does not exist")
+    raise TransitionRefused(f"job {job_id} is {rows[0].status}; only a failed job can be retried")

@@ -1,0 +1,278 @@
+"""The connection to PostgreSQL: pools, one statement per transaction, deadlines, errors without row contents."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+from sqlalchemy import Connection, Engine, Executable, Row, TextClause, create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError, SettingsError
+from jsworker.ownership import migrations
+
+T = TypeVar("T")
+Parameters = Mapping[str, Any]
+
+_CONNECT_TIMEOUT_SECONDS = 5
+_CONFLICT_TRIES = 5
+_COMES_BACK = ("starting up", "shutting down", "recovery mode", "too many", "connection slots")
+"""In libpq's words: refusals at the door that end by themselves."""
+
+
+class RowRefused(JsworkerError):
+    """A row's own content was refused (SQLSTATE 22xxx, 23xxx)."""
+
+    def __init__(self, sqlstate: str, constraint: str | None) -> None:
+        self.sqlstate = sqlstate
+        self.constraint = constraint
+        super().__init__(
+            f"PostgreSQL refused a row: SQLSTATE {sqlstate}" + (f", {constraint}" * bool(constraint))
+        )
+
+
+class Database:
+    """Two pools on one database: statements, and heartbeats on a connection of their own.
+
+    Every statement is a transaction by itself (autocommit, READ COMMITTED) and keeps no session state,
+    so it works through PgBouncer in transaction mode.
+    """
+
+    def __init__(self, dsn: str, *, statement_timeout: float, pool_size: int = 5) -> None:
+        """Prepare the pools; nothing connects yet.
+
+        Args:
+            dsn: a PostgreSQL URL, password included.
+            statement_timeout: seconds until a statement is given up and its connection dropped.
+            pool_size: connections for statements.
+        """
+        self._url = _driver_url(dsn)
+        self._statement_timeout = statement_timeout
+        self._statements = _engine(self._url, pool_size=pool_size, overflow=pool_size, wait=statement_timeout)
+        self._heartbeats = _engine(self._url, pool_size=1, overflow=2, wait=statement_timeout)
+        self._given_up: set[asyncio.Task[Any]] = set()
+
+    @property
+    def url(self) -> URL:
+        """The database's URL for SQLAlchemy engines; its ``repr`` hides the password."""
+        return self._url
+
+    @property
+    def place(self) -> str:
+        """Where the database is, for messages: ``host:port/name``."""
+        return f"{self._url.host or 'local socket'}:{self._url.port or 5432}/{self._url.database or ''}"
+
+    async def run(self, statement: TextClause, parameters: Parameters | None = None) -> Sequence[Row[Any]]:
+        """Run one statement as one transaction and return its rows.
+
+        Raises:
+            DatabaseUnavailable: no answer within the statement time-out, or no connection. The statement
+                may have been executed or not, and may even be executed later.
+            RowRefused: the content of a row was refused; nothing was written.
+            DatabaseRefused: anything else that PostgreSQL refused.
+        """
+        return await self._within_deadline(self._statements, statement, parameters)
+
+    async def run_heartbeat(
+        self, statement: TextClause, parameters: Parameters | None = None
+    ) -> Sequence[Row[Any]]:
+        """Run one statement like ``run``, on the connection kept for heartbeats."""
+        return await self._within_deadline(self._heartbeats, statement, parameters)
+
+    async def migrated_to(self) -> str | None:
+        """Return the schema's revision, None when there is none."""
+        return await self._call(lambda: self._with_sync_connection(migrations.current))
+
+    async def check_migrated(self) -> None:
+        """Refuse a database whose schema this version cannot work with.
+
+        Raises:
+            MigrationMissing: run ``jsworker db upgrade``.
+            DatabaseUnavailable: no answer.
+        """
+        migrations.check_level(await self.migrated_to())
+
+    async def close(self) -> None:
+        """Close every connection; statements that were given up are waited for."""
+        for task in self._given_up:
+            task.cancel()
+        await asyncio.gather(*self._given_up, return_exceptions=True)
+        await self._heartbeats.dispose()
+        await self._statements.dispose()
+
+    async def _within_deadline(
+        self, engine: AsyncEngine, statement: TextClause, parameters: Parameters | None
+    ) -> Sequence[Row[Any]]:
+        for last in (False,) * (_CONFLICT_TRIES - 1) + (True,):
+            try:
+                return await self._call(lambda: _execute(engine, statement, parameters))
+            except DatabaseRefused as error:
+                if last or getattr(error, "sqlstate", None) not in {"40001", "40P01"}:
+                    raise
+        raise AssertionError
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
+        # server; the caller must not wait for that.
+        task: asyncio.Task[T] = asyncio.ensure_future(_awaited(call))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._statement_timeout)
+        except asyncio.CancelledError:
+            self._give_up(task)
+            raise
+        if not done:
+            self._give_up(task)
+            raise DatabaseUnavailable(
+                f"PostgreSQL at {self.place} did not answer within {self._statement_timeout:g} s"
+            )
+        try:
+            return task.result()
+        except (SQLAlchemyError, psycopg.Error, OSError) as error:
+            raise self._mapped(error) from None
+
+    def _give_up(self, task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        self._given_up.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._given_up.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    def _mapped(self, error: Exception) -> JsworkerError:
+        return map_error(error, self.place)
+
+    async def _with_sync_connection(self, call: Callable[[Connection], T]) -> T:
+        async with self._statements.connect() as connection:
+            return await connection.run_sync(call)
+
+
+def map_error(error: Exception, place: str) -> JsworkerError:
+    """Return jsworker's error for a driver's: SQLSTATE and constraint, never the row (its DETAIL holds payloads)."""
+    if isinstance(error, (PoolTimeoutError, InvalidRequestError)):
+        return DatabaseUnavailable(
+            f"no free connection to PostgreSQL at {place} within the statement time-out"
+        )
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    if sqlstate is None:
+        return _unconnected(cause, place)
+    if sqlstate[:2] in {"22", "23"}:
+        diagnosis = cause.diag if isinstance(cause, psycopg.Error) else None
+        return RowRefused(sqlstate, diagnosis.constraint_name if diagnosis else None)
+    if sqlstate[:2] in {"08", "53", "57"}:
+        return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
+    refused = DatabaseRefused(
+        f"PostgreSQL at {place} refused a statement: {_primary(cause)} (SQLSTATE {sqlstate})"
+    )
+    refused.sqlstate = sqlstate
+    return refused
+
+
+def upgrade_database(dsn: str, revision: str = "head") -> str | None:
+    """Migrate a database and return the revision reached.
+
+    Raises:
+        DatabaseUnavailable: no answer, or the login was refused.
+        DatabaseRefused: the role may not do this.
+    """
+    return _migrating(dsn, lambda connection: migrations.upgrade(connection, revision))
+
+
+def downgrade_database(dsn: str, revision: str) -> str | None:
+    """Migrate a database down to ``revision`` (``base``: to nothing)."""
+    return _migrating(dsn, lambda connection: migrations.downgrade(connection, revision))
+
+
+def current_revision(dsn: str) -> str | None:
+    """Return the revision at which a database is; None when it was never migrated."""
+    return _migrating(dsn, migrations.current)
+
+
+def migration_engine() -> Engine:
+    """Return an engine for the alembic command, on the database of JSWORKER_DATABASE_URL.
+
+    Raises:
+        SettingsError: the variable is not set.
+    """
+    dsn = os.environ.get("JSWORKER_DATABASE_URL")
+    if not dsn:
+        raise SettingsError("JSWORKER_DATABASE_URL must be set")
+    return create_engine(_driver_url(dsn), hide_parameters=True, connect_args=connect_arguments())
+
+
+def _migrating(dsn: str, call: Callable[[Connection], T]) -> T:
+    url = _driver_url(dsn)
+    engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
+    try:
+        with engine.begin() as connection:
+            return call(connection)
+    except (DBAPIError, psycopg.Error) as error:
+        raise map_error(
+            error, f"{url.host or 'local socket'}:{url.port or 5432}/{url.database or ''}"
+        ) from None
+    finally:
+        engine.dispose()
+
+
+async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
+    return await call()
+
+
+async def _execute(
+    engine: AsyncEngine, statement: Executable, parameters: Parameters | None
+) -> Sequence[Row[Any]]:
+    async with engine.connect() as connection:
+        result = await connection.execute(statement, parameters)
+        return result.all() if result.returns_rows else ()
+
+
+def _engine(url: URL, *, pool_size: int, overflow: int, wait: float) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        hide_parameters=True,
+        pool_size=pool_size,
+        max_overflow=overflow,
+        pool_timeout=wait,
+        pool_reset_on_return=None,
+        connect_args=connect_arguments(),
+    )
+
+
+def connect_arguments() -> dict[str, Any]:
+    """Return what every connection of jsworker asks of the driver."""
+    # prepare_threshold None: prepared statements belong to a session, which a pooler may swap.
+    return {
+        "prepare_threshold": None,
+        "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
+        "application_name": "jsworker",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
+
+
+def _driver_url(dsn: str) -> URL:
+    return make_url(dsn).set(drivername="postgresql+psycopg")
+
+
+def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
+    said = str(cause) if cause is not None else "connection lost"
+    for line in said.splitlines():
+        _, fatal, reason = line.partition("FATAL:")
+        if fatal and not any(word in reason for word in _COMES_BACK):
+            return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
+    first = said.strip().splitlines()[0] if said.strip() else type(cause).__name__
+    return DatabaseUnavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
+
+
+def _primary(cause: BaseException | None) -> str:
+    if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
+        return cause.diag.message_primary[:200]
+    return "no reason given"

@@ -1,0 +1,195 @@
+"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and rows in nobody's hand.
+
+``mine`` is the whole guard of every write: processing, my worker id, my fencing token.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import text
+
+from jsworker.errors import OwnershipLost
+from jsworker.ownership.database import Database
+
+# One statement for all runs in hand. Locked rows are skipped: some are just being settled, and one row
+# that user code has locked must not silence the others.
+HEARTBEAT = text("""
+WITH hand AS (
+  SELECT id, token FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token)
+), mine AS (
+  SELECT j.id FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id
+  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = hand.token
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE jsworker.jobs AS j SET last_activity_at = clock_timestamp()
+FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
+RETURNING j.id, j.fencing_token, j.cancel_requested
+""")
+
+# What the heartbeat skipped, read without a lock: still mine means alive.
+STILL_MINE = text("""
+SELECT j.id, j.fencing_token, j.cancel_requested
+FROM jsworker.jobs AS j
+JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = j.id
+WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token
+""")
+
+# A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
+HEARTBEAT_ALONE = text("""
+UPDATE jsworker.jobs SET last_activity_at = clock_timestamp()
+WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+RETURNING id
+""")
+
+PROGRESS = text("""
+UPDATE jsworker.jobs SET
+  stage = coalesce(CAST(:stage AS text), stage),
+  progress = coalesce(CAST(:progress AS double precision), progress),
+  message = coalesce(CAST(:message AS text), message),
+  last_activity_at = clock_timestamp()
+WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+RETURNING id
+""")
+
+CHECKPOINT = text("""
+UPDATE jsworker.jobs SET checkpoint = CAST(:checkpoint AS jsonb), last_activity_at = clock_timestamp()
+WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+RETURNING id
+""")
+
+# NULL limits stay NULL: who never takes the job back for silence need not be asked for patience.
+QUIET = text("""
+UPDATE jsworker.jobs SET
+  stale_after = stale_after + make_interval(secs => CAST(:longer AS double precision)),
+  crash_after = crash_after + make_interval(secs => CAST(:longer AS double precision)),
+  last_activity_at = clock_timestamp()
+WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+RETURNING id
+""")
+
+# Claimed under my id by a statement whose answer never came. Younger ones may still be on their way in.
+STRAYS = text("""
+SELECT j.id, j.fencing_token
+FROM jsworker.jobs AS j
+WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
+  AND j.claimed_at < clock_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+  AND j.id <> ALL(CAST(:claiming AS uuid[]))
+  AND NOT EXISTS (
+    SELECT FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token)
+    WHERE h.id = j.id AND h.token = j.fencing_token)
+ORDER BY j.id LIMIT 500
+""")
+
+Held = tuple[UUID, int]
+"""A run in hand: job id and fencing token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The answer to a heartbeat.
+
+    Attributes:
+        alive: runs that still own their job.
+        cancelled: those of them that somebody asked to cancel.
+        lost: runs that own their job no longer.
+    """
+
+    alive: frozenset[Held]
+    cancelled: frozenset[Held]
+    lost: frozenset[Held]
+
+
+async def heartbeat(database: Database, *, worker_id: str, hand: Collection[Held]) -> Beat:
+    """Renew the runs in hand and tell which are cancelled and which are lost.
+
+    Raises:
+        DatabaseUnavailable: nothing is known about any of them.
+    """
+    renewed = await database.run_heartbeat(HEARTBEAT, _hand(worker_id, hand))
+    alive = {(row.id, row.fencing_token) for row in renewed}
+    cancelled = {(row.id, row.fencing_token) for row in renewed if row.cancel_requested}
+    skipped = set(hand) - alive
+    if skipped:
+        for row in await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped)):
+            alive.add((row.id, row.fencing_token))
+            if row.cancel_requested:
+                cancelled.add((row.id, row.fencing_token))
+    return Beat(
+        alive=frozenset(alive), cancelled=frozenset(cancelled), lost=frozenset(skipped) - frozenset(alive)
+    )
+
+
+async def heartbeat_alone(database: Database, *, worker_id: str, held: Held) -> bool:
+    """Renew one run whose row was locked; False when it is no longer owned."""
+    return bool(await database.run(HEARTBEAT_ALONE, _mine(worker_id, held)))
+
+
+async def update_progress(
+    database: Database,
+    *,
+    worker_id: str,
+    held: Held,
+    stage: str | None,
+    progress: float | None,
+    message: str | None,
+) -> None:
+    """Store how far a run is; None keeps what is there.
+
+    Raises:
+        OwnershipLost: nothing was stored.
+    """
+    values = {"stage": stage, "progress": progress, "message": message}
+    _owned(held, await database.run(PROGRESS, _mine(worker_id, held) | values))
+
+
+async def save_checkpoint(database: Database, *, worker_id: str, held: Held, checkpoint: str) -> None:
+    """Store a checkpoint, given as JSON text.
+
+    Raises:
+        OwnershipLost: nothing was stored.
+    """
+    _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | {"checkpoint": checkpoint}))
+
+
+async def lengthen(database: Database, *, worker_id: str, held: Held, seconds: float) -> None:
+    """Lengthen (or, below zero, shorten again) the silence after which a run may be taken back.
+
+    Raises:
+        OwnershipLost: nothing was stored.
+    """
+    _owned(held, await database.run(QUIET, _mine(worker_id, held) | {"longer": seconds}))
+
+
+async def strays(
+    database: Database,
+    *,
+    worker_id: str,
+    hand: Collection[Held],
+    claiming: Iterable[UUID],
+    older_than: float,
+) -> list[Held]:
+    """Return processing rows of this worker that are in nobody's hand.
+
+    Args:
+        database: where to look.
+        worker_id: this worker.
+        hand: runs in hand, settling ones included.
+        claiming: ids of claims whose answer is still awaited.
+        older_than: seconds since the claim; two statement time-outs.
+    """
+    parameters = _hand(worker_id, hand) | {"claiming": list(claiming), "older_than": older_than}
+    return [(row.id, row.fencing_token) for row in await database.run_heartbeat(STRAYS, parameters)]
+
+
+def _hand(worker_id: str, hand: Collection[Held]) -> dict[str, object]:
+    return {"worker_id": worker_id, "ids": [held[0] for held in hand], "tokens": [held[1] for held in hand]}
+
+
+def _mine(worker_id: str, held: Held) -> dict[str, object]:
+    return {"worker_id": worker_id, "id": held[0], "token": held[1]}
+
+
+def _owned(held: Held, rows: object) -> None:
+    if not rows:
+        raise OwnershipLost(f"job {held[0]}: token {held[1]} no longer owns it")

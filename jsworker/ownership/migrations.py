@@ -1,0 +1,116 @@
+"""Migrations: bring a database to this version's schema, and tell at which one it is."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.schema import CreateSchema
+
+from alembic import command
+from jsworker.errors import MigrationMissing
+from jsworker.ownership.tables import SCHEMA, metadata
+
+if TYPE_CHECKING:
+    from alembic.runtime.environment import EnvironmentContext
+
+_ONE_MIGRATION_AT_A_TIME = 0x6A73776F
+
+
+def upgrade(connection: Connection, revision: str = "head") -> str | None:
+    """Migrate up within the connection's transaction and return the revision reached."""
+    _lock(connection)
+    command.upgrade(_config(connection), revision)
+    return current(connection)
+
+
+def downgrade(connection: Connection, revision: str) -> str | None:
+    """Migrate down within the connection's transaction and return the revision reached."""
+    _lock(connection)
+    command.downgrade(_config(connection), revision)
+    return current(connection)
+
+
+def current(connection: Connection) -> str | None:
+    """Return the revision at which the database is; None when it was never migrated."""
+    return MigrationContext.configure(
+        connection, opts={"version_table_schema": SCHEMA}
+    ).get_current_revision()
+
+
+def head() -> str:
+    """Return the newest revision that this version of jsworker knows."""
+    revision = ScriptDirectory.from_config(_config(None)).get_current_head()
+    if revision is None:
+        raise MigrationMissing("this installation of jsworker holds no migrations")
+    return revision
+
+
+def check_level(found: str | None) -> None:
+    """Refuse a database that this version cannot work with.
+
+    A revision that this version does not know is newer: workers of the old version go on through a
+    rolling upgrade, because migrations only add.
+
+    Raises:
+        MigrationMissing: never migrated, or migrated to an older revision than this version needs.
+    """
+    wanted = head()
+    if found is None:
+        raise MigrationMissing("the database has no jsworker schema: run `jsworker db upgrade`")
+    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
+    if found in known and found != wanted:
+        raise MigrationMissing(
+            f"the database is at migration {found}, this version needs {wanted}: run `jsworker db upgrade`"
+        )
+
+
+def run_migrations(context: "EnvironmentContext") -> None:
+    """Run what alembic asks for; called by alembic/env.py."""
+    connection: Connection | None = context.config.attributes.get("connection")
+    if connection is not None:
+        _migrate(context, connection)
+        return
+    from jsworker.ownership.database import migration_engine  # noqa: PLC0415 -- only the alembic command needs it
+
+    engine = migration_engine()
+    with engine.begin() as opened:
+        _migrate(context, opened)
+    engine.dispose()
+
+
+def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
+    connection.execute(CreateSchema(SCHEMA, if_not_exists=True))
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        version_table_schema=SCHEMA,
+        include_schemas=True,
+        include_name=_ours,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def _ours(name: str | None, kind: str, __parents: Any) -> bool:
+    if kind == "schema":
+        return name == SCHEMA
+    return not (kind == "table" and name == "alembic_version")
+
+
+def _lock(connection: Connection) -> None:
+    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ONE_MIGRATION_AT_A_TIME})
+
+
+def _config(connection: Connection | None) -> Config:
+    config = Config(_ini())
+    config.attributes["connection"] = connection
+    return config
+
+
+def _ini() -> Path:
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "alembic.ini"
+    return installed if installed.is_file() else package.parent / "alembic.ini"

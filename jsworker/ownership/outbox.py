@@ -1,0 +1,130 @@
+"""The outbox: PUBLISH, MARK, PROMOTE. A queued row says itself whether its message is still to be sent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from jsworker.ownership.database import Database
+
+# publish_after moves on before anything is sent: whoever dies in between leaves the row to the next tick.
+PUBLISH = text("""
+WITH due AS (
+  SELECT id FROM jsworker.jobs
+  WHERE CAST(needs_publish AS integer) = 1 AND publish_after <= clock_timestamp()
+  ORDER BY publish_after LIMIT :limit
+), mine AS (
+  SELECT j.id FROM jsworker.jobs AS j JOIN due ON due.id = j.id
+  WHERE j.needs_publish AND j.status = 'queued' AND j.publish_after <= clock_timestamp()
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE jsworker.jobs AS j SET publish_after = clock_timestamp() + interval '5 seconds'
+FROM mine WHERE j.id = mine.id AND j.needs_publish AND j.status = 'queued'
+RETURNING j.id, j.kind, j.dispatch, j.cleared, j.clear_reason, j.traceparent, j.tracestate
+""")
+
+# The guard on dispatch: a slow publisher must not clear the flag of a newer dispatch.
+MARK = text("""
+WITH sent AS (
+  SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:dispatches AS bigint[]), CAST(:seqs AS bigint[]), CAST(:created AS timestamptz[])
+  ) AS s(id, dispatch, seq, created)
+), mine AS (
+  SELECT j.id, sent.seq, sent.created, sent.dispatch
+  FROM jsworker.jobs AS j JOIN sent ON sent.id = j.id
+  WHERE j.status = 'queued' AND j.needs_publish AND j.dispatch = sent.dispatch
+  ORDER BY j.id FOR NO KEY UPDATE OF j
+)
+UPDATE jsworker.jobs AS j SET
+  needs_publish = false, published_at = clock_timestamp(), stream_seq = mine.seq, stream_created = mine.created
+FROM mine
+WHERE j.id = mine.id AND j.status = 'queued' AND j.needs_publish AND j.dispatch = mine.dispatch
+RETURNING j.id
+""")
+
+# Only here is run_at compared with the clock.
+PROMOTE = text("""
+WITH due AS (
+  SELECT id FROM jsworker.jobs
+  WHERE status || '' = 'scheduled' AND run_at <= clock_timestamp()
+  ORDER BY run_at LIMIT :limit
+), mine AS (
+  SELECT j.id FROM jsworker.jobs AS j JOIN due ON due.id = j.id
+  WHERE j.status = 'scheduled' AND j.run_at <= clock_timestamp()
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE jsworker.jobs AS j SET
+  status = 'queued', dispatch = j.dispatch + 1, needs_publish = true,
+  publish_after = clock_timestamp(), queued_at = clock_timestamp()
+FROM mine WHERE j.id = mine.id AND j.status = 'scheduled'
+RETURNING j.id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A queued job whose message is to be sent, at this dispatch."""
+
+    id: UUID
+    kind: str
+    dispatch: int
+    cleared: bool
+    clear_reason: str | None
+    traceparent: str | None
+    tracestate: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that JetStream acknowledged.
+
+    Attributes:
+        dispatch: the dispatch that was published.
+        stream_seq: where it is in the stream.
+        stream_created: which stream that is: sequences start again in a new one.
+    """
+
+    id: UUID
+    dispatch: int
+    stream_seq: int
+    stream_created: datetime | None
+
+
+async def take_outgoing(database: Database, *, limit: int) -> list[Outgoing]:
+    """Take up to ``limit`` jobs whose message is due; nobody else takes them for five seconds."""
+    return [_outgoing(row) for row in await database.run(PUBLISH, {"limit": limit})]
+
+
+async def mark(database: Database, sent: Sequence[Sent]) -> int:
+    """Note what was published; a job that has been claimed or moved on since needs no mark.
+
+    Returns:
+        How many rows were marked.
+    """
+    parameters = {
+        "ids": [one.id for one in sent],
+        "dispatches": [one.dispatch for one in sent],
+        "seqs": [one.stream_seq for one in sent],
+        "created": [one.stream_created for one in sent],
+    }
+    return len(await database.run(MARK, parameters))
+
+
+async def promote(database: Database, *, limit: int) -> int:
+    """Put up to ``limit`` scheduled jobs that are due into the queue and return how many."""
+    return len(await database.run(PROMOTE, {"limit": limit}))
+
+
+def _outgoing(row: Row[Any]) -> Outgoing:
+    return Outgoing(
+        id=row.id,
+        kind=row.kind,
+        dispatch=row.dispatch,
+        cleared=row.cleared,
+        clear_reason=row.clear_reason,
+        traceparent=row.traceparent,
+        tracestate=row.tracestate,
+    )

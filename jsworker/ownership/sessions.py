@@ -1,0 +1,84 @@
+"""Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from jsworker.errors import OwnershipLost
+from jsworker.ownership.database import connect_arguments
+from jsworker.ownership.settle import Completion, complete_statement
+
+
+class Sessions:
+    """Pools for the jobs' own transactions, apart from the worker's: a job that hoards connections harms itself."""
+
+    def __init__(self, url: URL, *, worker_id: str, size: int) -> None:
+        """Prepare the pools; nothing connects yet.
+
+        Args:
+            url: the database.
+            worker_id: the owner of the jobs that are completed here.
+            size: connections in each of the two pools: the worker's job slots.
+        """
+        self._url = url
+        self._worker_id = worker_id
+        self._size = size
+        self._async_engine: AsyncEngine | None = None
+        self._engine: Engine | None = None
+
+    @asynccontextmanager
+    async def transaction(self, completion: Callable[[], Completion]) -> AsyncIterator[AsyncSession]:
+        """Open a session, and complete the job with its last statement.
+
+        Args:
+            completion: asked at the end of the block.
+
+        Raises:
+            OwnershipLost: another run owns the job; everything is rolled back.
+        """
+        if self._async_engine is None:
+            self._async_engine = create_async_engine(self._url, **self._options())
+        async with AsyncSession(self._async_engine, expire_on_commit=False) as session, session.begin():
+            yield session
+            ended = completion()
+            result = await session.execute(complete_statement(self._worker_id, ended))
+            _demand(result.first(), ended)
+
+    @contextmanager
+    def sync_transaction(self, completion: Callable[[], Completion]) -> Iterator[Session]:
+        """Open a plain session for a processor's thread; otherwise as ``transaction``."""
+        if self._engine is None:
+            self._engine = create_engine(self._url, **self._options())
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+            ended = completion()
+            result = session.execute(complete_statement(self._worker_id, ended))
+            _demand(result.first(), ended)
+
+    async def close(self) -> None:
+        """Close both pools."""
+        if self._async_engine is not None:
+            await self._async_engine.dispose()
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "isolation_level": "READ COMMITTED",
+            "hide_parameters": True,
+            "pool_size": self._size,
+            "max_overflow": 0,
+            "connect_args": connect_arguments(),
+        }
+
+
+def _demand(row: object, ended: Completion) -> None:
+    if row is None:
+        raise OwnershipLost(
+            f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
+        )

@@ -1,0 +1,308 @@
+"""The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
+
+Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is
+settled alone, where waiting for its lock holds up nobody else.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause, text
+
+from jsworker.ownership.database import Database, RowRefused
+
+COMPLETE = text("""
+WITH input AS (
+  SELECT id, token, result
+  FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:results AS text[])) AS i(id, token, result)
+), mine AS (
+  SELECT j.id, CAST(input.result AS jsonb) AS result
+  FROM jsworker.jobs AS j JOIN input ON input.id = j.id
+  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE jsworker.jobs AS j SET
+  status = 'completed', result = mine.result, finished_at = clock_timestamp(),
+  worker_id = NULL, last_activity_at = NULL
+FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
+RETURNING j.id, j.status
+""")
+
+FAIL = text("""
+WITH input AS (
+  SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:errors AS text[]),
+    CAST(:reasons AS text[]), CAST(:delays AS double precision[])
+  ) AS i(id, token, error, reason, delay)
+), mine AS (
+  SELECT j.id,
+    CASE WHEN j.cancel_requested THEN 'cancelled'
+         WHEN input.reason IS NOT NULL OR j.errors + 1 >= j.max_attempts THEN 'failed'
+         ELSE 'scheduled' END AS next,
+    coalesce(input.reason, 'attempts') AS reason, input.error, input.delay
+  FROM jsworker.jobs AS j JOIN input ON input.id = j.id
+  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), ended AS (
+  UPDATE jsworker.jobs AS j SET
+    status = mine.next,
+    errors = j.errors + 1,
+    last_error = mine.error,
+    failure_reason = CASE WHEN mine.next = 'failed' THEN mine.reason END,
+    cleared = false, clear_reason = NULL,
+    run_at = CASE WHEN mine.next = 'scheduled'
+                  THEN clock_timestamp() + make_interval(secs => mine.delay) ELSE j.run_at END,
+    finished_at = CASE WHEN mine.next <> 'scheduled' THEN clock_timestamp() END,
+    worker_id = NULL, last_activity_at = NULL
+  FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
+  RETURNING j.id, j.status, j.fencing_token, j.errors, j.failure_reason, j.run_at, mine.error
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error, detail)
+  SELECT id, CASE status WHEN 'scheduled' THEN 'error' ELSE status END, :worker_id, fencing_token, error,
+    jsonb_strip_nulls(jsonb_build_object(
+      'errors', errors, 'reason', failure_reason,
+      'run_at', CASE WHEN status = 'scheduled' THEN run_at END))
+  FROM ended
+)
+SELECT id, status FROM ended
+""")
+
+RELEASE = text("""
+WITH input AS (
+  SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:reasons AS text[]))
+    AS i(id, token, reason)
+), mine AS (
+  SELECT j.id, j.cancel_requested AS cancel, input.reason
+  FROM jsworker.jobs AS j JOIN input ON input.id = j.id
+  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), ended AS (
+  UPDATE jsworker.jobs AS j SET
+    status = CASE WHEN mine.cancel THEN 'cancelled' ELSE 'queued' END,
+    errors = j.errors + CASE WHEN mine.cancel THEN 1 ELSE 0 END,
+    attempts = j.attempts - CASE WHEN mine.cancel THEN 0 ELSE 1 END,
+    dispatch = j.dispatch + CASE WHEN mine.cancel THEN 0 ELSE 1 END,
+    needs_publish = NOT mine.cancel,
+    publish_after = clock_timestamp(),
+    queued_at = CASE WHEN mine.cancel THEN j.queued_at ELSE clock_timestamp() END,
+    cleared = NOT mine.cancel,
+    clear_reason = CASE WHEN mine.cancel THEN NULL ELSE mine.reason END,
+    finished_at = CASE WHEN mine.cancel THEN clock_timestamp() END,
+    worker_id = NULL, last_activity_at = NULL
+  FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
+  RETURNING j.id, j.status, j.fencing_token, j.dispatch, mine.reason
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+  SELECT id, CASE status WHEN 'queued' THEN 'released' ELSE status END, :worker_id, fencing_token,
+    jsonb_build_object('reason', reason, 'dispatch', dispatch)
+  FROM ended
+)
+SELECT id, status FROM ended
+""")
+
+# What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
+# lost, or the job's own transaction completed it), or lost.
+VERDICT = text("""
+SELECT j.id,
+  j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token AS mine,
+  j.status = 'completed' AND j.fencing_token = h.token AS completed,
+  (SELECT e.event FROM jsworker.job_events AS e
+   WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = h.token
+     AND e.event IN ('error', 'failed', 'cancelled', 'released')
+   ORDER BY e.id DESC LIMIT 1) AS ended
+FROM jsworker.jobs AS j
+JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = j.id
+""")
+
+REJECTED = text("""
+INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+SELECT id, 'rejected', :worker_id, token, jsonb_build_object('write', CAST(:write AS text))
+FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS r(id, token)
+""")
+
+
+class Settled(Enum):
+    """What became of a job when its run wanted to settle it."""
+
+    COMPLETED = "completed"
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    REFUSED = "refused"
+    """PostgreSQL refused the content of this row; the job is still owned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A run that returned. ``result`` is JSON text."""
+
+    id: UUID
+    token: int
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that ended in an error.
+
+    Attributes:
+        error: what to store as the attempt's error.
+        permanent: why no further attempt may follow (``permanent``, ``payload``), or None.
+        delay: seconds until the next attempt, if there is one.
+    """
+
+    id: UUID
+    token: int
+    error: str
+    permanent: str | None
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A run that has ended without an outcome: the job goes back to the queue."""
+
+    id: UUID
+    token: int
+    reason: str
+
+
+EndedT = TypeVar("EndedT", Completion, Failure, Return)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write(Generic[EndedT]):
+    name: str
+    batch: TextClause
+    alone: TextClause
+    parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
+
+
+async def complete(database: Database, *, worker_id: str, runs: Sequence[Completion]) -> list[Settled]:
+    """Complete jobs and tell what became of each, in order.
+
+    Raises:
+        DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
+    """
+    return await _settle(database, worker_id, runs, _COMPLETE)
+
+
+async def fail(database: Database, *, worker_id: str, runs: Sequence[Failure]) -> list[Settled]:
+    """End attempts in an error and tell what became of each job, in order.
+
+    Raises:
+        DatabaseUnavailable: unclear; ask again.
+    """
+    return await _settle(database, worker_id, runs, _FAIL)
+
+
+async def release(database: Database, *, worker_id: str, runs: Sequence[Return]) -> list[Settled]:
+    """Hand jobs back whose runs have really ended, and tell what became of each, in order.
+
+    Raises:
+        DatabaseUnavailable: unclear; ask again.
+    """
+    return await _settle(database, worker_id, runs, _RELEASE)
+
+
+def complete_statement(worker_id: str, run: Completion) -> TextClause:
+    """Return COMPLETE for one job with its values bound; no row means that the job is lost."""
+    return _COMPLETE.alone.bindparams(worker_id=worker_id, **_completions([run]))
+
+
+async def _settle(
+    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
+) -> list[Settled]:
+    settled = await _in_halves(database, worker_id, runs, write)
+    missing = [run for run in runs if run.id not in settled]
+    if missing:
+        settled |= await _judge(database, worker_id, missing, write)
+    return [settled[run.id] for run in runs]
+
+
+async def _in_halves(
+    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
+) -> dict[UUID, Settled]:
+    """Write a batch; a row that PostgreSQL refuses is found by halving and fails none of its neighbours."""
+    try:
+        rows = await database.run(write.batch, {"worker_id": worker_id} | write.parameters(runs))
+    except RowRefused:
+        if len(runs) == 1:
+            return {runs[0].id: Settled.REFUSED}
+        middle = len(runs) // 2
+        lower = await _in_halves(database, worker_id, runs[:middle], write)
+        return lower | await _in_halves(database, worker_id, runs[middle:], write)
+    return {row.id: Settled(row.status) for row in rows}
+
+
+async def _judge(
+    database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT]
+) -> dict[UUID, Settled]:
+    verdicts = {row.id: row for row in await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))}
+    settled = {run.id: _verdict(verdicts.get(run.id)) for run in missing}
+    for run in missing:
+        if run.id in verdicts and verdicts[run.id].mine:
+            settled[run.id] = await _alone(database, worker_id, run, write)
+    lost = [run for run in missing if settled[run.id] is Settled.LOST]
+    if lost:
+        await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))
+    return settled
+
+
+async def _alone(database: Database, worker_id: str, run: EndedT, write: _Write[EndedT]) -> Settled:
+    try:
+        rows = await database.run(write.alone, {"worker_id": worker_id} | write.parameters([run]))
+    except RowRefused:
+        return Settled.REFUSED
+    return Settled(rows[0].status) if rows else Settled.LOST
+
+
+def _verdict(row: Row[Any] | None) -> Settled:
+    if row is None:
+        return Settled.LOST
+    if row.completed:
+        return Settled.COMPLETED
+    return _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
+
+
+_WRITTEN_BEFORE = {
+    "error": Settled.SCHEDULED,
+    "failed": Settled.FAILED,
+    "cancelled": Settled.CANCELLED,
+    "released": Settled.QUEUED,
+}
+
+
+def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
+    return {"ids": [run.id for run in runs], "tokens": [run.token for run in runs]}
+
+
+def _completions(runs: Sequence[Completion]) -> dict[str, Any]:
+    return _held(runs) | {"results": [run.result for run in runs]}
+
+
+def _failures(runs: Sequence[Failure]) -> dict[str, Any]:
+    return _held(runs) | {
+        "errors": [run.error for run in runs],
+        "reasons": [run.permanent for run in runs],
+        "delays": [run.delay for run in runs],
+    }
+
+
+def _returns(runs: Sequence[Return]) -> dict[str, Any]:
+    return _held(runs) | {"reasons": [run.reason for run in runs]}
+
+
+def _waiting(statement: TextClause) -> TextClause:
+    """Return a batch's statement as it is for one row alone: it waits for the lock."""
+    return text(statement.text.replace("SKIP LOCKED", ""))
+
+
+_COMPLETE = _Write("complete", COMPLETE, _waiting(COMPLETE), _completions)
+_FAIL = _Write("fail", FAIL, _waiting(FAIL), _failures)
+_RELEASE = _Write("release", RELEASE, _waiting(RELEASE), _returns)

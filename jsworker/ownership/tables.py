@@ -1,0 +1,226 @@
+"""The tables of schema ``jsworker``: states, counters and the rules that PostgreSQL itself enforces.
+
+The constraints and the guard trigger are the last net under every statement of this package: a write
+that would break an invariant of the protocol is refused, whoever sends it.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Connection,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    Interval,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    event,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+SCHEMA = "jsworker"
+
+STATUSES = ("scheduled", "queued", "processing", "completed", "failed", "cancelled")
+FINAL = ("completed", "failed", "cancelled")
+
+metadata = MetaData(schema=SCHEMA)
+
+
+def _instant(name: str, *, nullable: bool = True) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=nullable)
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, Integer, nullable=False, server_default=text("0"))
+
+
+def _flag(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False, server_default=text("false"))
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("worker_id", Text),
+    Column("fencing_token", BigInteger, nullable=False, server_default=text("0")),
+    _instant("claimed_at"),
+    _instant("last_activity_at"),
+    Column("stale_after", Interval),
+    Column("crash_after", Interval),
+    _instant("deadline_at"),
+    _count("attempts"),
+    _count("errors"),
+    _count("stalls"),
+    Column("max_attempts", Integer),
+    Column("max_stalls", Integer),
+    _instant("run_at"),
+    Column("dispatch", BigInteger, nullable=False, server_default=text("0")),
+    _flag("needs_publish"),
+    _instant("publish_after"),
+    _instant("published_at"),
+    Column("stream_seq", BigInteger),
+    _instant("stream_created"),
+    _flag("cleared"),
+    Column("clear_reason", Text),
+    _flag("cancel_requested"),
+    _instant("queued_at"),
+    Column("stage", Text),
+    Column("progress", Double),
+    Column("message", Text),
+    Column("checkpoint", JSONB),
+    Column("unique_key", Text),
+    Column("result", JSONB),
+    Column("last_error", Text),
+    Column("failure_reason", Text),
+    Column("traceparent", Text),
+    Column("tracestate", Text),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    _instant("started_at"),
+    _instant("finished_at"),
+    CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]{0,63}$'", name="jobs_kind"),
+    CheckConstraint("unique_key ~ '^[a-z0-9][a-z0-9_.-]{0,63}$'", name="jobs_unique_key"),
+    CheckConstraint(
+        "status IN ('scheduled', 'queued', 'processing', 'completed', 'failed', 'cancelled')",
+        name="jobs_status",
+    ),
+    CheckConstraint("(worker_id IS NOT NULL) = (status = 'processing')", name="jobs_owner_iff_processing"),
+    CheckConstraint(
+        "(last_activity_at IS NOT NULL) = (status = 'processing')", name="jobs_activity_iff_processing"
+    ),
+    CheckConstraint(
+        "(finished_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled'))",
+        name="jobs_finished_iff_final",
+    ),
+    CheckConstraint("(run_at IS NOT NULL) OR status <> 'scheduled'", name="jobs_scheduled_has_run_at"),
+    CheckConstraint("NOT needs_publish OR status = 'queued'", name="jobs_publish_only_queued"),
+    CheckConstraint("publish_after IS NOT NULL OR NOT needs_publish", name="jobs_publish_has_time"),
+    CheckConstraint(
+        "NOT cancel_requested OR status NOT IN ('queued', 'scheduled')", name="jobs_cancel_is_not_waiting"
+    ),
+    CheckConstraint(
+        "attempts = errors + stalls + CASE WHEN status IN ('completed', 'processing') THEN 1 ELSE 0 END",
+        name="jobs_conservation",
+    ),
+    CheckConstraint("errors >= 0 AND stalls >= 0", name="jobs_counters"),
+    CheckConstraint("max_attempts >= 1 AND max_stalls >= 1", name="jobs_limits"),
+    CheckConstraint("progress >= 0 AND progress <= 1", name="jobs_progress"),
+    # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
+    # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
+    # plain ones the planner may answer "these ids, if queued" by reading every queued row: it expects few.
+    Index("jobs_owned", "worker_id", postgresql_where=text("status || '' = 'processing'")),
+    Index("jobs_to_publish", "publish_after", postgresql_where=text("CAST(needs_publish AS integer) = 1")),
+    Index("jobs_due", "run_at", postgresql_where=text("status || '' = 'scheduled'")),
+    Index("jobs_queued", "kind", "queued_at", postgresql_where=text("status || '' = 'queued'")),
+    Index(
+        "jobs_unique_live",
+        "kind",
+        "unique_key",
+        unique=True,
+        postgresql_where=text("unique_key IS NOT NULL AND status IN ('scheduled', 'queued', 'processing')"),
+    ),
+    postgresql_with={"fillfactor": 70},
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("hostname", Text, nullable=False),
+    Column("pod_uid", Text),
+    Column("container", Text),
+    Column("boot_id", Text),
+    Column("pid_namespace", Text),
+    Column("pid", Integer, nullable=False),
+    Column("process_started", Text),
+    Column("kinds", ARRAY(Text), nullable=False),
+    Column("concurrency", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("heartbeat_interval", Interval, nullable=False),
+    _flag("answers"),
+    Column("state", Text, nullable=False),
+    Column("started_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("last_seen_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
+    Index("workers_hostname", "hostname"),
+    postgresql_with={"fillfactor": 70},
+)
+
+job_events = Table(
+    "job_events",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("job_id", Uuid, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("event", Text, nullable=False),
+    Column("worker_id", Text),
+    Column("fencing_token", BigInteger),
+    Column("error", Text),
+    Column("detail", JSONB),
+    Index("job_events_job", "job_id", "id"),
+)
+
+installation = Table(
+    "installation",
+    metadata,
+    Column("singleton", SmallInteger, primary_key=True, server_default=text("1")),
+    Column("id", Uuid, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    CheckConstraint("singleton = 1", name="installation_one_row"),
+)
+
+dead_messages = Table(
+    "dead_messages",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("subject", Text, nullable=False),
+    Column("stream_seq", BigInteger),
+    Column("stored_at", DateTime(timezone=True)),
+    Column("reason", Text, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    _flag("truncated"),
+)
+
+GUARD_FUNCTION = """
+CREATE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION 'jsworker refuses % token % dispatch % -> % token % dispatch %',
+    OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch
+    USING ERRCODE = 'restrict_violation', CONSTRAINT = 'jobs_guard', SCHEMA = 'jsworker', TABLE = 'jobs';
+END
+$$
+"""
+
+GUARD_TRIGGER = """
+CREATE TRIGGER jobs_guard BEFORE UPDATE OF status, fencing_token, dispatch ON jsworker.jobs
+FOR EACH ROW WHEN (
+     (OLD.status IN ('completed', 'cancelled') AND NEW.status <> OLD.status)
+  OR (OLD.status = 'failed' AND NEW.status NOT IN ('failed', 'queued'))
+  OR NEW.fencing_token < OLD.fencing_token
+  OR NEW.dispatch < OLD.dispatch
+  OR (NEW.status = 'processing' AND NEW.fencing_token = OLD.fencing_token
+      AND NEW.worker_id IS DISTINCT FROM OLD.worker_id)
+) EXECUTE FUNCTION jsworker.refuse_job_update()
+"""
+
+
+def _create_guard(_table: Table, connection: Connection, **_: object) -> None:
+    connection.exec_driver_sql(GUARD_FUNCTION.replace("%", "%%"))
+    connection.exec_driver_sql(GUARD_TRIGGER.replace("%", "%%"))
+
+
+event.listen(jobs, "after_create", _create_guard)
