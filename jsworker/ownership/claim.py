@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, text
 
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import Database, RowRefused
 
 # Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
 CLAIM = text("""
@@ -55,7 +55,7 @@ WHERE worker_id = :worker_id AND status = 'processing' AND id = ANY(CAST(:ids AS
 
 # Why a claim was refused, for the event that tells it; decides nothing.
 REFUSED = text("""
-SELECT id, status, worker_id FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[])) AND kind = :kind
+SELECT id, status, dispatch, worker_id FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[])) AND kind = :kind
 """)
 
 
@@ -106,28 +106,68 @@ class ClaimedJob:
     cancel_requested: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer to a CLAIM.
+
+    Attributes:
+        claimed: what this worker owns now.
+        refused_rows: jobs whose own content PostgreSQL refused to update; nothing is known against them.
+    """
+
+    claimed: list[ClaimedJob]
+    refused_rows: frozenset[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedJob:
+    """A job that could not be claimed, as it was right after."""
+
+    status: str
+    dispatch: int
+    worker_id: str | None
+
+
 async def claim(
     database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: Limits
-) -> list[ClaimedJob]:
+) -> Taken:
     """Take what may be taken of ``ids``; a job that is not in the answer was refused.
 
     Raises:
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
     """
-    rows = await database.run(
-        CLAIM,
-        {
-            "worker_id": worker_id,
-            "kind": kind,
-            "ids": list(ids),
-            "stale_after": limits.stale_after,
-            "crash_after": limits.crash_after,
-            "timeout": limits.timeout,
-            "max_attempts": limits.max_attempts,
-            "max_stalls": limits.max_stalls,
-        },
+    values = {
+        "worker_id": worker_id,
+        "kind": kind,
+        "ids": list(ids),
+        "stale_after": limits.stale_after,
+        "crash_after": limits.crash_after,
+        "timeout": limits.timeout,
+        "max_attempts": limits.max_attempts,
+        "max_stalls": limits.max_stalls,
+    }
+    try:
+        rows = await database.run(CLAIM, values)
+    except RowRefused:
+        return await _claim_halves(database, worker_id=worker_id, kind=kind, ids=ids, limits=limits)
+    return Taken([_claimed(row) for row in rows], frozenset())
+
+
+async def _claim_halves(
+    database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: Limits
+) -> Taken:
+    """Find the row that PostgreSQL refuses by halving; it keeps none of its neighbours back."""
+    if len(ids) == 1:
+        return Taken([], frozenset(ids))
+    middle = len(ids) // 2
+    halves = [
+        await claim(database, worker_id=worker_id, kind=kind, ids=half, limits=limits)
+        for half in (ids[:middle], ids[middle:])
+    ]
+    return Taken(
+        [row for half in halves for row in half.claimed],
+        frozenset().union(*(half.refused_rows for half in halves)),
     )
-    return [_claimed(row) for row in rows]
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
@@ -136,10 +176,10 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
     return [_claimed(row) for row in rows]
 
 
-async def refused(database: Database, *, kind: str, ids: Iterable[UUID]) -> dict[UUID, str]:
-    """Return the status of refused jobs; an id that is missing has no row of this kind."""
+async def look_at_refused(database: Database, *, kind: str, ids: Iterable[UUID]) -> dict[UUID, RefusedJob]:
+    """Return why jobs were refused; an id that is missing has no row of this kind."""
     rows = await database.run(REFUSED, {"kind": kind, "ids": list(ids)})
-    return {row.id: row.status for row in rows}
+    return {row.id: RefusedJob(row.status, row.dispatch, row.worker_id) for row in rows}
 
 
 def _claimed(row: Row[Any]) -> ClaimedJob:

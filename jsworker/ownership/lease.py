@@ -93,11 +93,13 @@ class Beat:
         alive: runs that still own their job.
         cancelled: those of them that somebody asked to cancel.
         lost: runs that own their job no longer.
+        locked: alive, but not renewed: somebody else holds a lock on the row.
     """
 
     alive: frozenset[Held]
     cancelled: frozenset[Held]
     lost: frozenset[Held]
+    locked: frozenset[Held]
 
 
 async def heartbeat(database: Database, *, worker_id: str, hand: Collection[Held]) -> Beat:
@@ -106,17 +108,20 @@ async def heartbeat(database: Database, *, worker_id: str, hand: Collection[Held
     Raises:
         DatabaseUnavailable: nothing is known about any of them.
     """
-    renewed = await database.run_heartbeat(HEARTBEAT, _hand(worker_id, hand))
-    alive = {(row.id, row.fencing_token) for row in renewed}
-    cancelled = {(row.id, row.fencing_token) for row in renewed if row.cancel_requested}
-    skipped = set(hand) - alive
+    if not hand:
+        return Beat(frozenset(), frozenset(), frozenset(), frozenset())
+    rows = list(await database.run_heartbeat(HEARTBEAT, _hand(worker_id, hand)))
+    skipped = set(hand) - {(row.id, row.fencing_token) for row in rows}
+    locked: set[Held] = set()
     if skipped:
-        for row in await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped)):
-            alive.add((row.id, row.fencing_token))
-            if row.cancel_requested:
-                cancelled.add((row.id, row.fencing_token))
+        still_mine = await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped))
+        locked = {(row.id, row.fencing_token) for row in still_mine}
+        rows += still_mine
     return Beat(
-        alive=frozenset(alive), cancelled=frozenset(cancelled), lost=frozenset(skipped) - frozenset(alive)
+        alive=frozenset((row.id, row.fencing_token) for row in rows),
+        cancelled=frozenset((row.id, row.fencing_token) for row in rows if row.cancel_requested),
+        lost=frozenset(skipped - locked),
+        locked=frozenset(locked),
     )
 
 

@@ -76,9 +76,12 @@ def run_migrations(context: "EnvironmentContext") -> None:
     from jsworker.ownership.database import migration_engine  # noqa: PLC0415 -- only the alembic command needs it
 
     engine = migration_engine()
-    with engine.begin() as opened:
-        _migrate(context, opened)
-    engine.dispose()
+    try:
+        with engine.begin() as opened:
+            _lock(opened)
+            _migrate(context, opened)
+    finally:
+        engine.dispose()
 
 
 def _migrate(context: "EnvironmentContext", connection: Connection) -> None:

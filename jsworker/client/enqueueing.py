@@ -1,0 +1,118 @@
+"""What may be enqueued: kinds, payloads, keys and delays, checked before anything is written."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from jsworker import strict_json
+from jsworker.errors import InvalidPayload
+from jsworker.names import check_kind, check_unique_key
+from jsworker.ownership import enqueue
+from jsworker.ownership.enqueue import NewJob, new_job_id
+from jsworker.processor import JobProcessor, write_payload
+
+if TYPE_CHECKING:
+    from sqlalchemy import TextClause
+
+Kind = str | type[JobProcessor[Any]]
+"""A kind's name, or its processor, whose payload type then checks the payload."""
+
+MAX_PAYLOAD_BYTES = 1_048_576
+"""The default limit of a payload's JSON text."""
+
+LONGEST_DELAY = 10 * 366 * 86400.0
+"""Seconds; a later date is a mistake."""
+
+
+def enqueue_statement(
+    kind: Kind,
+    payload: Any,
+    *,
+    unique_key: str | None = None,
+    delay: float = 0.0,
+    max_attempts: int | None = None,
+    max_stalls: int | None = None,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+) -> "TextClause":
+    """Return a statement that enqueues a job in your own transaction, sync or async session alike.
+
+    Execute it and read its one row ``(id, created, dispatch)``. ``created`` is False when a live job holds
+    the unique key already; no row at all means that a twin is being committed this very moment: execute it
+    again. The relay of any worker publishes the job after your commit; ``JobClient.publish_pending`` does
+    so at once.
+
+    Args:
+        kind: the kind, or its processor, which checks the payload.
+        payload: what the processor gets.
+        unique_key: at most one live job of the kind has it.
+        delay: seconds until the job is due.
+        max_attempts: overrides the processor's.
+        max_stalls: overrides the processor's.
+        max_payload_bytes: most bytes of the payload's JSON text.
+
+    Raises:
+        InvalidName: the kind or the unique key holds characters that are not allowed.
+        InvalidPayload: the payload does not fit the processor or is too large.
+        InvalidJson: the payload is no JSON that can be stored.
+        ValueError: delay, max_attempts or max_stalls is out of range.
+    """
+    job = new_job(
+        kind,
+        payload,
+        unique_key=unique_key,
+        delay=delay,
+        max_attempts=max_attempts,
+        max_stalls=max_stalls,
+        max_payload_bytes=max_payload_bytes,
+    )
+    return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
+
+
+def kind_name(kind: Kind) -> str:
+    """Return the name of a kind.
+
+    Raises:
+        InvalidName: it holds characters that are not allowed.
+    """
+    return check_kind(kind if isinstance(kind, str) else kind.kind)
+
+
+def new_job(
+    kind: Kind,
+    payload: Any,
+    *,
+    unique_key: str | None,
+    delay: float,
+    max_attempts: int | None,
+    max_stalls: int | None,
+    max_payload_bytes: int,
+) -> NewJob:
+    """Return a checked job with a fresh id; see ``enqueue_statement`` for arguments and errors."""
+    if unique_key is not None:
+        check_unique_key(unique_key)
+    if not (math.isfinite(delay) and 0 <= delay <= LONGEST_DELAY):
+        raise ValueError(f"delay={delay!r} must be from 0 to {LONGEST_DELAY:g} seconds")
+    for name, value in (("max_attempts", max_attempts), ("max_stalls", max_stalls)):
+        if value is not None and not 1 <= value <= 1_000_000:
+            raise ValueError(f"{name}={value!r} must be from 1 to 1000000")
+    return NewJob(
+        id=new_job_id(),
+        payload=_payload_text(kind, payload, max_payload_bytes),
+        unique_key=unique_key,
+        delay=float(delay),
+        max_attempts=max_attempts,
+        max_stalls=max_stalls,
+    )
+
+
+def _payload_text(kind: Kind, payload: Any, most: int) -> str:
+    if isinstance(kind, str):
+        plain = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+        text = strict_json.dumps(plain, what="payload")
+    else:
+        text = write_payload(kind, payload)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > most:
+        raise InvalidPayload(f"payload of {size} bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES={most}")
+    return text

@@ -1,0 +1,1 @@
+"""The running loops of a worker."""

@@ -1,0 +1,202 @@
+"""The way in: deliveries of one kind become claims, in natural batches, and claims become runs."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from jsworker.batcher import Batcher
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.events import Events
+from jsworker.ownership import claim as claims
+from jsworker.ownership.claim import ClaimedJob, RefusedJob
+from jsworker.ownership.database import Database
+from jsworker.runtime.answers import Answers
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.dead_letters import DeadLetters
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.kinds import Kind
+from jsworker.runtime.run import Hand, Run
+from jsworker.runtime.slots import Slots
+from jsworker.stream.delivery import Delivery, Undecodable
+
+_CLAIM_BATCH = 200
+_ANOTHER_COPY_DELAY = 5.0
+_DATABASE_DELAY = 2.0
+_NO_ROW_DELAY = 5.0
+_NO_ROW_SECONDS = 60.0
+"""A message may overtake its row's commit by this much; after that nobody will ever commit it."""
+
+
+class Consumer:
+    """Deliveries of one kind on their way to a job slot."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        worker_id: str,
+        statement_timeout: float,
+        database: Database,
+        health: DatabaseHealth,
+        hand: Hand,
+        slots: Slots,
+        answers: Answers,
+        dead_letters: DeadLetters,
+        events: Events,
+        died: Callable[[str, BaseException], None],
+    ) -> None:
+        self.kind = kind
+        self._worker_id = worker_id
+        self._statement_timeout = statement_timeout
+        self._database = database
+        self._health = health
+        self._hand = hand
+        self._slots = slots
+        self._answers = answers
+        self._dead_letters = dead_letters
+        self._events = events
+        self._claiming = 0
+        self._batches: Batcher[UUID, None] = Batcher(
+            f"claims of {kind.name}", self._claim, limit=_CLAIM_BATCH, died=died
+        )
+
+    def room(self) -> int:
+        """Return how many more messages are wanted now."""
+        if not self._health.up:
+            return 0
+        return self._slots.room(self.kind, claiming=len(self._hand.claiming), claiming_kind=self._claiming)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Take a message: claim its job, unless this process has it in hand already."""
+        run = self._hand.runs.get(delivery.job_id)
+        if run is not None:
+            self._answer_copy(delivery, run.claimed.dispatch)
+        elif delivery.job_id in self._hand.claiming:
+            self._hand.claiming[delivery.job_id].append(delivery)
+        elif self.room() <= 0:
+            self._answers.nak(delivery)
+        else:
+            self._hand.claiming[delivery.job_id] = [delivery]
+            self._claiming += 1
+            self._batches.submit(delivery.job_id)
+
+    def undecodable(self, message: Undecodable) -> None:
+        """Take a message that cannot be read: kept for people, then terminated."""
+        self._dead_letters.bury(message, message.reason)
+
+    async def flush(self) -> None:
+        """Wait until every claim on its way is decided."""
+        await self._batches.flush()
+
+    async def close(self) -> None:
+        """Give up claims on their way."""
+        await self._batches.close()
+
+    async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
+        try:
+            taken = await claims.claim(
+                self._database,
+                worker_id=self._worker_id,
+                kind=self.kind.name,
+                ids=ids,
+                limits=self.kind.limits,
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            await self._recover_unclear(ids)
+        else:
+            self._health.answered()
+            self._adopt(taken.claimed)
+            self._put_off([job_id for job_id in ids if job_id in taken.refused_rows])
+            await self._skip([job_id for job_id in ids if job_id in self._hand.claiming])
+        return [None] * len(ids)
+
+    async def _recover_unclear(self, ids: Sequence[UUID]) -> None:
+        """Run what an unanswered claim took after all; the rest is delivered again later."""
+        found = await self._read_back(ids)
+        self._adopt(found or ())
+        self._put_off([job_id for job_id in ids if job_id in self._hand.claiming])
+
+    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
+        """Return what is mine of an unclear claim; None when the database stays silent for too long.
+
+        Until then the ids stay in hand, so that no other message starts a second claim of them. Given up,
+        a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
+        """
+        give_up_at = boottime() + 2 * self._statement_timeout
+        while (left := give_up_at - boottime()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._health.wait_until_up()
+                return await claims.read_back(self._database, worker_id=self._worker_id, ids=ids)
+            except TimeoutError:
+                return None
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
+        return None
+
+    def _adopt(self, claimed: Sequence[ClaimedJob]) -> None:
+        tell = self._events.wants("job.claimed")
+        for row in claimed:
+            first, *copies = self._let_go(row.id)
+            run = Run(claimed=row, kind=self.kind, delivery=first)
+            self._hand.runs[row.id] = run
+            for copy in copies:
+                self._answer_copy(copy, row.dispatch)
+            if tell:
+                self._events.emit("job.claimed", **run.facts())
+            self._slots.add(run)
+
+    async def _skip(self, ids: Sequence[UUID]) -> None:
+        """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps."""
+        if not ids:
+            return
+        try:
+            rows = await claims.look_at_refused(self._database, kind=self.kind.name, ids=ids)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            self._put_off(ids)
+            return
+        for job_id in ids:
+            row = rows.get(job_id)
+            for delivery in self._let_go(job_id):
+                self._answer_refused(delivery, row)
+
+    def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
+        if row is None:
+            self._answer_without_row(delivery)
+        elif row.status == "queued" and row.dispatch <= delivery.dispatch:
+            # Queued again between the claim and this look: the message may be its only one.
+            self._answers.nak(delivery, _jittered(_DATABASE_DELAY))
+        else:
+            self._answers.ack(delivery)
+            facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
+            self._events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
+
+    def _put_off(self, ids: Sequence[UUID]) -> None:
+        for job_id in ids:
+            for delivery in self._let_go(job_id):
+                self._answers.nak(delivery, _jittered(_DATABASE_DELAY))
+
+    def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
+        """Ack a copy that the run in hand has used up; a newer one may be the job's only message."""
+        if copy.dispatch <= claimed_at_dispatch:
+            self._answers.ack(copy)
+        else:
+            self._answers.nak(copy, _jittered(_ANOTHER_COPY_DELAY))
+
+    def _answer_without_row(self, delivery: Delivery) -> None:
+        if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
+            self._answers.nak(delivery, _NO_ROW_DELAY)
+        else:
+            self._dead_letters.bury(delivery, "no job of this kind has this id")
+
+    def _let_go(self, job_id: UUID) -> list[Delivery]:
+        self._claiming -= 1
+        return self._hand.claiming.pop(job_id)
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 -- spreads load, hides nothing

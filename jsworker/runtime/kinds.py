@@ -1,0 +1,88 @@
+"""The kinds a worker works on: processors, with the limits that their classes leave to the settings."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from jsworker.errors import InvalidTarget
+from jsworker.ownership.claim import Limits
+from jsworker.processor import FromSettings, JobProcessor
+from jsworker.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of job.
+
+    Attributes:
+        name: the kind.
+        processor: does its jobs.
+        limits: what a claim writes into the row.
+        progress_timeout: seconds without a sign of life from the job itself; None: no limit.
+        concurrency: job slots of this process that the kind may fill.
+        is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
+    """
+
+    name: str
+    processor: JobProcessor[Any]
+    limits: Limits
+    progress_timeout: float | None
+    concurrency: int
+    is_async: bool
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that one run may take; None: no limit."""
+        return self.limits.timeout
+
+
+def resolve_kinds(
+    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]], settings: Settings
+) -> dict[str, Kind]:
+    """Return the kinds by name.
+
+    Raises:
+        InvalidTarget: no processor, something that is none, or two of one kind.
+    """
+    kinds: dict[str, Kind] = {}
+    for given in processors:
+        processor = given() if isinstance(given, type) else given
+        if not isinstance(processor, JobProcessor):
+            raise InvalidTarget(f"{given!r} is no JobProcessor")
+        if processor.kind in kinds:
+            raise InvalidTarget(f"kind {processor.kind} has two processors; give one of them another `kind`")
+        kinds[processor.kind] = _resolve(processor, settings)
+    if not kinds:
+        raise InvalidTarget("a worker needs at least one processor")
+    return kinds
+
+
+def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
+    """Return the stale threshold of each kind in seconds, for the timing rules."""
+    return {name: kind.limits.stale_after for name, kind in kinds.items()}
+
+
+def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
+    stale_after = _choose(processor.stale_threshold, settings.stale_threshold)
+    limits = Limits(
+        stale_after=stale_after,
+        crash_after=settings.crash_threshold,
+        timeout=_choose(processor.timeout, settings.job_timeout),
+        max_attempts=_choose(processor.max_attempts, settings.max_attempts),
+        max_stalls=_choose(processor.max_stalls, settings.max_stalls),
+    )
+    return Kind(
+        name=processor.kind,
+        processor=processor,
+        limits=limits,
+        progress_timeout=_choose(processor.progress_timeout, settings.progress_timeout),
+        concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
+        is_async=inspect.iscoroutinefunction(inspect.unwrap(processor.process)),
+    )
+
+
+def _choose(own: T | FromSettings, default: T) -> T:
+    return default if isinstance(own, FromSettings) else own

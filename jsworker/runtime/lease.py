@@ -1,0 +1,168 @@
+"""What a job may ask of its owner, bound to one run: every write names the run's fencing token."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jsworker import strict_json
+from jsworker.errors import OwnershipLost
+from jsworker.events import Events
+from jsworker.ownership import lease
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Sessions
+from jsworker.ownership.settle import Completion, complete_statement
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.run import Run, Stop
+
+if TYPE_CHECKING:
+    from sqlalchemy import Executable
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+
+_STAGE_CHARACTERS = 200
+_MESSAGE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseServices:
+    """What all leases of a worker share."""
+
+    worker_id: str
+    database: Database
+    sessions: Sessions
+    events: Events
+    loop: asyncio.AbstractEventLoop
+
+
+class RunLease:
+    """The ownership of one run, as ``jsworker.job.Ownership`` asks for it."""
+
+    __slots__ = ("_run", "_services")
+
+    def __init__(self, run: Run, services: LeaseServices) -> None:
+        self._run = run
+        self._services = services
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run was told to stop."""
+        return self._run.should_stop
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked to cancel the job."""
+        return self._run.cancelled
+
+    async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
+        """Store how far the run is."""
+        if progress is not None and not 0 <= progress <= 1:
+            raise ValueError(f"progress={progress!r} must be between 0 and 1")
+        write = lease.update_progress(
+            self._services.database,
+            worker_id=self._services.worker_id,
+            held=self._run.held,
+            stage=_text(stage, _STAGE_CHARACTERS),
+            progress=progress,
+            message=_text(message, _MESSAGE_CHARACTERS),
+        )
+        await self._sign_of_life(write)
+        if self._services.events.wants("job.progress"):
+            self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """Store what the next run shall start from."""
+        text = strict_json.dumps(value, what="checkpoint")
+        write = lease.save_checkpoint(
+            self._services.database, worker_id=self._services.worker_id, held=self._run.held, checkpoint=text
+        )
+        await self._sign_of_life(write)
+
+    async def quiet(self, seconds: float) -> None:
+        """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
+        if not seconds >= 0:
+            raise ValueError(f"quiet for {seconds!r} seconds: must be 0 or more")
+        longer = seconds - self._run.quiet_seconds
+        write = lease.lengthen(
+            self._services.database, worker_id=self._services.worker_id, held=self._run.held, seconds=longer
+        )
+        await self._sign_of_life(write)
+        self._run.quiet_seconds = seconds
+        self._run.quiet_until = boottime() + seconds
+
+    def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
+        """Open a session whose last statement completes the job."""
+        return self._transaction(result)
+
+    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
+        """Open a plain session whose last statement completes the job."""
+        return self._sync_transaction(result)
+
+    def complete_statement(self, result: Any) -> "Executable":
+        """Return the guarded statement that completes the job."""
+        return complete_statement(self._services.worker_id, self._completion(result))
+
+    def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the worker's loop from a processor's thread."""
+        if _on_a_loop():
+            call.close()
+            raise RuntimeError("job.sync is for plain functions in a thread; await the job's own calls")
+        return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
+
+    @asynccontextmanager
+    async def _transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
+        try:
+            async with self._services.sessions.transaction(lambda: self._completion(result)) as session:
+                yield session
+        except OwnershipLost:
+            self._run.stop = Stop.LOST
+            raise
+        self._run.completed = True
+
+    @contextmanager
+    def _sync_transaction(self, result: Any) -> Iterator["Session"]:
+        try:
+            with self._services.sessions.sync_transaction(lambda: self._completion(result)) as session:
+                yield session
+        except OwnershipLost:
+            self._run.stop = Stop.LOST
+            raise
+        self._run.completed = True
+
+    def _completion(self, result: Any | Callable[[], Any]) -> Completion:
+        value = result() if callable(result) else result
+        text = None if value is None else strict_json.dumps(value, what="result")
+        return Completion(*self._run.held, text)
+
+    async def _sign_of_life(self, write: Coroutine[Any, Any, None]) -> None:
+        started = boottime()
+        try:
+            await write
+        except OwnershipLost:
+            self._run.stop = Stop.LOST
+            self._run.should_stop = True
+            raise
+        self._run.beaten_at = max(self._run.beaten_at, started)
+        self._run.sign_at = boottime()
+
+
+def _text(value: str | None, most: int) -> str | None:
+    if value is None:
+        return None
+    return str(value)[:most].replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

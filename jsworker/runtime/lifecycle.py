@@ -1,0 +1,77 @@
+"""The one lifecycle of every loop: start, wake, stop. The only place that sleeps."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+
+class Loop:
+    """Calls a step again and again: after its interval, or at once when woken.
+
+    Start is idempotent, stop too and allowed before start. A step that raises has died, and with it the
+    loop: a worker that goes on without one of its loops would look alive and lose jobs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[None]],
+        *,
+        interval: float,
+        died: Callable[[str, BaseException], None],
+        jitter: float = 0.0,
+    ) -> None:
+        """Prepare the loop.
+
+        Args:
+            name: what it is called when it dies.
+            step: one round.
+            interval: seconds from the start of one round to the start of the next.
+            died: told name and error when a step raises.
+            jitter: share of the interval by which it varies, so that a fleet does not march in step.
+        """
+        self._name = name
+        self._step = step
+        self._interval = interval
+        self._jitter = jitter
+        self._died = died
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with a first round at once."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"jsworker {self._name}")
+
+    def wake(self) -> None:
+        """Begin the next round now, or right after the present one."""
+        self._woken.set()
+
+    async def stop(self) -> None:
+        """Cancel the present round and wait until it has ended."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            started = clock()
+            self._woken.clear()
+            try:
+                await self._step()
+            except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+                self._died(self._name, error)
+                return
+            await self._wait(started + self._interval * self._spread() - clock())
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def _spread(self) -> float:
+        return 1 + random.uniform(-self._jitter, self._jitter)  # noqa: S311 -- spreads load, hides nothing

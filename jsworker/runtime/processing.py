@@ -1,0 +1,105 @@
+"""Calling a processor: a coroutine on the loop or a plain function in a thread, within its time limits."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jsworker.job import Job
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.run import Run, Stop
+
+
+async def process(run: Run, job: Job[Any]) -> Any:
+    """Do the job and return what its processor returned.
+
+    Raises:
+        asyncio.CancelledError: the run was told to stop; ``run.stop`` says why.
+        BaseException: whatever the processor raised.
+    """
+    with _time_limits(run):
+        if run.kind.is_async:
+            return await run.kind.processor.process(job)
+        return await _process_in_thread(run, job)
+
+
+async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
+    """Run a plain function in a thread and wait for its end, also when told to stop.
+
+    A thread cannot be cancelled, and a job must not be handed on while it still runs here.
+    """
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    context = contextvars.copy_context()
+    # A daemon: a processor that never returns must not keep the process from ending.
+    thread = threading.Thread(
+        target=context.run,
+        args=(_body, run, job, ended),
+        name=f"jsworker {run.kind.name} {run.id}",
+        daemon=True,
+    )
+    thread.start()
+    while True:
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if ended.done() or run.abandoned:
+                raise
+            forget_cancellation()
+
+
+def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
+    try:
+        value = run.kind.processor.process(job)
+    except StopIteration as error:  # a future cannot carry it
+        _tell(ended, None, RuntimeError(f"the processor raised StopIteration: {error}"))
+    except BaseException as error:  # noqa: BLE001 -- handed to the run, which judges it
+        _tell(ended, None, error)
+    else:
+        _tell(ended, value, None)
+
+
+def _tell(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    def settle() -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(value)
+        else:
+            ended.set_exception(error)
+
+    loop = ended.get_loop()
+    if not loop.is_closed():  # else the worker has gone and the stale rule has the job
+        loop.call_soon_threadsafe(settle)
+
+
+def forget_cancellation() -> None:
+    """Note that a cancellation has been dealt with, so that later time-outs of this task count anew."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
+@contextmanager
+def _time_limits(run: Run) -> Iterator[None]:
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+
+    def watch_progress(limit: float) -> None:
+        left = run.sign_at + limit - boottime()
+        if left <= 0:
+            run.signal(Stop.NO_PROGRESS)
+        else:
+            timers[-1] = loop.call_later(left, watch_progress, limit)
+
+    if run.kind.timeout is not None:
+        timers.append(loop.call_later(run.kind.timeout, run.signal, Stop.TIMEOUT))
+    if run.kind.progress_timeout is not None:
+        run.sign_at = boottime()
+        timers.append(loop.call_later(run.kind.progress_timeout, watch_progress, run.kind.progress_timeout))
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()

@@ -1,0 +1,122 @@
+"""A run in hand: one execution of a job, from the claim to the answer of its message."""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import UUID
+
+from jsworker.ownership.claim import ClaimedJob
+from jsworker.ownership.settle import Settled
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.kinds import Kind
+from jsworker.stream.delivery import Delivery
+
+
+class Phase(Enum):
+    """How far a run is."""
+
+    WAITING = "waiting"
+    """Claimed, without a job slot yet."""
+    RUNNING = "running"
+    """In the processor's hands."""
+    SETTLING = "settling"
+    """Its outcome is on its way to the database."""
+
+
+class Stop(Enum):
+    """Why a run was told to stop."""
+
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    NO_PROGRESS = "no progress"
+    LOST = "lost"
+    FENCED = "fenced"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One execution of a job.
+
+    Attributes:
+        delivery: the message that brought it; None when the row was found without one.
+        beaten_at: boot time at which the last successful sign of life was sent.
+        sign_at: boot time of the job's own last sign of life (progress, checkpoint).
+        in_progress_at: boot time at which JetStream was last told that the message is being worked on.
+        stop: why it was told to stop; the first reason stays, but LOST overrides it.
+        should_stop: told to the processor; also True while the worker drains.
+        quiet_until: boot time at which an announced quiet phase ends.
+        completed: True once the job's own transaction has completed it.
+        unread: True until the payload has been read.
+        abandoned: True once nobody waits for the run's end any more.
+        settled: what became of the job.
+    """
+
+    claimed: ClaimedJob
+    kind: Kind
+    delivery: Delivery | None
+    phase: Phase = Phase.WAITING
+    task: asyncio.Task[None] | None = None
+    stop: Stop | None = None
+    should_stop: bool = False
+    cancelled: bool = False
+    completed: bool = False
+    unread: bool = True
+    abandoned: bool = False
+    settled: Settled | None = None
+    quiet_seconds: float = 0.0
+    quiet_until: float = 0.0
+    beaten_at: float = field(default_factory=boottime)
+    sign_at: float = field(default_factory=boottime)
+    in_progress_at: float = field(default_factory=boottime)
+    claimed_at: float = field(default_factory=boottime)
+
+    @property
+    def id(self) -> UUID:
+        """The job's id."""
+        return self.claimed.id
+
+    @property
+    def held(self) -> tuple[UUID, int]:
+        """Job id and fencing token: what every write of this run is guarded by."""
+        return self.claimed.id, self.claimed.fencing_token
+
+    def facts(self) -> dict[str, object]:
+        """Return what every event about this run tells."""
+        return {
+            "job_id": str(self.claimed.id),
+            "kind": self.kind.name,
+            "fencing_token": self.claimed.fencing_token,
+            "attempt": self.claimed.attempt,
+        }
+
+    def signal(self, reason: Stop) -> None:
+        """Stop the run: tell the processor, and cancel it where it waits.
+
+        A run that is settling is left alone: its outcome is fenced by the statement itself.
+        """
+        if self.stop is None or reason is Stop.LOST:
+            self.stop = reason
+        self.should_stop = True
+        if reason is Stop.CANCELLED:
+            self.cancelled = True
+        if self.phase is Phase.RUNNING and self.task is not None:
+            self.task.cancel()
+
+
+class Hand:
+    """Everything this process has in hand. An id is in at most one claim, read-back or run at a time.
+
+    Otherwise two job slots could adopt one fencing token and run it twice, which no fence can tell apart.
+    """
+
+    def __init__(self) -> None:
+        self.claiming: dict[UUID, list[Delivery]] = {}
+        self.runs: dict[UUID, Run] = {}
+
+    def __contains__(self, job_id: UUID) -> bool:
+        return job_id in self.runs or job_id in self.claiming
+
+    def held(self) -> list[tuple[UUID, int]]:
+        """Return id and token of every run, settling ones included."""
+        return [run.held for run in self.runs.values()]

@@ -1,0 +1,120 @@
+"""Job slots: who runs now, who waits for a slot, and how much more may be claimed."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.kinds import Kind
+from jsworker.runtime.run import Phase, Run
+
+_AHEAD_SECONDS = 0.1
+"""Only what should start within this time is claimed ahead; the rest stays in JetStream for others."""
+
+_AHEAD_JOBS = 200
+"""And never more than this."""
+
+_SETTLING_JOBS = 2000
+"""Outcomes on their way to the database; beyond that the database is the bottleneck: nothing is claimed."""
+
+_WEIGHT = 0.05
+"""Of one run in the moving average of a kind's run time."""
+
+
+class Slots:
+    """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
+
+    def __init__(self, capacity: int, launch: Callable[[Run], None]) -> None:
+        """Prepare ``capacity`` slots; ``launch`` starts a run that got one."""
+        self._capacity = capacity
+        self._launch = launch
+        self._waiting: dict[str, deque[Run]] = {}
+        self._running: Counter[str] = Counter()
+        self._mean_seconds: dict[str, float] = {}
+        self._settling = 0
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Runs that are claimed and have no slot yet."""
+        return sum(len(queue) for queue in self._waiting.values())
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return self._running.total()
+
+    def room(self, kind: Kind, *, claiming: int, claiming_kind: int) -> int:
+        """Return how many more jobs of a kind may be claimed now.
+
+        Args:
+            kind: the kind.
+            claiming: claims of any kind on their way.
+            claiming_kind: those of this kind.
+        """
+        if self._closed or self._settling >= _SETTLING_JOBS:
+            return 0
+        ahead = self._ahead(kind)
+        in_hand = claiming + self.waiting + self.running
+        in_hand_kind = claiming_kind + len(self._waiting.get(kind.name, ())) + self._running[kind.name]
+        return min(self._capacity + ahead - in_hand, kind.concurrency + ahead - in_hand_kind)
+
+    def add(self, run: Run) -> None:
+        """Start a run as soon as there is a slot for it."""
+        self._waiting.setdefault(run.kind.name, deque()).append(run)
+        self._fill()
+
+    def leave(self, run: Run, seconds: float) -> None:
+        """Take the slot of a run whose processor has ended after ``seconds``; the run goes on to settle."""
+        name = run.kind.name
+        self._running[name] -= 1
+        self.settling()
+        mean = self._mean_seconds.get(name, seconds)
+        self._mean_seconds[name] = mean + _WEIGHT * (seconds - mean)
+        self._fill()
+
+    def close(self) -> None:
+        """Start nothing any more; what waits is taken out by ``take_waiting``."""
+        self._closed = True
+
+    def settling(self) -> None:
+        """Note that an outcome is on its way."""
+        self._settling += 1
+
+    def settled(self) -> None:
+        """Note that a run's outcome has been settled."""
+        self._settling -= 1
+
+    def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
+        """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
+        now = boottime()
+        taken: list[Run] = []
+        for queue in self._waiting.values():
+            while queue and now - queue[0].claimed_at >= older_than:
+                taken.append(queue.popleft())
+        return taken
+
+    def _ahead(self, kind: Kind) -> int:
+        mean = self._mean_seconds.get(kind.name)
+        if mean is None:
+            return 0
+        return min(_AHEAD_JOBS, int(self._capacity * _AHEAD_SECONDS / max(mean, 1e-6)))
+
+    def _fill(self) -> None:
+        if self._closed:
+            return
+        for run in self._next_runs():
+            run.phase = Phase.RUNNING
+            self._running[run.kind.name] += 1
+            self._launch(run)
+
+    def _next_runs(self) -> Iterator[Run]:
+        """Yield runs while there are slots, kind after kind, so that none starves behind another."""
+        progressed = True
+        while progressed:
+            progressed = False
+            for queue in self._waiting.values():
+                if self.running >= self._capacity:
+                    return
+                if queue and self._running[queue[0].kind.name] < queue[0].kind.concurrency:
+                    progressed = True
+                    yield queue.popleft()

@@ -1,0 +1,357 @@
+"""The worker: one constructor wires everything, start and stop are lists of steps."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from jsworker.errors import DatabaseUnavailable, JsworkerError
+from jsworker.events import Events, Listener
+from jsworker.ownership import registry
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Sessions
+from jsworker.processor import JobProcessor
+from jsworker.runtime.answers import Answers
+from jsworker.runtime.consumer import Consumer
+from jsworker.runtime.dead_letters import DeadLetters
+from jsworker.runtime.executor import Executor
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.heartbeat import Heartbeat
+from jsworker.runtime.identity import identify
+from jsworker.runtime.kinds import resolve_kinds, stale_thresholds
+from jsworker.runtime.lease import LeaseServices
+from jsworker.runtime.lifecycle import Loop
+from jsworker.runtime.relay import Relay
+from jsworker.runtime.run import Hand, Run, Stop
+from jsworker.runtime.settler import Settler
+from jsworker.runtime.slots import Slots
+from jsworker.runtime.sweeper import Sweeper
+from jsworker.settings import Settings, check_timing
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.pull import Puller
+
+_PROBE_SECONDS = 0.5
+_CANCELLED_RUN_SECONDS = 5.0
+"""How long a cancelled run may take to end before it is left to the stale rule."""
+
+_SCAN_JITTER = 0.2
+
+
+class WorkerDied(JsworkerError):
+    """A loop of the worker ended in an error; the worker has stopped, its jobs are handed back."""
+
+
+class Worker:
+    """Claims and runs jobs until it is stopped.
+
+    ``async with Worker([MyProcessor], settings):`` runs it inside an application; ``await worker.run()``
+    runs it until ``stop`` is called or one of its loops dies.
+    """
+
+    def __init__(
+        self, processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]], settings: Settings
+    ) -> None:
+        """Wire a worker; nothing connects yet.
+
+        Args:
+            processors: what it works on, one for each kind.
+            settings: limits, intervals and servers.
+
+        Raises:
+            InvalidTarget: something is no processor, or two share a kind.
+            SettingsError: a kind's stale threshold breaks a timing rule.
+        """
+        self._settings = settings
+        self._kinds = resolve_kinds(processors, settings)
+        check_timing(settings, stale_thresholds(self._kinds))
+        self._me = identify(settings, sorted(self._kinds))
+        self.events = Events()
+        self._stopping = asyncio.Event()
+        self._error: JsworkerError | None = None
+        self._opened = AsyncExitStack()
+        self._started = False
+        self._closing: asyncio.Task[int] | None = None
+        self._forced = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        """This worker's id, new in every life."""
+        return self._me.id
+
+    def on(self, name: str, listener: Listener) -> None:
+        """Call ``listener`` with every event of this name; ``*`` means every event.
+
+        Raises:
+            ValueError: no event has this name.
+        """
+        self.events.on(name, listener)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(force=kind is not None)
+
+    async def run(self) -> None:
+        """Work until ``stop`` is called.
+
+        Raises:
+            JsworkerError: it could not start, or one of its loops died.
+        """
+        async with self:
+            await self._stopping.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, *, force: bool = False) -> None:
+        """Begin to stop: drain, or with ``force`` hand every job back at once. May be called twice."""
+        if force:
+            self._forced.set()
+        self._stopping.set()
+
+    async def start(self) -> None:
+        """Connect, check both servers, and begin to work.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused, MigrationMissing: PostgreSQL cannot be used.
+            StreamUnavailable, StreamRefused: NATS cannot be used.
+        """
+        try:
+            await self._connect()
+            self._wire()
+            await self._open_processors()
+            await self._begin()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+        self._started = True
+        self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds))
+
+    async def close(self, *, force: bool = False) -> int:
+        """Stop working and hand back what has not ended.
+
+        Args:
+            force: do not wait for running jobs.
+
+        Returns:
+            How many runs did not end; their jobs are taken back by others, by the stale rule.
+        """
+        if force:
+            self._forced.set()
+        self._stopping.set()
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="jsworker close")
+        return await asyncio.shield(self._closing)
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+        self._opened.push_async_callback(self._database.close)
+        await self._database.check_migrated()
+        self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
+        self._opened.push_async_callback(self._sessions.close)
+        self._stream = Stream(
+            settings,
+            installation_id=await registry.installation_id(self._database),
+            events=self.events,
+            client_name=f"jsworker {self.id}",
+        )
+        self._opened.push_async_callback(self._stream.close)
+        await self._stream.connect()
+        await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, settings.ack_wait))
+
+    def _wire(self) -> None:
+        settings, database, events, died = self._settings, self._database, self.events, self._died
+        self._hand = Hand()
+        self._health = DatabaseHealth(events)
+        self._answers = Answers(died)
+        self._slots = Slots(settings.concurrency, self._launch)
+        self._settler = Settler(worker_id=self.id, database=database, health=self._health, died=died)
+        self._dead_letters = DeadLetters(
+            database=database, health=self._health, answers=self._answers, events=events, died=died
+        )
+        self._heartbeat = Heartbeat(
+            worker=self._me,
+            statement_timeout=settings.statement_timeout,
+            ack_wait=settings.ack_wait,
+            database=database,
+            health=self._health,
+            hand=self._hand,
+            settler=self._settler,
+            answers=self._answers,
+            events=events,
+            on_requeued=self._wake_relay,
+        )
+        self._executor = Executor(
+            slots=self._slots,
+            max_result_bytes=settings.max_payload_bytes,
+            services=LeaseServices(self.id, database, self._sessions, events, asyncio.get_running_loop()),
+            hand=self._hand,
+            settler=self._settler,
+            answers=self._answers,
+            events=events,
+            on_room=self._wake_pullers,
+            on_requeued=self._wake_relay,
+            died=died,
+        )
+        sweeper = Sweeper(
+            worker_id=self.id,
+            heartbeat_interval=settings.heartbeat_interval,
+            database=database,
+            health=self._health,
+            heartbeat=self._heartbeat,
+            events=events,
+            on_requeued=self._wake_relay,
+        )
+        relay = Relay(database=database, health=self._health, stream=self._stream)
+        self._beats = Loop("heartbeat", self._beat, interval=settings.heartbeat_interval, died=died)
+        self._probes = Loop("probe", self._probe, interval=_PROBE_SECONDS, died=died)
+        self._relay = Loop("relay", relay.step, interval=settings.relay_interval, died=died)
+        self._scans = Loop(
+            "scan", sweeper.step, interval=settings.scan_interval, jitter=_SCAN_JITTER, died=died
+        )
+        self._consumers = [self._consumer(name) for name in self._kinds]
+        self._pullers = [
+            Puller(
+                self._stream,
+                consumer.kind.name,
+                deliver=consumer.deliver,
+                undecodable=consumer.undecodable,
+                room=consumer.room,
+            )
+            for consumer in self._consumers
+        ]
+        self._health.on_change(lambda _: self._wake_pullers())
+
+    def _consumer(self, name: str) -> Consumer:
+        return Consumer(
+            self._kinds[name],
+            worker_id=self.id,
+            statement_timeout=self._settings.statement_timeout,
+            database=self._database,
+            health=self._health,
+            hand=self._hand,
+            slots=self._slots,
+            answers=self._answers,
+            dead_letters=self._dead_letters,
+            events=self.events,
+            died=self._died,
+        )
+
+    async def _open_processors(self) -> None:
+        for kind in self._kinds.values():
+            await kind.processor.setup()
+            self._opened.push_async_callback(kind.processor.teardown)
+
+    async def _begin(self) -> None:
+        """Heartbeat first: whatever is claimed from here on is renewed."""
+        await registry.seen(self._database, self._me, state="running")
+        self._beats.start()
+        self._probes.start()
+        self._relay.start()
+        self._scans.start()
+        for puller in self._pullers:
+            await puller.start()
+
+    async def _close(self) -> int:
+        if not self._started:
+            await self._opened.aclose()
+            return 0
+        self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._hand.runs))
+        self._heartbeat.state = "draining"
+        await self._stop_pulling()
+        await self._drain()
+        left = await self._hand_back()
+        await self._publish_the_rest()
+        await self._end_loops()
+        await self._opened.aclose()
+        self.events.emit("worker.stopped", worker_id=self.id, left=left)
+        return left
+
+    async def _stop_pulling(self) -> None:
+        """What was delivered and not claimed goes back at once; claims on their way are still decided."""
+        self._slots.close()
+        for puller in self._pullers:
+            await puller.stop()
+        for consumer in self._consumers:
+            await consumer.flush()
+        for run in self._slots.take_waiting():
+            self._executor.hand_back(run, "the worker was stopped before the job began")
+
+    async def _drain(self) -> None:
+        """Tell every run to stop and wait for its end, at most the shutdown time-out."""
+        for run in self._hand.runs.values():
+            run.should_stop = True
+        forced = asyncio.create_task(self._forced.wait())
+        drained = asyncio.create_task(self._executor.wait(self._settings.shutdown_timeout))
+        await asyncio.wait({forced, drained}, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (forced, drained):
+            waiting.cancel()
+        await asyncio.gather(forced, drained, return_exceptions=True)
+
+    async def _hand_back(self) -> int:
+        """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
+        for run in self._hand.runs.values():
+            run.signal(Stop.SHUTDOWN)
+        await self._executor.wait(_CANCELLED_RUN_SECONDS)
+        return await self._executor.abandon()
+
+    async def _publish_the_rest(self) -> None:
+        """Send released jobs to the others now, not with their next relay tick."""
+        await self._scans.stop()
+        await self._relay.stop()
+        await Relay(database=self._database, health=self._health, stream=self._stream).step()
+        await self._dead_letters.flush()
+        await self._answers.flush()
+        await self._stream.flush()
+
+    async def _end_loops(self) -> None:
+        """Heartbeat last: a long drain must not look like a death."""
+        for consumer in self._consumers:
+            await consumer.close()
+        await self._dead_letters.close()
+        await self._settler.close()
+        await self._answers.close()
+        await self._probes.stop()
+        await self._beats.stop()
+        if self._health.up:
+            await self._sign_off()
+
+    async def _sign_off(self) -> None:
+        try:
+            await registry.seen(self._database, self._me, state="stopped")
+        except DatabaseUnavailable as error:
+            self._health.failed(error)
+
+    async def _beat(self) -> None:
+        await self._heartbeat.step()
+        self._give_back_overdue()
+
+    def _give_back_overdue(self) -> None:
+        """Release what was claimed ahead and got no slot after all, so that others may run it."""
+        for run in self._slots.take_waiting(older_than=max(1.0, self._settings.heartbeat_interval)):
+            self._executor.hand_back(run, "claimed ahead, but no job slot fell free")
+
+    async def _probe(self) -> None:
+        await self._health.probe(lambda: registry.seen(self._database, self._me, state=self._heartbeat.state))
+
+    def _launch(self, run: Run) -> None:
+        self._executor.launch(run)
+
+    def _wake_pullers(self) -> None:
+        for puller in self._pullers:
+            puller.wake()
+
+    def _wake_relay(self) -> None:
+        self._relay.wake()
+
+    def _died(self, name: str, error: BaseException) -> None:
+        if self._error is None:
+            self._error = WorkerDied(f"{name} ended in {type(error).__name__}: {error}")
+            self._error.__cause__ = error
+            self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
+        self._stopping.set()
