@@ -34,6 +34,11 @@ class Kind:
     is_async: bool
 
     @property
+    def is_limited(self) -> bool:
+        """Whether a run of this kind has any time limit."""
+        return self.limits.timeout is not None or self.progress_timeout is not None
+
+    @property
     def timeout(self) -> float | None:
         """Seconds that one run may take; None: no limit."""
         return self.limits.timeout

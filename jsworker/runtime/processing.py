@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from jsworker.job import Job
@@ -19,7 +19,7 @@ async def process(run: Run, job: Job[Any]) -> Any:
         asyncio.CancelledError: the run was told to stop; ``run.stop`` says why.
         BaseException: whatever the processor raised.
     """
-    with _time_limits(run):
+    with _time_limits(run) if run.kind.is_limited else nullcontext():
         if run.kind.is_async:
             return await run.kind.processor.process(job)
         return await _process_in_thread(run, job)

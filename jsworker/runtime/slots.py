@@ -29,19 +29,11 @@ class Slots:
         self._launch = launch
         self._waiting: dict[str, deque[Run]] = {}
         self._running: Counter[str] = Counter()
+        self._in_hand = 0
+        """Runs that wait or run."""
         self._mean_seconds: dict[str, float] = {}
         self._settling = 0
         self._closed = False
-
-    @property
-    def waiting(self) -> int:
-        """Runs that are claimed and have no slot yet."""
-        return sum(len(queue) for queue in self._waiting.values())
-
-    @property
-    def running(self) -> int:
-        """Slots in use."""
-        return self._running.total()
 
     def room(self, kind: Kind, *, claiming: int, claiming_kind: int) -> int:
         """Return how many more jobs of a kind may be claimed now.
@@ -54,19 +46,21 @@ class Slots:
         if self._closed or self._settling >= _SETTLING_JOBS:
             return 0
         ahead = self._ahead(kind)
-        in_hand = claiming + self.waiting + self.running
+        in_hand = claiming + self._in_hand
         in_hand_kind = claiming_kind + len(self._waiting.get(kind.name, ())) + self._running[kind.name]
         return min(self._capacity + ahead - in_hand, kind.concurrency + ahead - in_hand_kind)
 
     def add(self, run: Run) -> None:
         """Start a run as soon as there is a slot for it."""
         self._waiting.setdefault(run.kind.name, deque()).append(run)
+        self._in_hand += 1
         self._fill()
 
     def leave(self, run: Run, seconds: float) -> None:
         """Take the slot of a run whose processor has ended after ``seconds``; the run goes on to settle."""
         name = run.kind.name
         self._running[name] -= 1
+        self._in_hand -= 1
         self.settling()
         mean = self._mean_seconds.get(name, seconds)
         self._mean_seconds[name] = mean + _WEIGHT * (seconds - mean)
@@ -91,6 +85,7 @@ class Slots:
         for queue in self._waiting.values():
             while queue and now - queue[0].claimed_at >= older_than:
                 taken.append(queue.popleft())
+                self._in_hand -= 1
         return taken
 
     def _ahead(self, kind: Kind) -> int:
@@ -113,7 +108,7 @@ class Slots:
         while progressed:
             progressed = False
             for queue in self._waiting.values():
-                if self.running >= self._capacity:
+                if self._running.total() >= self._capacity:
                     return
                 if queue and self._running[queue[0].kind.name] < queue[0].kind.concurrency:
                     progressed = True

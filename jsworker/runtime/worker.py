@@ -256,6 +256,13 @@ class Worker:
         self._scans.start()
         for puller in self._pullers:
             await puller.start()
+        self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
+
+    async def _watch_pullers(self) -> None:
+        try:
+            await asyncio.gather(*(puller.join() for puller in self._pullers))
+        except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+            self._died("pull loop", error)
 
     async def _close(self) -> int:
         if not self._started:
@@ -275,12 +282,20 @@ class Worker:
     async def _stop_pulling(self) -> None:
         """What was delivered and not claimed goes back at once; claims on their way are still decided."""
         self._slots.close()
+        self._watch.cancel()
+        await asyncio.wait({self._watch})
         for puller in self._pullers:
-            await puller.stop()
+            await self._stop_puller(puller)
         for consumer in self._consumers:
             await consumer.flush()
         for run in self._slots.take_waiting():
             self._executor.hand_back(run, "the worker was stopped before the job began")
+
+    async def _stop_puller(self, puller: Puller) -> None:
+        try:
+            await puller.stop()
+        except Exception as error:  # noqa: BLE001 -- what killed its loop; the rest is still to be stopped
+            self._died("pull loop", error)
 
     async def _drain(self) -> None:
         """Tell every run to stop and wait for its end, at most the shutdown time-out."""

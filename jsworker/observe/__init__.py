@@ -1,0 +1,1 @@
+"""Observers: subscribers of events that write logs."""

@@ -1,0 +1,86 @@
+"""Real servers for every test: one PostgreSQL and one nats-server per test process, a database per test."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.ownership.database import Database, upgrade_database
+from jsworker.settings import Settings
+from tests.support.servers import TestServers, new_servers_folder, start_test_servers
+
+TEMPLATE = "jsworker_template"
+
+# The time scale of the fault suite: everything happens a few hundred times faster than by default.
+FAST = {
+    "heartbeat_interval": 0.3,
+    "statement_timeout": 0.25,
+    "crash_threshold": 0.9,
+    "stale_threshold": 2.0,
+    "scan_interval": 0.4,
+    "relay_interval": 0.1,
+    "ack_wait": 5.0,
+    "watchdog_timeout": 1.5,
+    "shutdown_timeout": 5.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("JSWORKER_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[TestServers]:
+    running = start_test_servers(new_servers_folder())
+    try:
+        upgrade_database(running.postgres.create_database(TEMPLATE))
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def database_url(servers: TestServers) -> str:
+    return servers.postgres.create_database(f"test_{secrets.token_hex(6)}", template=TEMPLATE)
+
+
+@pytest.fixture
+def make_settings(servers: TestServers, database_url: str) -> Callable[..., Settings]:
+    """Return settings on a stream of the test's own; keyword arguments replace any of them."""
+    unique = secrets.token_hex(4)
+
+    def make(**changes: Any) -> Settings:
+        values: dict[str, Any] = {
+            "database_url": database_url,
+            "nats_url": servers.nats.url,
+            "stream": f"TEST_{unique}",
+            "subject_prefix": f"test-{unique}",
+            **FAST,
+        }
+        return Settings(**(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings()
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[JobClient]:
+    async with JobClient(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def database(settings: Settings) -> AsyncIterator[Database]:
+    opened = Database(settings.database_dsn(), statement_timeout=5.0)
+    yield opened
+    await opened.close()

@@ -1,0 +1,353 @@
+"""Log lines: one an event, parseable, bounded, and nothing in them that a terminal or parser obeys."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsworker.errors import SettingsError
+from jsworker.events import EVENT_NAMES, Event, Events
+from jsworker.observe.logs import LONGEST_VALUE, configure_logs, level_of, log_events
+
+Format = Literal["json", "console"]
+unhurried = settings(deadline=None)  # the machine may be busy
+FORGED = 'x\n2026-01-01T00:00:00Z warning job.lost\r\x1b[31m\x00\x7f\x85\u2028\u202e" job_id=1'
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leave_logging_as_it_was() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
+        root.removeHandler(handler)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def start(
+    format: Format = "json",  # noqa: A002 -- as configure_logs has it
+    level: str = "debug",
+    stream: io.StringIO | None = None,
+    worker_id: str | None = "pod-0-17-a1",
+) -> tuple[Events, io.StringIO]:
+    out = stream or io.StringIO()
+    configure_logs(format=format, level=level, stream=out)
+    events = Events()
+    log_events(events, worker_id=worker_id)
+    return events, out
+
+
+def lines(out: io.StringIO) -> list[str]:
+    return out.getvalue().splitlines()
+
+
+def only_line(out: io.StringIO) -> dict[str, Any]:
+    (line,) = lines(out)
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+class TestJson:
+    def test_one_line_an_event_with_time_level_name_and_fields(self) -> None:
+        events, out = start()
+        before = datetime.now(UTC)
+        events.emit("job.failed", job_id=UUID(int=7), kind="clone", fencing_token=3, attempt=2, error="boom")
+        line = only_line(out)
+        assert list(line) == [
+            "timestamp",
+            "level",
+            "event",
+            "job_id",
+            "kind",
+            "fencing_token",
+            "worker_id",
+            "attempt",
+            "error",
+        ]
+        assert before <= datetime.fromisoformat(line["timestamp"]) <= datetime.now(UTC)
+        assert line["timestamp"].endswith("Z")
+        assert (line["level"], line["event"], line["error"]) == ("warning", "job.failed", "boom")
+        assert (line["job_id"], line["kind"]) == ("00000000-0000-0000-0000-000000000007", "clone")
+        assert (line["fencing_token"], line["worker_id"], line["attempt"]) == (3, "pod-0-17-a1", 2)
+
+    def test_an_event_about_another_worker_names_that_one(self) -> None:
+        events, out = start()
+        events.emit("stale.detected", worker_id="pod-1-9-ff")
+        assert only_line(out)["worker_id"] == "pod-1-9-ff"
+
+    def test_values_of_every_type(self) -> None:
+        events, out = start()
+        events.emit(
+            "worker.started",
+            kinds=["a", "b"],
+            since=datetime(2026, 1, 2, tzinfo=UTC),
+            error=ValueError("no\n"),
+            wait=float("inf"),
+            share=0.5,
+            nested={"a\n": {"b": [None, True]}},
+            chosen={3},
+        )
+        line = only_line(out)
+        assert line["kinds"] == ["a", "b"]
+        assert line["since"] == "2026-01-02T00:00:00+00:00"
+        assert line["error"] == r"ValueError: no\n"
+        assert (line["wait"], line["share"]) == ("inf", 0.5)
+        assert line["nested"] == {r"a\n": {"b": [None, True]}}
+        assert line["chosen"] == [3]
+
+    def test_a_field_cannot_pose_as_the_lines_own(self) -> None:
+        events, out = start()
+        events.emit("job.lost", event="job.completed", level="debug", timestamp="never", exc_info=True)
+        line = only_line(out)
+        assert (line["event"], line["level"]) == ("job.lost", "warning")
+        assert (line["event_"], line["level_"], line["timestamp_"]) == ("job.completed", "debug", "never")
+        assert line["exc_info_"] is True
+
+    @unhurried
+    @given(st.text(st.characters() | st.sampled_from(FORGED)), st.sampled_from(["json", "console"]))
+    def test_any_text_stays_in_its_line(self, text: str, format: Format) -> None:  # noqa: A002 -- as above
+        events, out = start(format)
+        events.emit("job.error", error=text, parts=[text], more={text: text})
+        written = out.getvalue()
+        assert written.endswith("\n")
+        assert written[:-1].isprintable()
+        if format == "json":
+            assert json.loads(written)["event"] == "job.error"
+
+
+class TestConsole:
+    def test_a_line_for_people(self) -> None:
+        events, out = start("console")
+        events.emit("job.failed", job_id=UUID(int=7), kind="clone", error="not found: a=b", stage=None)
+        (line,) = lines(out)
+        time, rest = line.split(" ", 1)
+        assert datetime.fromisoformat(time).utcoffset() == datetime.now(UTC).utcoffset()
+        assert rest == (
+            "warning  job.failed job_id=00000000-0000-0000-0000-000000000007 kind=clone "
+            "worker_id=pod-0-17-a1 error='not found: a=b'"
+        )
+
+    def test_colours_on_a_terminal_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        events, out = start("console", stream=Terminal())
+        events.emit("job.lost")
+        assert "\x1b[33mwarning \x1b[0m job.lost" in out.getvalue()
+        monkeypatch.setenv("NO_COLOR", "1")
+        events, out = start("console", stream=Terminal())
+        events.emit("job.lost")
+        assert "\x1b" not in out.getvalue()
+
+    @pytest.mark.parametrize("value", [FORGED, ValueError(FORGED), "a job_id=1", "'", '"', ""])
+    def test_a_value_cannot_pose_as_another_field(self, value: Any) -> None:
+        events, out = start("console", worker_id=None)
+        events.emit("job.error", error=value)
+        (line,) = lines(out)
+        quoted = line.partition(" error=")[2]
+        assert re.fullmatch(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", quoted)
+
+
+class TestControlCharacters:
+    @pytest.mark.parametrize("format", ["json", "console"])
+    def test_they_are_written_as_escapes(self, format: Format) -> None:  # noqa: A002 -- as above
+        events, out = start(format)
+        events.emit("job.error", error=FORGED)
+        (line,) = lines(out)
+        assert line.isprintable()
+        assert r"\n2026" in line
+        assert r"\x1b[31m" in line
+
+    def test_what_a_reader_of_the_json_prints_is_harmless_too(self) -> None:
+        events, out = start()
+        events.emit("job.error", error=FORGED)
+        assert only_line(out)["error"].isprintable()
+
+
+class TestLength:
+    @pytest.mark.parametrize("format", ["json", "console"])
+    @pytest.mark.parametrize(
+        "value", ["x" * 5_000, "\x1b" * 5_000, ["x" * 1_500] * 9, {"k": ["x" * 1_500] * 9}, b"x" * 5_000]
+    )
+    def test_long_values_are_cut(self, format: Format, value: Any) -> None:  # noqa: A002 -- as above
+        events, out = start(format)
+        events.emit("job.error", error=value)
+        (line,) = lines(out)
+        shown = json.loads(line)["error"] if format == "json" else line.partition(" error=")[2]
+        assert len(shown) == LONGEST_VALUE
+        assert "…" in shown
+
+    def test_the_longest_value_is_shown_whole(self) -> None:
+        events, out = start()
+        events.emit("job.error", error="x" * LONGEST_VALUE)
+        assert only_line(out)["error"] == "x" * LONGEST_VALUE
+
+
+class TestLevels:
+    @pytest.mark.parametrize(
+        ("level", "names"),
+        [
+            ("debug", ["job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"]),
+            (
+                "info",
+                [
+                    "worker.started",
+                    "worker.draining",
+                    "worker.stopped",
+                    "worker.restored",
+                    "stale.recovered",
+                    "reconcile.completed",
+                    "job.released",
+                    "job.cleared",
+                    "job.cancelled",
+                    "stream.changed",
+                ],
+            ),
+            (
+                "warning",
+                [
+                    "job.error",
+                    "job.stalled",
+                    "job.failed",
+                    "job.lost",
+                    "message.dead",
+                    "message.refused",
+                    "heartbeat.failed",
+                    "worker.degraded",
+                    "stale.detected",
+                ],
+            ),
+        ],
+    )
+    def test_what_an_operator_must_know_is_info_and_above(self, level: str, names: list[str]) -> None:
+        assert {name for name in EVENT_NAMES if level_of(name) == getattr(logging, level.upper())} == set(
+            names
+        )
+        for name in names:
+            events, out = start()
+            events.emit(name)
+            assert (only_line(out)["level"], only_line(out)["event"]) == (level, name)
+
+    @pytest.mark.parametrize(
+        ("level", "seen"),
+        [
+            ("debug", ["job.completed", "worker.started", "job.lost"]),
+            ("info", ["worker.started", "job.lost"]),
+            ("warning", ["job.lost"]),
+            ("error", []),
+            ("critical", []),
+        ],
+    )
+    def test_the_level_filters(self, level: str, seen: list[str]) -> None:
+        events, out = start(level=level)
+        for name in ("job.completed", "worker.started", "job.lost"):
+            events.emit(name)
+            assert events.wants(name) == (name in seen)  # hot paths build no event for nobody
+        assert [json.loads(line)["event"] for line in lines(out)] == seen
+
+    def test_unknown_formats_and_levels_are_refused(self) -> None:
+        with pytest.raises(SettingsError, match=r"^JSWORKER_LOG_FORMAT='xml' must be json or console$"):
+            configure_logs(format="xml", level="info")  # type: ignore[arg-type]  # what is shown to fail
+        with pytest.raises(SettingsError, match=r"^JSWORKER_LOG_LEVEL='loud' must be one of debug, info, "):
+            configure_logs(format="json", level="loud")
+
+
+class TestListeners:
+    def test_a_listener_that_raises_costs_no_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        out = io.StringIO()
+        configure_logs(format="json", level="info", stream=out)
+        events = Events()
+
+        def broken(event: Event) -> None:
+            raise RuntimeError("boom")
+
+        events.on("*", broken)
+        events.on("job.lost", broken)
+        log_events(events)
+        events.emit("job.lost")
+        assert only_line(out)["event"] == "job.lost"
+        assert capsys.readouterr().err.count("RuntimeError: boom") == 2
+
+    def test_a_stream_that_cannot_be_written_harms_nobody(self, capsys: pytest.CaptureFixture[str]) -> None:
+        events, out = start()
+        heard: list[Event] = []
+        events.on("*", heard.append)
+        out.close()
+        events.emit("job.lost")
+        assert [event.name for event in heard] == ["job.lost"]
+        assert "I/O operation on closed file" in capsys.readouterr().err
+
+
+class TestOtherLibraries:
+    @pytest.mark.parametrize("format", ["json", "console"])
+    def test_their_warnings_come_in_the_same_form(self, format: Format) -> None:  # noqa: A002 -- as above
+        _, out = start(format)
+        logging.getLogger("nats.aio.client").warning("lost %s", FORGED)
+        (line,) = lines(out)
+        assert line.isprintable()
+        if format == "json":
+            found = json.loads(line)
+            assert (found["level"], found["logger"]) == ("warning", "nats.aio.client")
+            assert found["event"].startswith(r"lost x\n2026-01-01")
+            assert list(found)[:3] == ["timestamp", "level", "event"]
+        else:
+            assert re.match(r"\S+Z warning  lost x\\n2026", line)
+            assert line.endswith(" logger=nats.aio.client")
+
+    def test_what_they_say_below_warning_is_left_out(self) -> None:
+        _, out = start(level="debug")
+        logger = logging.getLogger("nats.aio.client")
+        logger.setLevel(logging.DEBUG)
+        try:
+            logger.info("chatter")
+        finally:
+            logger.setLevel(logging.NOTSET)
+        assert out.getvalue() == ""
+
+    def test_the_level_holds_for_them_too(self) -> None:
+        _, out = start(level="error")
+        logging.getLogger("nats").warning("quiet")
+        logging.getLogger("nats").error("loud")
+        assert only_line(out)["event"] == "loud"
+
+    @pytest.mark.parametrize("format", ["json", "console"])
+    def test_a_traceback_is_one_value_that_keeps_its_end(
+        self,
+        format: Format,  # noqa: A002 -- as above
+    ) -> None:
+        _, out = start(format)
+        cause = ValueError("first\n" * 1_000 + "\nthe cause")
+        logging.getLogger("nats").error("encountered error", exc_info=cause)
+        (line,) = lines(out)
+        shown = json.loads(line)["exception"] if format == "json" else line.partition(" exception=")[2][1:-1]
+        assert shown.startswith("…")
+        assert shown.endswith(r"\n\nthe cause")
+        assert 0.9 * LONGEST_VALUE < len(shown) <= LONGEST_VALUE
+
+    def test_configuring_again_writes_each_line_once(self) -> None:
+        _, before = start()
+        _, out = start()
+        logging.getLogger("nats").warning("once")
+        assert only_line(out)["event"] == "once"
+        assert before.getvalue() == ""
+
+
+def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(format="json", level="info")
+    events = Events()
+    log_events(events)
+    events.emit("worker.started")
+    captured = capsys.readouterr()
+    assert json.loads(captured.err)["event"] == "worker.started"
+    assert captured.out == ""

@@ -1,0 +1,82 @@
+"""Names of kinds and unique keys, and how foreign text is shown in one line."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsworker.errors import InvalidName
+from jsworker.names import check_kind, check_unique_key, kebab_case, printable, shown
+
+unhurried = settings(deadline=None)  # the machine may be busy
+
+
+@pytest.mark.parametrize("name", ["a", "analyze-repo", "0", "a_b", "x" * 64])
+def test_good_kinds(name: str) -> None:
+    assert check_kind(name) == name
+    assert check_unique_key(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", "_a", ".a", "A", "ä", "a b", "a\n", "a*", "a>", "a/b", "x" * 65, "a\0", None, 1, b"a"]
+)
+def test_bad_names(name: Any) -> None:
+    with pytest.raises(InvalidName, match=r"must match \^\[a-z0-9\]\[a-z0-9_-\]\{0,63\}\$") as caught:
+        check_kind(name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidName, match=r"must match \^\[a-z0-9\]\[a-z0-9_\.-\]\{0,63\}\$"):
+        check_unique_key(name)
+
+
+def test_a_unique_key_may_hold_dots_and_a_kind_may_not() -> None:
+    assert check_unique_key("repo.42") == "repo.42"
+    with pytest.raises(InvalidName, match=r"kind 'repo\.42' must match"):
+        check_kind("repo.42")
+
+
+@unhurried
+@given(st.text())
+def test_what_passes_is_one_subject_token(name: str) -> None:
+    try:
+        check_kind(name)
+    except InvalidName:
+        return
+    assert re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kebab"),
+    [
+        ("AnalyzeRepo", "analyze-repo"),
+        ("HTTPFetch", "http-fetch"),
+        ("Sha256Sum", "sha256-sum"),
+        ("_Private", "private"),
+        ("Export_CSV", "export_csv"),
+        ("X", "x"),
+    ],
+)
+def test_kebab_case(name: str, kebab: str) -> None:
+    assert kebab_case(name) == kebab
+    assert check_kind(kebab) == kebab
+
+
+@unhurried
+@given(st.text(st.characters() | st.sampled_from("\n\r\x1b\x7f\x85\u2028\u202e\ud800")), st.integers(2, 50))
+def test_printable_text_is_one_bounded_line(text: str, limit: int) -> None:
+    line = printable(text, limit)
+    assert line.isprintable()
+    assert len(line) <= limit
+    if text.isprintable() and len(text) <= limit:
+        assert line == text
+
+
+def test_printable_text_keeps_its_meaning() -> None:
+    assert printable("a\n\x1b[31mü\u202e", 100) == r"a\n\x1b[31mü\u202e"
+    assert printable("abcdef", 4) == "abc…"
+
+
+def test_shown_values_are_quoted_ascii_and_short() -> None:
+    assert shown("a\nü") == r"'a\n\xfc'"
+    assert len(shown("x" * 1000)) == 80

@@ -1,0 +1,284 @@
+"""Processors: back-off, and payloads on their way into a row and back."""
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, Json, computed_field, field_validator
+from typing_extensions import TypedDict
+
+from jsworker import strict_json
+from jsworker.errors import InvalidJson, InvalidName, InvalidPayload
+from jsworker.processor import Backoff, JobProcessor, payload_type, read_payload, write_payload
+
+unhurried = settings(deadline=None)  # the machine may be busy
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class Repo(BaseModel):
+    url: str
+    depth: int = 1
+
+
+class Analyze(JobProcessor[Repo]):
+    def process(self, job: Any) -> None: ...
+
+
+class Untyped(JobProcessor):
+    def process(self, job: Any) -> None: ...
+
+
+def processor_of(payload: Any) -> type[JobProcessor[Any]]:
+    class Typed(JobProcessor[payload]):
+        def process(self, job: Any) -> None: ...
+
+    return Typed
+
+
+def there_and_back(processor: type[JobProcessor[Any]], payload: Any) -> Any:
+    return read_payload(processor, strict_json.loads(write_payload(processor, payload)))
+
+
+class TestBackoff:
+    def test_waits_grow_up_to_the_longest(self) -> None:
+        backoff = Backoff(first=1, factor=3, longest=20, jitter=0)
+        assert [backoff.delay(attempt) for attempt in range(1, 6)] == [1, 3, 9, 20, 20]
+
+    def test_jitter_varies_the_wait_both_ways_within_its_share(self) -> None:
+        waits = [Backoff(first=100, jitter=0.2).delay(1) for _ in range(500)]
+        assert all(80 <= wait <= 120 for wait in waits)
+        assert min(waits) < 95
+        assert max(waits) > 105
+
+    @unhurried
+    @given(
+        st.floats(0, 1e6), st.floats(0, 1e300), st.floats(0, 1e6), st.floats(0, 1), st.integers(-5, 10_000)
+    )
+    def test_no_attempt_waits_less_than_nothing_or_longer_than_the_longest(
+        self, first: float, factor: float, longest: float, jitter: float, attempt: int
+    ) -> None:
+        assert 0 <= Backoff(first, factor, longest, jitter).delay(attempt) <= longest * (1 + jitter)
+
+    def test_small_growth_goes_on_after_many_attempts(self) -> None:
+        backoff = Backoff(first=1, factor=1.01, longest=600, jitter=0)
+        assert backoff.delay(65) < backoff.delay(66) < backoff.delay(600) < 600
+        assert backoff.delay(10_000_000) == 600
+
+    def test_attempts_below_one_count_as_the_first(self) -> None:
+        assert Backoff(jitter=0).delay(0) == Backoff(jitter=0).delay(1) == 1
+
+    @pytest.mark.parametrize(
+        ("value", "fault"),
+        [
+            ({"first": -1}, "backoff first=-1 must be a finite number, 0 or more"),
+            ({"factor": math.nan}, "backoff factor=nan must be a finite number, 0 or more"),
+            ({"longest": math.inf}, "backoff longest=inf must be a finite number, 0 or more"),
+            ({"jitter": 1.5}, "backoff jitter=1.5 must be from 0 to 1"),
+        ],
+    )
+    def test_nonsense_is_refused(self, value: dict[str, float], fault: str) -> None:
+        with pytest.raises(ValueError, match=fault.replace(".", r"\.")):
+            Backoff(**value)
+
+
+class TestKind:
+    def test_the_class_name_in_kebab_case_unless_given(self) -> None:
+        class CloneAll(Untyped): ...
+
+        class Named(Untyped):
+            kind = "other"
+
+        class Child(Named): ...
+
+        assert [CloneAll.kind, Named.kind, Child.kind] == ["clone-all", "other", "child"]
+
+    def test_a_bad_kind_is_refused_at_the_class(self) -> None:
+        with pytest.raises(InvalidName, match=r"kind 'a\.b' must match"):
+
+            class Dotted(Untyped):
+                kind = "a.b"
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Parts(TypedDict):
+    name: str
+
+
+class Base(JobProcessor[Q], Generic[Q]):
+    def process(self, job: Any) -> None: ...
+
+
+class Two(Base[R], Generic[Q, R]): ...
+
+
+class TestPayloadType:
+    def test_it_is_found_through_subclasses_and_generic_parents(self) -> None:
+        class Child(Analyze): ...
+
+        class OfBase(Base[Repo]): ...
+
+        class OfTwo(Two[int, Repo]): ...
+
+        for processor in (Analyze, Child, OfBase, OfTwo):
+            assert read_payload(processor, {"url": "u"}) == Repo(url="u")
+
+    def test_left_open_it_is_a_dict(self) -> None:
+        class Open(Base): ...  # type: ignore[type-arg]  # left open on purpose
+
+        for processor in (Untyped, Open, Base):
+            assert read_payload(processor, {"any": ["thing"]}) == {"any": ["thing"]}
+            with pytest.raises(InvalidPayload, match="the whole value: Input should be an object"):
+                read_payload(processor, [1])
+
+    def test_it_is_built_once(self) -> None:
+        assert payload_type(Analyze) is payload_type(Analyze)
+
+
+class Aliased(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    url: str = Field(alias="URL")
+    branch: str = Field("main", validation_alias="ref")
+    depth: int = Field(1, serialization_alias="levels")
+    raw: Json[list[int]] = Field(default_factory=list)
+
+    @computed_field  # type: ignore[prop-decorator]  # the decorator pydantic documents
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    id: UUID
+    since: datetime
+    tags: tuple[str, ...]
+    seen: set[int]
+
+
+class Choice(BaseModel):
+    kind: Literal["a"]
+
+
+class Other(BaseModel):
+    kind: Literal["b"]
+
+
+class Shy(BaseModel):
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def refuse(cls, number: int) -> int:
+        if number < 10:
+            raise ValueError("line one\nline two")
+        return number
+
+
+class TestPayloads:
+    @pytest.mark.parametrize(
+        ("payload", "stored"),
+        [(Repo(url="u"), '{"url":"u","depth":1}'), ({"url": "u", "depth": "2"}, '{"url":"u","depth":2}')],
+    )
+    def test_a_model_or_what_it_can_be_made_from(self, payload: Any, stored: str) -> None:
+        assert write_payload(Analyze, payload) == stored
+
+    def test_dataclasses_typed_dicts_and_lists(self) -> None:
+        assert there_and_back(processor_of(Point), Point(3)) == Point(3)
+        assert there_and_back(processor_of(Parts), {"name": "n"}) == {"name": "n"}
+        assert there_and_back(processor_of(list[int]), [1, 2]) == [1, 2]
+
+    def test_aliases_computed_fields_and_json_text_come_back(self) -> None:
+        processor = processor_of(Aliased)
+        given = Aliased.model_validate({"URL": "x/y", "ref": "dev", "raw": "[1, 2]"})
+        assert there_and_back(processor, given) == given
+        assert there_and_back(processor, {"URL": "x/y", "ref": "dev", "raw": "[1, 2]"}) == given
+
+    def test_a_strict_model_comes_back(self) -> None:
+        given = Strict(id=UUID(int=7), since=datetime(2026, 1, 2, tzinfo=UTC), tags=("a", "b"), seen={1})
+        assert there_and_back(processor_of(Strict), given) == given
+
+    def test_a_strict_model_stays_strict(self) -> None:
+        fields = {"id": str(UUID(int=7)), "since": "2026-01-02T00:00:00Z", "tags": [1], "seen": [1]}
+        with pytest.raises(InvalidPayload, match=r"tags\.0: Input should be a valid string$"):
+            read_payload(processor_of(Strict), fields)
+
+    def test_python_values_in_a_dict_are_stored_in_their_json_form(self) -> None:
+        payload = {"at": datetime(2026, 1, 2, tzinfo=UTC), "ids": (UUID(int=1),)}
+        assert there_and_back(Untyped, payload) == {
+            "at": "2026-01-02T00:00:00Z",
+            "ids": ["00000000-0000-0000-0000-000000000001"],
+        }
+
+    @pytest.mark.parametrize(
+        ("processor", "value", "fault"),
+        [
+            (Analyze, {"depth": 1}, "payload of kind analyze: url: Field required"),
+            (
+                Analyze,
+                {"depth": "s3cret"},
+                "payload of kind analyze: url: Field required (and 1 more)",
+            ),
+            (
+                processor_of(Annotated[Choice | Other, Field(discriminator="kind")]),
+                {"kind": "s3cret\n"},
+                "payload of kind typed: the whole value: Input tag is none of the expected tags",
+            ),
+            (
+                processor_of(Aliased),
+                {"URL": "u", "evil\nkey": "s3cret"},
+                r"payload of kind typed: evil\nkey: Extra inputs are not permitted",
+            ),
+            (
+                processor_of(Shy),
+                {"number": 1},
+                r"payload of kind typed: number: Value error, line one\nline two",
+            ),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_in_one_line_without_the_value(
+        self, processor: type[JobProcessor[Any]], value: Any, fault: str
+    ) -> None:
+        with pytest.raises(InvalidPayload) as caught:
+            read_payload(processor, value)
+        assert str(caught.value) == fault
+        assert caught.value.__suppress_context__  # no traceback shows pydantic's error with its input
+
+    @pytest.mark.parametrize(
+        ("payload", "fault"),
+        [
+            ({"a": object()}, "payload holds a value that has no JSON form"),
+            ({"a": math.nan}, "payload holds nan, which is not a finite number"),
+            ({"a": [math.inf]}, "payload holds inf, which is not a finite number"),
+            ({"a": b"\xff"}, "payload holds bytes that are not UTF-8"),
+            ({"a": "\0"}, r"payload holds \u0000, which PostgreSQL cannot store"),
+        ],
+    )
+    def test_what_cannot_be_stored_is_refused(self, payload: Any, fault: str) -> None:
+        with pytest.raises(InvalidJson) as caught:
+            write_payload(Untyped, payload)
+        assert str(caught.value) == fault
+
+    @pytest.mark.parametrize("depth", [101, 1000])
+    def test_what_is_too_deep_is_refused(self, depth: int) -> None:
+        value: Any = 1
+        for _ in range(depth):
+            value = [value]
+        with pytest.raises(InvalidJson, match="nests deeper than 100 levels"):
+            write_payload(Untyped, {"a": value})
+
+    def test_a_circle_is_refused(self) -> None:
+        circle: dict[str, Any] = {}
+        circle["again"] = circle
+        with pytest.raises(InvalidJson, match="nests deeper than 100 levels"):
+            write_payload(Untyped, circle)

@@ -1,0 +1,179 @@
+"""Strict JSON: what is accepted survives jsonb unchanged; everything else is refused in one line."""
+
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsworker.errors import InvalidJson
+from jsworker.strict_json import MAX_DEPTH, dumps, loads
+
+unhurried = settings(deadline=None)  # the machine may be busy
+
+storable_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+any_text = st.text(st.characters() | st.sampled_from("\0\ud800\udfff\u2028\x1b"), max_size=20)
+small_floats = st.floats(-9.9e307, 9.9e307)
+storable = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**308) + 1, 10**308 - 1) | small_floats | storable_text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(storable_text, inner, max_size=4),
+    max_leaves=20,
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | any_text | st.binary() | st.just(10**308),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(any_text | st.integers(), inner, max_size=4)
+        | st.sets(st.integers(), max_size=2)
+    ),
+    max_leaves=20,
+)
+
+
+def through_jsonb(text: str) -> str:
+    """Return JSON text as PostgreSQL gives it back: numbers as numeric, no NUL, the last of equal keys."""
+
+    def numeric(written: str) -> str:
+        value = Decimal(written)
+        return format(value or abs(value), "f")  # numeric knows no exponent and no negative zero
+
+    def write(value: Any) -> str:
+        match value:
+            case Decimal():
+                return numeric(str(value))
+            case dict():
+                pairs = (f"{json.dumps(key)}: {write(item)}" for key, item in sorted(value.items()))
+                return "{" + ", ".join(pairs) + "}"
+            case list():
+                return f"[{', '.join(write(item) for item in value)}]"
+            case _:
+                return json.dumps(value)
+
+    assert "\\u0000" not in text
+    text.encode()  # no lone surrogate
+    return write(json.loads(text, parse_int=Decimal, parse_float=Decimal))
+
+
+def same(before: Any, after: Any) -> bool:
+    """Compare JSON values; a float may have become the integer that stands for it."""
+    match before:
+        case dict():
+            return before.keys() == after.keys() and all(same(before[key], after[key]) for key in before)
+        case list():
+            return len(before) == len(after) and all(map(same, before, after))
+        case float():
+            return isinstance(after, int | float) and float(after) == before
+        case _:
+            return type(before) is type(after) and bool(before == after)
+
+
+@unhurried
+@given(storable)
+def test_what_json_knows_comes_back_unchanged(value: Any) -> None:
+    text = dumps(value)
+    assert loads(text) == value
+    assert loads(text.encode()) == value
+    assert dumps(loads(text)) == text  # tells 1, 1.0 and True apart
+
+
+@unhurried
+@given(anything)
+def test_what_is_accepted_survives_jsonb(value: Any) -> None:
+    try:
+        text = dumps(value)
+    except InvalidJson:
+        return
+    assert same(value, loads(through_jsonb(text)))
+
+
+@unhurried
+@given(st.text() | st.binary() | st.text('[]{}",:0123456789eE+-.\\u truefalsnN', max_size=30))
+def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+    value, fault = None, ""
+    try:
+        value = loads(text, what="message")
+    except InvalidJson as error:
+        fault = str(error)
+    if fault:
+        assert fault.startswith("message ")
+        assert "\n" not in fault
+    else:
+        assert loads(dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (math.nan, "holds nan, which is not a finite number"),
+        ([-math.inf], "holds -inf, which is not a finite number"),
+        (10**308, "holds a number of 1e308 or more"),
+        (-(10**308), "holds a number of 1e308 or more"),
+        (1.5e308, "holds a number of 1e308 or more"),
+        ({"a": "x\0"}, r"holds \u0000, which PostgreSQL cannot store"),
+        ({"\0": 1}, r"holds \u0000, which PostgreSQL cannot store"),
+        ("\ud800", "holds a lone surrogate, which is no valid Unicode"),
+        ({1: "x"}, "holds a key of type int; keys must be strings"),
+        ({"a": b"x"}, "holds a value of type bytes, which is no JSON"),
+        ({"a": {1}}, "holds a value of type set, which is no JSON"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(value: Any, fault: str) -> None:
+    with pytest.raises(InvalidJson) as caught:
+        dumps(value, what="payload")
+    assert str(caught.value) == f"payload {fault}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a":1,"a":2}', "holds a key twice in one object"),
+        ('[{"b":{"a":1,"a":1}}]', "holds a key twice in one object"),
+        ("[NaN]", "holds NaN, which JSON does not know"),
+        ("-Infinity", "holds -Infinity, which JSON does not know"),
+        ("1e999", "holds inf, which is not a finite number"),
+        ("1.5e308", "holds a number of 1e308 or more"),
+        ("1" * 309, "holds a number of 1e308 or more"),
+        ("1" * 5000, "is not valid JSON: a number has too many digits"),
+        ('"\\u0000"', r"holds \u0000, which PostgreSQL cannot store"),
+        ('"\\ud800"', "holds a lone surrogate, which is no valid Unicode"),
+        ("{", "is not valid JSON: Expecting property name enclosed in double quotes at character 1"),
+        ("", "is not valid JSON: Expecting value at character 0"),
+        (b'"\xff"', "is not valid JSON: byte 1 is not UTF-8"),
+        ("[" * 101 + "]" * 101, "nests deeper than 100 levels"),
+        ("[" * 200_000 + "]" * 200_000, "nests deeper than 100 levels"),
+        ('{"a":' * 200_000 + "1" + "}" * 200_000, "nests deeper than 100 levels"),
+    ],
+)
+def test_bad_text_is_refused(text: str | bytes, fault: str) -> None:
+    with pytest.raises(InvalidJson) as caught:
+        loads(text, what="payload")
+    assert str(caught.value) == f"payload {fault}"
+
+
+def test_depth_ends_at_the_limit() -> None:
+    value: Any = 1
+    for _ in range(MAX_DEPTH):
+        value = [value]
+    assert loads(dumps(value)) == value
+    with pytest.raises(InvalidJson, match="nests deeper than 100 levels"):
+        dumps([value])
+
+
+def test_a_circle_is_refused() -> None:
+    circle: list[Any] = []
+    circle.append({"again": circle})
+    with pytest.raises(InvalidJson, match="nests deeper than 100 levels"):
+        dumps(circle)
+
+
+def test_tuples_are_written_as_arrays_and_text_stays_compact_unicode() -> None:
+    assert dumps({"a": (1, "ü")}) == '{"a":[1,"ü"]}'
+
+
+def test_refusals_do_not_show_the_value() -> None:
+    with pytest.raises(InvalidJson) as caught:
+        loads('{"password": "s3cret", }')
+    assert "s3cret" not in str(caught.value)
