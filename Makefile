@@ -1,0 +1,74 @@
+# Everything a contributor types. Needs make and Python 3.11 to 3.13; uv is used where it is found.
+# `make UV=` insists on pip, `make PYTHON=/path/to/python3.12` on one interpreter, ARGS="…" is passed on.
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements-dev.lock
+IMAGE_LOCK := deploy/requirements.lock
+
+# uv reads no PIP_ variables: whoever says through them where packages come from gets pip.
+UV := $(if $(filter PIP_CACHE_DIR PIP_CONFIG_FILE PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_INDEX_URL PIP_NO_INDEX,\
+	$(.VARIABLES)),,$(shell command -v uv))
+
+# A name on PATH may be a shim with nothing behind it, and some systems ship Python without ensurepip: ask by running.
+PYTHON = python3.13 python3.12 python3.11 python3
+SUITABLE := $(if $(UV),,import venv; import ensurepip; )import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+
+CREATE_VENV = $(if $(UV),$(UV) venv --quiet --clear --python $$python,$$python -m venv --clear) $(VENV)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compile --quiet pyproject.toml \
+	--universal --python-version 3.11 --generate-hashes --no-annotate
+
+# As pip does, uv trusts the certificates that the system trusts.
+export UV_SYSTEM_CERTS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+MAKEFLAGS += --no-builtin-rules
+
+.PHONY: help demo dev test check fix lock clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose nothing. ARGS="REPO…" for other repositories.
+	$(BIN)/jsworker demo $(ARGS)
+
+dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COMMAND…" runs a command with them.
+	$(BIN)/jsworker dev $(ARGS)
+
+test: $(VENV)/.project ## Run the tests on two cores, with coverage. ARGS="-k claim" for some of them.
+	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
+
+check: $(VENV)/.project ## Check format, lint, types and layers.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(VENV)/.project ## Format, and repair what the linter can repair.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change of dependencies. ARGS=--upgrade for newer versions.
+	$(if $(UV),,@test -x $(BIN)/uv || $(INSTALL) uv)
+	$(COMPILE) --extra dev --output-file $(LOCK) $(ARGS)
+	$(COMPILE) --constraint $(LOCK) --output-file $(IMAGE_LOCK)
+
+clean: ## Remove everything that can be made again, .venv too.
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.dependencies: $(LOCK)
+	@echo "installing the locked dependencies into $(VENV) with $(if $(UV),uv,pip); this takes a minute the first time"
+	@for python in $(PYTHON); do \
+		$$python -c '$(SUITABLE)' >/dev/null 2>&1 || continue; \
+		exec $(CREATE_VENV); \
+	done; \
+	echo "no Python 3.11 to 3.13$(if $(UV),, with venv and ensurepip) found (tried: $(PYTHON)); name one: make PYTHON=PATH" >&2; \
+	exit 1
+	@$(INSTALL) --require-hashes --requirement $(LOCK)
+	@touch $@
+
+$(VENV)/.project: pyproject.toml $(VENV)/.dependencies
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,242 @@
+"""The project itself: what the wheel and the sdist hold, what the locks pin, how make sets up."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import jsworker
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = PROJECT["version"]
+LOCK = ROOT / "requirements-dev.lock"
+IMAGE_LOCK = ROOT / "deploy/requirements.lock"
+
+
+def tree(folder: str) -> set[str]:
+    """The files under a folder of the project that are not made by running it."""
+    files = (file.relative_to(ROOT) for file in (ROOT / folder).rglob("*") if file.is_file())
+    return {str(file) for file in files if "__pycache__" not in file.parts}
+
+
+# Wheel and sdist
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project among what running it leaves behind, at a path that nothing else names."""
+    folder = tmp_path_factory.mktemp("machine") / "project"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache"))
+    for made in (".venv/bin/python", "tests/__pycache__/test_project.pyc", "jsworker/__pycache__/job.pyc"):
+        (folder / made).parent.mkdir(parents=True, exist_ok=True)
+        (folder / made).write_text("made by running")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(machine: Path) -> Path:
+    """The sdist, and the wheel made from that sdist."""
+    folder = machine.parent / "dist"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(machine)]
+    result = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(dist / f"jsworker-{VERSION}-py3-none-any.whl") as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> dict[str, bytes]:
+    content = {}
+    with tarfile.open(dist / f"jsworker-{VERSION}.tar.gz") as archive:
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            content[member.name.removeprefix(f"jsworker-{VERSION}/")] = file.read() if file else b""
+    return content
+
+
+def test_wheel_holds_the_package_the_migrations_and_nothing_else(wheel: dict[str, bytes]) -> None:
+    info = f"jsworker-{VERSION}.dist-info"
+    metadata = {
+        f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    }
+    migrations = {f"jsworker/{name}" for name in tree("alembic") | {"alembic.ini"}}
+    assert set(wheel) == tree("jsworker") | migrations | metadata
+    assert "jsworker/py.typed" in wheel
+    assert [name for name in migrations if re.match(r"jsworker/alembic/versions/\w+\.py$", name)]
+
+
+def test_wheel_tells_version_command_and_licence(wheel: dict[str, bytes]) -> None:
+    info = f"jsworker-{VERSION}.dist-info"
+    metadata = message_from_bytes(wheel[f"{info}/METADATA"])
+    assert metadata["Version"] == VERSION == jsworker.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == "<3.14,>=3.11"
+    assert wheel[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert "jsworker = jsworker.cli:main" in wheel[f"{info}/entry_points.txt"].decode()
+
+
+def test_sdist_holds_the_sources_and_the_tests(sdist: dict[str, bytes]) -> None:
+    sources = tree("jsworker") | tree("alembic") | tree("deploy")
+    sources |= {
+        "alembic.ini",
+        "pyproject.toml",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "Makefile",
+        "PKG-INFO",
+    }
+    assert sources <= set(sdist)
+    assert f"tests/{Path(__file__).name}" in sdist
+    assert not [name for name in sdist if re.search(r"\.venv|__pycache__|\.pyc$|_cache/|\.coverage", name)]
+
+
+def test_no_archive_names_the_machine_that_built_it(
+    machine: Path, wheel: dict[str, bytes], sdist: dict[str, bytes]
+) -> None:
+    place = str(machine.parent).encode()
+    assert not [name for name, content in (*wheel.items(), *sdist.items()) if place in content]
+
+
+# Locks
+
+
+def pins(lock: Path) -> dict[str, set[str]]:
+    """The versions that a lock allows, by package; more than one where Python versions differ."""
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"(?m)^([a-z0-9.-]+)==(\S+)", lock.read_text()):
+        found.setdefault(name, set()).add(version)
+    return found
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """What the project asks for itself and through these extras, extras of the project resolved."""
+    lines = list(PROJECT["dependencies"])
+    for extra in extras:
+        lines += PROJECT["optional-dependencies"][extra]
+    asked = [Requirement(line) for line in lines]
+    inner = [extra for requirement in asked if requirement.name == "jsworker" for extra in requirement.extras]
+    others = [requirement for requirement in asked if requirement.name != "jsworker"]
+    return others + (requirements(*inner) if inner else [])
+
+
+@pytest.mark.parametrize(("lock", "extras"), [(LOCK, ["dev"]), (IMAGE_LOCK, [])], ids=["dev", "image"])
+def test_lock_pins_what_the_project_asks_for(lock: Path, extras: list[str]) -> None:
+    pinned = pins(lock)
+    for requirement in requirements(*extras):
+        versions = pinned.get(canonicalize_name(requirement.name))
+        assert versions, f"{requirement} is not in {lock.name}: make lock"
+        assert all(requirement.specifier.contains(version) for version in versions), (
+            f"{requirement}: make lock"
+        )
+
+
+def test_image_runs_the_versions_that_are_tested() -> None:
+    tested = pins(LOCK)
+    assert all(versions == tested.get(name) for name, versions in pins(IMAGE_LOCK).items())
+    assert "pytest" not in pins(IMAGE_LOCK)
+
+
+@pytest.mark.parametrize("lock", [LOCK, IMAGE_LOCK], ids=["dev", "image"])
+def test_lock_holds_a_hash_for_each_pin_and_no_address(lock: Path) -> None:
+    text = lock.read_text()
+    entries = [entry for entry in re.split(r"(?m)^(?=\S)", text) if entry and not entry.startswith("#")]
+    assert len(entries) == sum(map(len, pins(lock).values()))
+    assert all("--hash=sha256:" in entry for entry in entries)
+    assert "//" not in text
+    assert not re.search(r"(?m)^\s*-(?!-hash)", text)
+
+
+# Make
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A project of the same Makefile, nothing to install, and a path that needs care."""
+    folder = tmp_path / "a checkout's path"
+    folder.mkdir()
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "requirements-dev.lock").touch()
+    (folder / "pyproject.toml").write_text('[project]\nname = "nothing"\nversion = "0"\n')
+    return folder
+
+
+def make(folder: Path, *arguments: str, path: str = os.environ["PATH"]) -> "subprocess.CompletedProcess[str]":
+    command = ["make", "--no-print-directory", "UV=", *arguments]
+    environment = {"PATH": path, "HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def path_with(folder: Path, **scripts: str) -> str:
+    """A PATH on which these interpreters come first, as shell scripts."""
+    folder.mkdir()
+    for name, script in scripts.items():
+        program = folder / name.replace("_", ".")
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+SHIM = "echo 'command not found: this version is not chosen' >&2; exit 127"
+
+
+def test_make_passes_over_an_interpreter_that_does_not_run(checkout: Path, tmp_path: Path) -> None:
+    path = path_with(tmp_path / "bin", python3_13=SHIM, python3_12=f'exec "{sys.executable}" "$@"')
+    result = make(checkout, ".venv/.dependencies", path=path)
+    assert result.returncode == 0, result.stderr
+    assert "not chosen" not in result.stderr
+    python = checkout / ".venv/bin/python"
+    answer = subprocess.check_output([python, "-c", "import sys; print(sys.version)"], text=True)
+    assert answer.strip() == sys.version
+
+
+def test_make_says_in_one_line_that_no_interpreter_fits(checkout: Path, tmp_path: Path) -> None:
+    path = path_with(tmp_path / "bin", python3_13=SHIM, python3_12=SHIM, python3_11=SHIM, python3=SHIM)
+    result = make(checkout, ".venv/.dependencies", path=path)
+    assert result.returncode == 2
+    said, stopped = result.stderr.splitlines()
+    assert said.startswith("no Python 3.11 to 3.13 with venv and ensurepip found")
+    assert stopped.startswith("make: ***")
+
+
+def test_make_sets_up_again_only_after_a_change(checkout: Path) -> None:
+    stamps = [checkout / ".venv/.dependencies", checkout / ".venv/.project"]
+    stamps[0].parent.mkdir()
+    for stamp in stamps:
+        stamp.touch()
+    assert make(checkout, "--question", ".venv/.project").returncode == 0
+    for changed, target in (
+        ("pyproject.toml", ".venv/.project"),
+        ("requirements-dev.lock", ".venv/.dependencies"),
+    ):
+        newer = stamps[1].stat().st_mtime + 1
+        file = checkout / changed
+        before = file.stat().st_mtime
+        os.utime(file, (newer, newer))
+        assert make(checkout, "--question", target).returncode == 1
+        assert make(checkout, "--question", ".venv/.project").returncode == 1
+        os.utime(file, (before, before))
+
+
+def test_make_lists_every_target_a_person_types() -> None:
+    phony = re.search(r"(?m)^\.PHONY: (.*)$", (ROOT / "Makefile").read_text())
+    assert phony
+    listed = re.findall(r"(?m)^make (\S+)", make(ROOT).stdout)
+    assert sorted(listed) == sorted(phony[1].split())
+    assert {"demo", "test", "check", "fix", "dev"} <= set(listed)
