@@ -1,0 +1,1 @@
+"""The stream door: NATS JetStream delivers messages."""

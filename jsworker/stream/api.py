@@ -1,0 +1,181 @@
+"""JetStream's requests: what is asked, within which time, and what a refusal means."""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeVar
+
+from nats.js import JetStreamManager
+from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+
+from jsworker.errors import StreamRefused, StreamUnavailable
+from jsworker.stream.connection import Connection
+from jsworker.stream.faults import NotThere, api_faults
+
+T = TypeVar("T")
+
+_SECONDS: Final = 5.0
+_MESSAGE_ID: Final = "Nats-Msg-Id"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What the stream holds.
+
+    Attributes:
+        created: when the stream was made; another time means another stream under the same name.
+        first_seq: number of the oldest message; one above ``last_seq`` when there is none.
+        last_seq: number of the newest message ever stored.
+        messages: how many are stored.
+        bytes: how large they are together.
+        consumers: how many consumers there are.
+    """
+
+    created: datetime
+    first_seq: int
+    last_seq: int
+    messages: int
+    bytes: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """How far a kind's consumer is.
+
+    Attributes:
+        num_pending: messages that were never delivered.
+        num_ack_pending: messages delivered and not answered.
+        num_waiting: requests that wait for messages.
+        ack_floor_stream_seq: every message of this kind up to this number was answered for good.
+        ack_wait: seconds until an unanswered message is delivered again.
+    """
+
+    num_pending: int
+    num_ack_pending: int
+    num_waiting: int
+    ack_floor_stream_seq: int
+    ack_wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as the stream stores it.
+
+    Attributes:
+        stream_seq: its number.
+        subject: where it was published.
+        message_id: its ``Nats-Msg-Id``, which names job and dispatch; None when it has none.
+        data: its content.
+        stored_at: when it was stored (UTC).
+    """
+
+    stream_seq: int
+    subject: str
+    message_id: str | None
+    data: bytes
+    stored_at: datetime | None
+
+
+class JetStreamApi:
+    """JetStream's requests about one stream.
+
+    Every method raises:
+        NotThere: the stream, consumer or message does not exist.
+        StreamUnavailable: nobody answered within 5 s; worth another try.
+        StreamRefused: JetStream says no, or the server does not permit the request.
+    """
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    async def stream_info(self) -> StreamInfo:
+        """Return the stream's configuration and state."""
+        return await self._ask(f"STREAM.INFO.{self._stream}", self._jetstream.stream_info(self._stream))
+
+    async def create_stream(self, config: StreamConfig) -> StreamInfo:
+        """Create the stream; the same one again is no error."""
+        return await self._ask(f"STREAM.CREATE.{self._stream}", self._jetstream.add_stream(config))
+
+    async def update_stream(self, config: StreamConfig) -> StreamInfo:
+        """Change the stream."""
+        return await self._ask(f"STREAM.UPDATE.{self._stream}", self._jetstream.update_stream(config))
+
+    async def stream_of(self, subject: str) -> str:
+        """Return the name of a stream that stores messages of this subject."""
+        return await self._ask("STREAM.NAMES", self._jetstream.find_stream_name_by_subject(subject))
+
+    async def consumer_info(self, name: str) -> ConsumerInfo:
+        """Return a consumer's configuration and state."""
+        request = self._jetstream.consumer_info(self._stream, name)
+        info: ConsumerInfo = await self._ask(f"CONSUMER.INFO.{self._stream}.{name}", request)
+        return info
+
+    async def put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
+        """Create or change a consumer."""
+        subject = f"CONSUMER.CREATE.{self._stream}.{config.name}.{config.filter_subject}"
+        return await self._ask(subject, self._jetstream.add_consumer(self._stream, config))
+
+    async def consumers(self) -> list[ConsumerInfo]:
+        """Return the first 256 consumers of the stream."""
+        request = self._jetstream.consumers_info(self._stream)
+        return await self._ask(f"CONSUMER.LIST.{self._stream}", request)
+
+    async def stream_state(self) -> StreamState:
+        """Return what the stream holds."""
+        info = await self.stream_info()
+        state = info.state
+        if info.created is None:
+            raise StreamRefused(f"stream {self._stream}: the server does not say when it was created")
+        return StreamState(
+            created=info.created,
+            first_seq=state.first_seq,
+            last_seq=state.last_seq,
+            messages=state.messages,
+            bytes=state.bytes,
+            consumers=state.consumer_count,
+        )
+
+    async def consumer_state(self, name: str) -> ConsumerState:
+        """Return how far a consumer is."""
+        info = await self.consumer_info(name)
+        return ConsumerState(
+            num_pending=info.num_pending or 0,
+            num_ack_pending=info.num_ack_pending or 0,
+            num_waiting=info.num_waiting or 0,
+            ack_floor_stream_seq=info.ack_floor.stream_seq if info.ack_floor else 0,
+            ack_wait=info.config.ack_wait or 0.0,
+        )
+
+    async def message(self, stream_seq: int) -> StoredMessage | None:
+        """Return a stored message; None when there is none with this number."""
+        if stream_seq < 1:
+            return None
+        request = self._jetstream.get_msg(self._stream, stream_seq)
+        try:
+            found = await self._ask(f"STREAM.MSG.GET.{self._stream}", request)
+        except NotThere:
+            return None
+        headers = found.headers or {}
+        return StoredMessage(
+            stream_seq=stream_seq,
+            subject=found.subject or "",
+            message_id=headers.get(_MESSAGE_ID),
+            data=found.data or b"",
+            stored_at=found.time,
+        )
+
+    @property
+    def _jetstream(self) -> JetStreamManager:
+        return self._connection.client.jsm(timeout=_SECONDS)
+
+    async def _ask(self, request: str, answer: Awaitable[T]) -> T:
+        try:
+            with api_faults(f"stream {self._stream}"):
+                return await answer
+        except StreamUnavailable as fault:
+            violation = self._connection.violation_of(f"$JS.API.{request}")
+            if violation is None:
+                raise
+            raise StreamRefused(f"stream {self._stream}: {violation}") from fault

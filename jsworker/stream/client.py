@@ -1,0 +1,140 @@
+"""nats-py's client with what it lacks. Whatever reaches into nats-py's inside does so in this file."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client as NatsClient
+
+_PING = b"PING\r\n"
+_CLOSE_SECONDS = 2.0
+_BARRIER_SECONDS = 1
+
+Take = Callable[[str, str, bytes, dict[str, str] | None], None]
+"""Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
+
+
+class Client(NatsClient):
+    """One connection to NATS.
+
+    Args:
+        require_tls: never send a login or a message without TLS.
+    """
+
+    def __init__(self, *, require_tls: bool) -> None:
+        super().__init__()
+        self._require_tls = require_tls
+        self._inboxes: dict[int, Take] = {}
+
+    @property
+    def offers_jetstream(self) -> bool:
+        """Whether the connected server itself runs JetStream; another one of its cluster may."""
+        return bool(self._server_info.get("jetstream"))
+
+    async def open_inbox(self, subject: str, take: Take) -> int:
+        """Subscribe until the connection is lost; returns the inbox's number.
+
+        Arrivals go straight to ``take``, which must not block. nats-py's own subscriptions come back by
+        themselves after a reconnect, and with them requests that the server still remembers; they also cost
+        a queue and a task switch for each message.
+        """
+        self._sid += 1
+        number = self._sid
+        self._inboxes[number] = take
+        await self._send_command(b"SUB %b  %d\r\n" % (subject.encode(), number))
+        await self._flush_pending()
+        return number
+
+    async def close_inbox(self, number: int) -> None:
+        """Unsubscribe, and take what is on its way before the inbox is forgotten.
+
+        With nats-py's ``unsubscribe`` it would get lost, and wait for the consumer's ``ack_wait``.
+        """
+        if self.is_connected and number in self._inboxes:
+            await self._send_unsubscribe(number)
+        while self.is_connected and number in self._inboxes:
+            try:
+                await self.flush(_BARRIER_SECONDS)
+                break
+            except nats.errors.Error:
+                continue  # a silent server: wait until it answers or nats-py gives the connection up
+        self._inboxes.pop(number, None)
+
+    def forget_inboxes(self) -> None:
+        """The connection is lost, and with it whatever was asked for."""
+        self._inboxes.clear()
+
+    def post(self, subject: str, content: bytes, reply: str = "", headers: bytes = b"") -> None:
+        """Send without waiting and without a promise; what a stuck connection cannot hold is dropped.
+
+        Args:
+            subject: one line without spaces; not checked.
+            content: the message.
+            reply: where an answer should go; likewise.
+            headers: a whole header block, as the protocol has it.
+        """
+        if self._pending_data_size > self._max_pending_size or self.is_closed:
+            return
+        line = f"{subject} {reply}".encode()
+        size = len(content)
+        if headers:
+            sizes = (len(headers), len(headers) + size)
+            command = b"HPUB %b %d %d\r\n%b%b\r\n" % (line, *sizes, headers, content)
+        else:
+            command = b"PUB %b %d\r\n%b\r\n" % (line, size, content)
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        queue = self._flush_queue
+        if queue is not None and queue.empty() and self.is_connected:
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def discard(self) -> None:
+        """Close within seconds, whatever state the connection is in, and never raise."""
+        closing = asyncio.create_task(self.close(), name="close nats")
+        try:
+            done, _ = await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+            if not done:
+                self._abort()
+                closing.cancel()
+                await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+        finally:
+            self._abort()
+        if closing.done() and not closing.cancelled():
+            closing.exception()  # a connection that breaks while it is closed is closed
+
+    def _abort(self) -> None:
+        """Free the socket at once: a closed transport waits for ever for a frozen server to read."""
+        for stream in ("_io_writer", "_bare_io_writer"):
+            writer: asyncio.StreamWriter | None = getattr(self._transport, stream, None)
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        take = self._inboxes.get(sid)
+        if take is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            status = await self._process_headers(headers) if headers and not reply else None
+            take(subject.decode(), reply.decode(), data, status)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 -- nats-py's signature
+        """Look at the server's greeting before the login is sent: nats-py goes on in clear text."""
+        if initial_connection and self._require_tls:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise nats.errors.SecureConnWantedError
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        """Queue the PING behind what is pending: nats-py sends it first, and ``flush`` promises nothing."""
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        if self.is_connected:
+            await self._send_command(_PING)
+            await self._flush_pending()
+
+    async def _process_pong(self) -> None:
+        """Survive the answer to a ``flush`` that gave up waiting: nats-py stops reading for good."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()

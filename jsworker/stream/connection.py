@@ -1,0 +1,230 @@
+"""The connection: made within a time limit, watched, replaced when nats-py is stuck, closed in seconds."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+
+from jsworker.errors import JsworkerError, StreamUnavailable
+from jsworker.events import Events
+from jsworker.settings import Settings
+from jsworker.stream.client import Client
+from jsworker.stream.faults import reason_of
+from jsworker.stream.login import login_of
+from jsworker.stream.opening import Ears, open_client
+
+_CONNECT_SECONDS = 5
+_RECONNECT_SECONDS = 0.5
+_BLOCKED_SECONDS = 5.0
+_PENDING_BYTES = 8 * 2**20
+_TEXTS_TOLD = 100
+_CAUSE = "connection lost"
+
+Callback = Callable[[], None]
+
+
+class Connection:
+    """One connection to NATS that lasts until it is closed.
+
+    Args:
+        settings: addresses, login and TLS.
+        events: told ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and what server or
+            client complain of meanwhile as ``worker.degraded`` with ``what="nats client"``, each text once.
+        name: the connection's name in the server's listings.
+        patience: seconds without a connection after which nats-py's client is replaced.
+        ping_interval: seconds between pings; the third one unanswered ends the connection.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        events: Events,
+        name: str,
+        patience: float = 15.0,
+        ping_interval: float = 10.0,
+    ) -> None:
+        self._settings = settings
+        self._events = events
+        self._name = name
+        self._patience = patience
+        self._ping_interval = ping_interval
+        self._client: Client | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._up = asyncio.Event()
+        self._cause = _CAUSE
+        self._told: set[str] = set()
+        self._lost_callbacks: list[Callback] = []
+        self._restored_callbacks: list[Callback] = []
+
+    @property
+    def client(self) -> Client:
+        """nats-py's client.
+
+        Raises:
+            StreamUnavailable: there is none yet, or no longer.
+        """
+        if self._client is None:
+            raise StreamUnavailable("there is no connection to NATS")
+        return self._client
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        return self._client is not None and self._client.is_connected and self._up.is_set()
+
+    async def connect(self, seconds: float) -> None:
+        """Connect within ``seconds``.
+
+        Raises:
+            SettingsError: a URL or a file cannot be used.
+            StreamUnavailable: nobody answered in time.
+            StreamRefused: login or TLS was refused.
+        """
+        if self._client is None:
+            self._client = await self._open(seconds)
+            self._up.set()
+            self._watch = asyncio.create_task(self._keep_alive(), name="watch nats")
+
+    async def close(self) -> None:
+        """Close within seconds; never raises."""
+        client, self._client = self._client, None
+        watch, self._watch = self._watch, None
+        self._up.clear()
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait({watch})
+        if client is not None:
+            await client.discard()
+
+    async def wait_connected(self, seconds: float) -> bool:
+        """Tell whether there is a connection within ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._up.wait()
+        return self.connected
+
+    def on_lost(self, callback: Callback) -> Callback:
+        """Call when the connection is lost; returns what ends that."""
+        return _register(self._lost_callbacks, callback)
+
+    def on_restored(self, callback: Callback) -> Callback:
+        """Call when there is a connection again; returns what ends that."""
+        return _register(self._restored_callbacks, callback)
+
+    def answer(self, reply: str, verdict: bytes) -> None:
+        """Send a verdict about a message without waiting; one that gets lost costs a redelivery."""
+        if self._client is not None:
+            self._client.post(reply, verdict)
+
+    async def flush(self, seconds: float) -> bool:
+        """Tell whether the server confirmed within ``seconds`` that it read all that was sent before."""
+        if not self.connected:
+            return False
+        with suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.client.flush()
+                return True
+        return False
+
+    def violation_of(self, subject: str) -> str | None:
+        """Return what the server said when publishing to a subject was not permitted."""
+        quoted = f'"{subject.lower()}"'
+        return next((text for text in self._told if quoted in text), None)
+
+    async def _open(self, seconds: float) -> Client:
+        options: dict[str, Any] = {
+            "name": self._name,
+            "connect_timeout": min(_CONNECT_SECONDS, seconds),
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": _RECONNECT_SECONDS * random.uniform(0.5, 1.5),  # noqa: S311 -- spreads a fleet
+            "ping_interval": self._ping_interval,
+            "max_outstanding_pings": 2,
+            "pending_size": _PENDING_BYTES,
+            "flush_timeout": _BLOCKED_SECONDS,
+            "inbox_prefix": f"_INBOX.{secrets.token_hex(8)}",
+        }
+        ears = Ears(on_error=self._hear, on_lost=self._lose, on_restored=self._restore)
+        return await open_client(login_of(self._settings), ears, options, seconds)
+
+    async def _keep_alive(self) -> None:
+        """Replace a client that cannot help itself.
+
+        nats-py hangs for ever while it leaves a frozen server that it still owes bytes, or one whose
+        certificate is wrong; and it closes itself for good on most errors that a server reports.
+        """
+        clock = asyncio.get_running_loop().time
+        alive_at = clock()
+        while True:
+            await asyncio.sleep(self._patience / 15)
+            if self.client.is_connected:
+                alive_at = clock()
+                continue
+            self._lose(self.client)
+            if self.client.is_closed or clock() - alive_at >= self._patience:
+                await self._replace()
+
+    async def _replace(self) -> None:
+        await self.client.discard()
+        try:
+            client = await self._open(self._patience)
+        except JsworkerError as fault:
+            self._complain(str(fault))
+        except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
+            self._complain(f"{type(error).__name__}: {error}")
+        else:
+            self._client = client
+            self._restore(client)
+
+    def _lose(self, client: Client) -> None:
+        if client is self._client and self._up.is_set():
+            self._up.clear()
+            client.forget_inboxes()
+            self._events.emit("worker.degraded", what="nats", reason=self._cause)
+            _call(self._lost_callbacks)
+
+    def _restore(self, client: Client) -> None:
+        if client is self._client:
+            self._lose(client)
+            self._cause = _CAUSE
+            self._up.set()
+            self._events.emit("worker.restored", what="nats")
+            _call(self._restored_callbacks)
+
+    def _hear(self, client: Client, error: Exception) -> None:
+        """Tell what is news; that a lost connection is still lost is none."""
+        if client is not self._client:
+            return
+        text = reason_of(error)
+        if "permissions violation" in text:
+            self._complain(text)
+        elif isinstance(error, nats.errors.SlowConsumerError):
+            self._complain(f"messages of {error.subject} were dropped: too many are waiting")
+        elif isinstance(error, nats.errors.Error | OSError):
+            self._cause = text
+        else:
+            self._complain(f"{type(error).__name__}: {text}")
+
+    def _complain(self, text: str) -> None:
+        if text not in self._told and len(self._told) < _TEXTS_TOLD:
+            self._told.add(text)
+            self._events.emit("worker.degraded", what="nats client", reason=text)
+
+
+def _register(callbacks: list[Callback], callback: Callback) -> Callback:
+    callbacks.append(callback)
+
+    def end() -> None:
+        with suppress(ValueError):
+            callbacks.remove(callback)
+
+    return end
+
+
+def _call(callbacks: list[Callback]) -> None:
+    for callback in tuple(callbacks):
+        callback()

@@ -1,0 +1,184 @@
+"""The door to JetStream: connect, ensure that stream and consumers are right, publish, and look."""
+
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
+
+from jsworker.errors import PublishFailed, StreamRefused, StreamUnavailable
+from jsworker.events import Events
+from jsworker.settings import Settings
+from jsworker.stream.api import ConsumerState, JetStreamApi, StoredMessage, StreamState
+from jsworker.stream.connection import Connection
+from jsworker.stream.faults import NotThere
+from jsworker.stream.login import redact
+from jsworker.stream.publish import Headers, Published, Publisher
+from jsworker.stream.topology import Topology
+from jsworker.stream.wire import WireMessage
+
+__all__ = ["ConsumerState", "Published", "StoredMessage", "Stream", "StreamState", "redact"]
+
+Callback = Callable[[], None]
+
+
+class Stream:
+    """One connection to NATS and one stream on it.
+
+    Args:
+        settings: servers, login, and what the stream is like.
+        installation_id: id of the database that the stream belongs to; None for one who only publishes.
+        events: told ``worker.degraded``, ``worker.restored`` and ``stream.changed``.
+        client_name: the connection's name in the server's listings.
+        patience: seconds without a connection after which the client is built anew.
+        ping_interval: seconds between pings; the third one unanswered ends the connection.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        installation_id: UUID | None,
+        events: Events,
+        client_name: str,
+        patience: float = 15.0,
+        ping_interval: float = 10.0,
+    ) -> None:
+        self.name = settings.stream
+        self.events = events
+        self.connection = Connection(
+            settings, events=events, name=client_name, patience=patience, ping_interval=ping_interval
+        )
+        self._servers = redact(settings.nats_url)
+        self._ack_waits: dict[str, float] = {}
+        self._api = JetStreamApi(self.connection, settings.stream)
+        self._topology = Topology(self._api, settings, installation_id=installation_id, events=events)
+        self._publisher = Publisher(self.connection, stream=settings.stream, prefix=settings.subject_prefix)
+
+    async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
+        """Connect and look whether JetStream answers.
+
+        Args:
+            timeout: seconds to try while nobody answers; a refusal is told at once.
+
+        Raises:
+            SettingsError: a URL, a credentials file or a certificate cannot be used.
+            StreamUnavailable: nobody answered in time.
+            StreamRefused: login or TLS was refused, or JetStream is disabled.
+        """
+        await self.connection.connect(timeout)
+        try:
+            await self._check_jetstream()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close within seconds; never raises, and may be called again."""
+        await self.connection.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        return self.connection.connected
+
+    async def flush(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 -- as above
+        """Tell whether the server confirmed within ``timeout`` seconds that it read all that was sent."""
+        return await self.connection.flush(timeout)
+
+    def on_disconnect(self, callback: Callback) -> Callback:
+        """Call when the connection is lost; returns what ends that."""
+        return self.connection.on_lost(callback)
+
+    def on_reconnect(self, callback: Callback) -> Callback:
+        """Call when there is a connection again; returns what ends that."""
+        return self.connection.on_restored(callback)
+
+    async def ensure(
+        self,
+        kinds: Sequence[str],
+        ack_waits: Mapping[str, float] | None = None,
+        *,
+        timeout: float = 10.0,  # noqa: ASYNC109
+    ) -> None:
+        """Make the stream and a consumer for each kind, or bring them into shape.
+
+        Args:
+            kinds: those that are pulled; none for one who only publishes.
+            ack_waits: seconds by kind; the settings' own for others.
+            timeout: seconds to try while nobody answers.
+
+        Raises:
+            StreamRefused: something is not as it must be and cannot be changed; the line says what.
+            StreamUnavailable: nobody answered.
+        """
+        self._ack_waits.update(ack_waits or {})
+        self._publisher.stream_created = await self._topology.ensure(kinds, self._ack_waits, timeout)
+
+    async def restore(self, kind: str) -> None:
+        """Make the stream and one kind's consumer again after they have gone. Raises as ``ensure`` does."""
+        await self.ensure([kind], timeout=0.0)
+
+    async def publish(
+        self,
+        message: WireMessage,
+        *,
+        headers: Headers | None = None,
+        timeout: float = 5.0,  # noqa: ASYNC109
+    ) -> Published:
+        """Publish a message and wait until the stream has stored it.
+
+        Args:
+            message: what to publish; once more with the same dispatch is no second message.
+            headers: further headers.
+            timeout: seconds to try.
+
+        Raises:
+            PublishFailed: it was not acknowledged; it may be stored or not.
+        """
+        [outcome] = await self._publisher.publish([message], [headers], timeout)
+        if isinstance(outcome, PublishFailed):
+            raise outcome
+        return outcome
+
+    async def publish_many(
+        self,
+        messages: Sequence[WireMessage],
+        *,
+        headers: Sequence[Headers | None] | None = None,
+        timeout: float = 5.0,  # noqa: ASYNC109
+    ) -> list[Published | PublishFailed]:
+        """Publish messages, many at a time; outcomes come in the order of the messages.
+
+        Args:
+            messages: what to publish.
+            headers: further headers for each message.
+            timeout: give up on the rest after so many seconds without any acknowledgement.
+        """
+        return await self._publisher.publish(messages, headers, timeout)
+
+    async def state(self) -> StreamState:
+        """Return what the stream holds.
+
+        Raises:
+            StreamUnavailable: nobody answered, or there is no such stream.
+            StreamRefused: the server does not permit it.
+        """
+        state = await self._api.stream_state()
+        self._publisher.stream_created = state.created
+        return state
+
+    async def consumer_state(self, kind: str) -> ConsumerState:
+        """Return how far a kind's consumer is. Raises as ``state`` does."""
+        return await self._api.consumer_state(kind)
+
+    async def get(self, stream_seq: int) -> StoredMessage | None:
+        """Return a stored message, None when there is none with this number. Raises as ``state`` does."""
+        return await self._api.message(stream_seq)
+
+    async def _check_jetstream(self) -> None:
+        """Ask for the stream, which a worker must be permitted anyway; that it does not exist is fine."""
+        try:
+            await self._api.stream_info()
+        except NotThere:
+            return
+        except StreamUnavailable as fault:
+            if not self.connection.client.offers_jetstream:
+                raise StreamRefused(f"NATS at {self._servers} has JetStream disabled") from fault

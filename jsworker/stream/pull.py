@@ -1,0 +1,304 @@
+"""The pull loop: asks JetStream for as many messages as there is room for, and starts over when it must."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import nats.errors
+
+from jsworker.errors import JsworkerError
+from jsworker.stream.client import Client
+from jsworker.stream.delivery import Delivery, Undecodable, read
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.outstanding import Outstanding
+
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+_SETTLE_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Inbox:
+    """Where messages arrive. A new one is opened whenever the old one's requests can no longer be trusted."""
+
+    client: Client
+    subject: str
+    number: int = 0
+
+
+class Puller:
+    """Pulls the messages of one kind.
+
+    Never more are outstanding than there is room for; what arrives without room is handed back at once.
+
+    Args:
+        stream: where to pull; connected, and ``ensure`` was called for this kind.
+        kind: the kind, which is also the consumer's name.
+        deliver: takes a delivery; called on the event loop, must not block.
+        undecodable: takes a message that cannot be read; called likewise.
+        room: how many more deliveries are welcome.
+        expires: seconds that a request waits at the server.
+        idle_heartbeat: seconds after which a waiting server gives a sign of life; at most half of
+            ``expires``.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        kind: str,
+        *,
+        deliver: Callable[[Delivery], None],
+        undecodable: Callable[[Undecodable], None],
+        room: Callable[[], int],
+        expires: float = 30.0,
+        idle_heartbeat: float = 5.0,
+    ) -> None:
+        self._stream = stream
+        self._kind = kind
+        self._deliver = deliver
+        self._undecodable = undecodable
+        self._room = room
+        self._expires = expires
+        self._idle_heartbeat = idle_heartbeat
+        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{kind}"
+        self._answer = stream.connection.answer
+
+        self._inbox: _Inbox | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._outstanding = Outstanding()
+        self._request = 0
+        self._heard_at = 0.0
+        self._stumbles = 0
+        self._resume_at = 0.0
+        self._gone = False
+        self._ailing = False
+
+        self._paused = False
+        self._stopping = False
+        self._signal = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._registrations: list[Callable[[], None]] = []
+
+    async def start(self) -> None:
+        """Begin to pull."""
+        if self._task is None and not self._stopping:
+            self._clock = asyncio.get_running_loop().time
+            self._registrations = [
+                self._stream.on_disconnect(self._on_disconnect),
+                self._stream.on_reconnect(self._on_reconnect),
+            ]
+            self._task = asyncio.create_task(self._run(), name=f"pull {self._kind}")
+
+    async def stop(self) -> None:
+        """Stop pulling. Messages that arrive meanwhile are handed back at once; then nothing is outstanding.
+
+        Raises:
+            Exception: what killed the pull loop, if anything did.
+        """
+        self._stopping = True
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait({task})
+        for end in self._registrations:
+            end()
+        self._leave()
+        await self._settle(_STOP_SECONDS)
+        for closing in self._closing:
+            closing.cancel()
+        await self._stream.flush(_STOP_SECONDS)
+        if not task.cancelled():
+            task.result()
+
+    async def join(self) -> None:
+        """Wait until the pull loop has ended, which it does only when stopped.
+
+        Raises:
+            Exception: what killed the pull loop.
+        """
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            if self._task is not None and not self._task.cancelled():
+                self._task.result()
+
+    def wake(self) -> None:
+        """Look again how much room there is; cheap, any number of calls make one look."""
+        self._signal.set()
+
+    def pause(self) -> None:
+        """Ask for nothing and hand back what arrives, until ``resume``."""
+        self._paused = True
+        self._signal.set()
+
+    def resume(self) -> None:
+        """Pull again."""
+        self._paused = False
+        self._signal.set()
+
+    @property
+    def outstanding(self) -> int:
+        """How many messages were asked for and have not come."""
+        return self._outstanding.total
+
+    async def _run(self) -> None:
+        while True:
+            self._signal.clear()
+            seconds = await self._step()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._signal.wait()
+            except TimeoutError:
+                continue
+
+    async def _step(self) -> float:
+        """Do what is due; return the seconds until something may be due again."""
+        now = self._clock()
+        if self._paused or not self._stream.connected:
+            self._leave()
+            return self._idle_heartbeat
+        if now < self._resume_at:
+            return self._resume_at - now
+        if self._gone and not await self._bring_back():
+            return self._resume_at - self._clock()
+        if self._is_silent(now):
+            self._leave()
+        wanted = self._outstanding.wanted(self._room())
+        if wanted:
+            await self._ask(wanted)
+        return self._idle_heartbeat
+
+    def _is_silent(self, now: float) -> bool:
+        """Two missed heartbeats, or a request that the server should have ended long ago."""
+        if not self._outstanding.total:
+            return False
+        return now - self._heard_at > 2 * self._idle_heartbeat or self._outstanding.overdue(now)
+
+    async def _ask(self, batch: int) -> None:
+        try:
+            inbox = await self._open_inbox()
+            if not self._outstanding.total:
+                self._heard_at = self._clock()
+            self._request += 1
+            deadline = self._clock() + self._expires + 2 * self._idle_heartbeat
+            self._outstanding.ask(self._request, batch, deadline)
+            limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
+            request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
+            await inbox.client.publish(self._request_subject, request, f"{inbox.subject}{self._request}")
+        except (nats.errors.Error, OSError):  # the connection is going; its loss is told elsewhere
+            self._leave()
+            self._stumble()
+
+    async def _open_inbox(self) -> _Inbox:
+        client = self._stream.connection.client
+        if self._inbox is not None and self._inbox.client is client:
+            return self._inbox
+        self._leave()
+        await self._settle(_SETTLE_SECONDS)
+        inbox = _Inbox(client, f"{client.new_inbox()}.")
+        inbox.number = await client.open_inbox(f"{inbox.subject}*", partial(self._take, inbox))
+        self._inbox = inbox
+        return inbox
+
+    def _leave(self) -> None:
+        """Give up the inbox with all its requests; what is still on its way is taken."""
+        inbox, self._inbox = self._inbox, None
+        self._outstanding = Outstanding()
+        if inbox is not None:
+            closing = asyncio.create_task(inbox.client.close_inbox(inbox.number), name="close inbox")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _settle(self, seconds: float) -> None:
+        """Wait until the server will send no more to inboxes given up."""
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=seconds)
+
+    async def _bring_back(self) -> bool:
+        """Make the consumer, and its stream, again."""
+        try:
+            await self._stream.restore(self._kind)
+        except JsworkerError as fault:
+            self._ail(str(fault))
+            self._stumble()
+            return False
+        self._gone = False
+        return True
+
+    def _take(
+        self, inbox: _Inbox, subject: str, reply: str, data: bytes, headers: dict[str, str] | None
+    ) -> None:
+        current = inbox is self._inbox
+        if not reply:
+            if current:
+                self._on_status(subject[len(inbox.subject) :], headers or {})
+            return
+        arrival = read(subject, reply, data, kind=self._kind, answer=self._answer)
+        if arrival is None:
+            self._stream.events.emit("message.refused", kind=self._kind, reason="not delivered by JetStream")
+            return
+        if current:
+            self._outstanding.received()
+            self._sign_of_life()
+        if self._stopping or self._paused or self._room() < 1:
+            arrival.hand_back()
+        elif isinstance(arrival, Delivery):
+            self._deliver(arrival)
+        else:
+            self._undecodable(arrival)
+        self._signal.set()
+
+    def _on_status(self, request: str, headers: dict[str, str]) -> None:
+        status = headers.get("Status", "")
+        owed = headers.get("Nats-Pending-Messages", "")
+        if not request.isdigit():
+            return
+        if status == "100":
+            self._sign_of_life()
+            return
+        if owed.isdigit():  # the request expired, or its server shuts down or is no longer the leader
+            self._outstanding.ended(int(request), int(owed))
+            if status == "408":
+                self._sign_of_life()
+            else:
+                self._stumble()
+        else:
+            text = headers.get("Description", "").partition("\n")[0]
+            self._gone = self._gone or status == "503" or text == "Consumer Deleted"
+            self._ail(f"JetStream answered {status} {text}".rstrip())
+            self._leave()
+            self._stumble()
+        self._signal.set()
+
+    def _sign_of_life(self) -> None:
+        self._heard_at = self._clock()
+        self._stumbles = 0
+        if self._ailing:
+            self._ailing = False
+            self._stream.events.emit("worker.restored", what=f"consumer {self._kind}")
+
+    def _ail(self, reason: str) -> None:
+        if not self._ailing:
+            self._ailing = True
+            self._stream.events.emit("worker.degraded", what=f"consumer {self._kind}", reason=reason)
+
+    def _stumble(self) -> None:
+        """Pause before the next request, longer each time; many requests may fail for one cause."""
+        now = self._clock()
+        if now >= self._resume_at:
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._stumbles, 10))
+            self._resume_at = now + pause * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads a fleet
+            self._stumbles += 1
+
+    def _on_disconnect(self) -> None:
+        self._leave()
+        self._signal.set()
+
+    def _on_reconnect(self) -> None:
+        self._stumbles = 0
+        self._resume_at = 0.0
+        self._signal.set()
