@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -12,10 +14,15 @@ from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 
 # Nothing waits for the disk. A killed server still finds every commit again, in the system's cache; only a
 # crash of the machine would lose some. COMMIT keeps its meaning: synchronous_commit stays on.
-THROWAWAY_SETTINGS = MappingProxyType({"fsync": "off", "full_page_writes": "off"})
+# Shared memory lies in the data folder, so that a killed server leaves none behind elsewhere.
+THROWAWAY_SETTINGS = MappingProxyType(
+    {"fsync": "off", "full_page_writes": "off", "dynamic_shared_memory_type": "mmap"}
+)
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- only as the parent of a folder with a random name
 _ENOUGH_MEMORY_BYTES = 2 * 1024**3
+_PREFIX = "jsworker-test-"
+_LONGEST_SESSION = 24 * 3600.0
 
 
 def new_servers_folder() -> Path:
@@ -24,9 +31,19 @@ def new_servers_folder() -> Path:
     Others may enter it, so that a PostgreSQL started by root has its data there and not elsewhere.
     """
     in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ENOUGH_MEMORY_BYTES
-    folder = Path(tempfile.mkdtemp(prefix="jsworker-test-", dir=_MEMORY if in_memory else None))
+    parent = _MEMORY if in_memory else Path(tempfile.gettempdir())
+    _delete_leftovers(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     folder.chmod(0o711)
     return folder
+
+
+def _delete_leftovers(parent: Path) -> None:
+    """Delete what sessions that were killed left behind: memory is dear."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(FileNotFoundError):  # another session is faster
+            if time.time() - folder.stat().st_mtime > _LONGEST_SESSION:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -35,18 +52,21 @@ class TestServers:
 
     __test__: ClassVar[bool] = False  # pytest takes classes named like this one for tests
 
+    folder: Path
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
 
     def stop(self) -> None:
-        """End both and delete their data."""
+        """End both and delete their folder."""
         self.nats.stop()
         self.postgres.discard()
+        shutil.rmtree(self.folder)
 
 
 def start_test_servers(folder: Path) -> TestServers:
-    """Start both servers with their data below ``folder``; the caller stops them."""
+    """Start both servers with their data below ``folder``; whoever stops them deletes the folder."""
     servers = TestServers(
+        folder=folder,
         postgres=EmbeddedPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS),
         nats=EmbeddedNats(folder / "nats"),
     )

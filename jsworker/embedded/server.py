@@ -1,0 +1,218 @@
+"""One server as a child process: start it and wait until it answers, end it cleanly or as a crash would."""
+
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, ClassVar, Self
+
+from jsworker.embedded.account import Account
+from jsworker.embedded.child import start_with_parent
+from jsworker.embedded.locks import EXCLUSIVE, try_lock, wait_for_lock
+from jsworker.embedded.ports import LOOPBACK, free_port
+from jsworker.errors import ServersUnavailable
+
+_START_DEADLINE = 30.0
+_POLL_INTERVAL = 0.01
+_LOG_LIMIT_BYTES = 10_000_000
+_SHOWN_LOG_LINES = 10
+
+
+class EmbeddedServer(ABC):
+    """A server on a loopback port with its data in a folder.
+
+    The server dies with the process that started it (Linux). It may be started again after ``stop`` or
+    ``kill``, on the same port and data.
+
+    Attributes:
+        data: its folder, which also holds its log.
+        log: the server's log, kept over restarts.
+    """
+
+    name: ClassVar[str]
+    _stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]]
+    """Signals that end the server, the gentlest first, with the seconds that each is given."""
+
+    def __init__(self, data: Path, port: int | None) -> None:
+        self.data = data.expanduser().resolve()
+        self.log = self.data / "server.log"
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1; chosen at the first use when none was given, and kept."""
+        if self._port is None:
+            self._port = free_port()
+        return self._port
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients connect."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server.
+
+        Raises:
+            ServersUnavailable: it is not running.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise ServersUnavailable(f"{self.name} in {self.data} is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; nothing happens when it runs already.
+
+        Raises:
+            ServersUnavailable: it cannot be started, or did not answer within 30 s; with the end of its log.
+        """
+        if self.running:
+            return
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            with self._only_server(self._locked_folder()) as lock, self._opened_log() as log:
+                self._prepare(lock)
+                log_start = log.tell()
+                self._process = self._spawn(lock, log)
+            self._wait_until_it_answers(self._process, log_start)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ServersUnavailable(f"{self.name} cannot be started in {self.data}: {error}") from error
+
+    def stop(self) -> None:
+        """Shut the server down cleanly and wait for its end; nothing happens when it does not run."""
+        self._stop_with(*self._stop_signals)
+
+    def kill(self) -> None:
+        """End the server at once, as a crash would; nothing happens when it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _stop_with(self, *stop_signals: tuple[signal.Signals, float]) -> None:
+        if self._process is None:
+            return
+        for stop_signal, seconds in stop_signals:
+            self._process.send_signal(stop_signal)
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+        self.kill()
+
+    @abstractmethod
+    def _locked_folder(self) -> Path:
+        """Return the folder that at most one running server may use."""
+
+    @abstractmethod
+    def _prepare(self, lock: IO[bytes]) -> None:
+        """Make the data folder ready for a start, under the lock, which is handed to whatever works there."""
+
+    @abstractmethod
+    def _command(self) -> Sequence[str | Path]:
+        """Return the server's command line."""
+
+    @abstractmethod
+    def _answers(self, pid: int) -> bool:
+        """Tell whether this very server, and no other on its port, takes requests."""
+
+    def _account(self) -> Account | None:
+        """Return the operating system's user that the server runs as; None: our own."""
+        return None
+
+    @contextmanager
+    def _only_server(self, folder: Path) -> Iterator[IO[bytes]]:
+        # What we start inherits the open file, and with it the lock: it is free when the last of the server's
+        # processes is gone, and not before. A process id in a file could not tell that.
+        with (folder / "server.lock").open("a+b") as lock:
+            if not wait_for_lock(lock, EXCLUSIVE, seconds=_START_DEADLINE):
+                lock.seek(0)
+                raise ServersUnavailable(
+                    f"{self.name} in {self.data} is already running as process {lock.read().decode()}"
+                )
+            lock.truncate(0)
+            yield lock
+
+    def _opened_log(self) -> IO[bytes]:
+        log = self.log.open("ab")
+        if log.tell() > _LOG_LIMIT_BYTES:
+            log.truncate(0)
+            log.seek(0)
+        return log
+
+    def _spawn(self, lock: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        process = start_with_parent(
+            self._command(),
+            env=server_environment(),
+            cwd=Path("/"),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
+            death_signal=self._stop_signals[0][0],
+            account=self._account(),
+        )
+        lock.write(str(process.pid).encode())
+        return process
+
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes], log_start: int) -> None:
+        give_up_at = time.monotonic() + _START_DEADLINE
+        try:
+            while not self._answers(process.pid):
+                self._check_start(process, give_up_at, log_start)
+                time.sleep(_POLL_INTERVAL)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _check_start(self, process: subprocess.Popen[bytes], give_up_at: float, log_start: int) -> None:
+        if process.poll() is not None:
+            raise self._failed("ended while starting", log_start)
+        if time.monotonic() >= give_up_at:
+            raise self._failed(f"did not answer within {_START_DEADLINE:.0f} s", log_start)
+
+    def _failed(self, what: str, log_start: int) -> ServersUnavailable:
+        with self.log.open("rb") as log:
+            log.seek(log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        return ServersUnavailable(
+            "\n".join(
+                [
+                    f"{self.name} on {LOOPBACK}:{self.port} {what}; the end of {self.log}:",
+                    *lines[-_SHOWN_LOG_LINES:],
+                ]
+            )
+        )
+
+
+def is_in_use(folder: Path) -> bool:
+    """Tell whether a server runs whose locked folder this is."""
+    with (folder / "server.lock").open("a+b") as lock:
+        return not try_lock(lock, EXCLUSIVE)
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of servers and their tools: no PGPORT, PGDATA or LC_ALL of the user's."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
