@@ -32,16 +32,18 @@ class Batcher(Generic[ItemT, AnswerT]):
         self._write = write
         self._limit = limit
         self._died = died
-        self._waiting: deque[tuple[ItemT, asyncio.Future[AnswerT]]] = deque()
+        self._waiting: deque[tuple[ItemT, asyncio.Future[AnswerT] | None]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, item: ItemT) -> asyncio.Future[AnswerT]:
         """Queue an item; the future brings its answer, or the error of its batch."""
         answer: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, answer))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
+        self._queue(item, answer)
         return answer
+
+    def post(self, item: ItemT) -> None:
+        """Queue an item whose answer nobody waits for."""
+        self._queue(item, None)
 
     async def flush(self) -> None:
         """Wait until everything submitted so far has been answered."""
@@ -54,8 +56,13 @@ class Batcher(Generic[ItemT, AnswerT]):
             self._task.cancel()
             await asyncio.wait({self._task})
         for _, answer in self._waiting:
-            answer.cancel()
+            _cancel(answer)
         self._waiting.clear()
+
+    def _queue(self, item: ItemT, answer: asyncio.Future[AnswerT] | None) -> None:
+        self._waiting.append((item, answer))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
 
     async def _drain(self) -> None:
         while self._waiting:
@@ -64,7 +71,7 @@ class Batcher(Generic[ItemT, AnswerT]):
                 answers = await self._write([item for item, _ in batch])
             except asyncio.CancelledError:
                 for _, answer in batch:
-                    answer.cancel()
+                    _cancel(answer)
                 raise
             except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
                 for _, answer in batch:
@@ -72,11 +79,16 @@ class Batcher(Generic[ItemT, AnswerT]):
                 self._died(self._name, error)
             else:
                 for (_, answer), value in zip(batch, answers, strict=True):
-                    if not answer.done():
+                    if answer is not None and not answer.done():
                         answer.set_result(value)
 
 
-def _refuse(answer: asyncio.Future[AnswerT], error: Exception) -> None:
-    if not answer.done():
+def _cancel(answer: asyncio.Future[AnswerT] | None) -> None:
+    if answer is not None:
+        answer.cancel()
+
+
+def _refuse(answer: asyncio.Future[AnswerT] | None, error: Exception) -> None:
+    if answer is not None and not answer.done():
         answer.set_exception(error)
         answer.exception()  # not every submitter waits; the worker has been told

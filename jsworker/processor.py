@@ -153,6 +153,18 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
     raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(fault)}") from None
 
 
+def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
+    """Return a payload's JSON text, as it is stored, as the processor's payload type.
+
+    Raises:
+        InvalidPayload: it does not fit; the message names fields and rules, never values.
+    """
+    try:
+        return payload_type(processor).validate_json(text, by_alias=True, by_name=True)
+    except ValidationError as error:
+        raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(error)}") from None
+
+
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
     """Return a payload as JSON text, checked against the processor's payload type.
 

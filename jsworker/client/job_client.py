@@ -284,7 +284,7 @@ class JobClient:
             # The job is committed; the relay of any worker publishes it in five seconds.
             self.unpublished_because = str(error)
             return
-        self._marks.submit(
+        self._marks.post(
             Sent(message.job_id, message.dispatch, published.stream_seq, published.stream_created)
         )
 

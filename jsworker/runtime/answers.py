@@ -19,19 +19,19 @@ class Answers:
 
     def ack(self, delivery: Delivery) -> None:
         """Forget the message: its job has been seen to."""
-        self._bursts.submit(delivery.ack)
+        self._bursts.post(delivery.ack)
 
     def nak(self, delivery: Delivery | Undecodable, delay: float = 0.0) -> None:
         """Deliver the message again, to anybody, after ``delay`` seconds."""
-        self._bursts.submit(partial(delivery.nak, delay))
+        self._bursts.post(partial(delivery.nak, delay))
 
     def term(self, delivery: Delivery | Undecodable) -> None:
         """Forget a message that nobody can use."""
-        self._bursts.submit(delivery.term)
+        self._bursts.post(delivery.term)
 
     def in_progress(self, delivery: Delivery) -> None:
         """Restart the message's ``ack_wait``: its job is still worked on."""
-        self._bursts.submit(delivery.in_progress)
+        self._bursts.post(delivery.in_progress)
 
     async def flush(self) -> None:
         """Wait until all answers given so far are sent."""

@@ -80,7 +80,7 @@ class Consumer:
         else:
             self._hand.claiming[delivery.job_id] = [delivery]
             self._claiming += 1
-            self._batches.submit(delivery.job_id)
+            self._batches.post(delivery.job_id)
 
     def undecodable(self, message: Undecodable) -> None:
         """Take a message that cannot be read: kept for people, then terminated."""

@@ -36,7 +36,7 @@ class DeadLetters:
 
     def bury(self, message: Delivery | Undecodable, reason: str) -> None:
         """Keep a message with the rule it breaks, then terminate it."""
-        self._letters.submit((message, reason))
+        self._letters.post((message, reason))
 
     async def flush(self) -> None:
         """Wait until every message given so far is buried or put back."""

@@ -8,7 +8,7 @@ from jsworker import strict_json
 from jsworker.events import Events
 from jsworker.job import Job
 from jsworker.ownership.settle import Settled
-from jsworker.processor import read_payload
+from jsworker.processor import read_payload_text
 from jsworker.runtime import outcome as outcomes
 from jsworker.runtime.answers import Answers
 from jsworker.runtime.clock import boottime
@@ -137,11 +137,10 @@ class Executor:
 
     def _open(self, run: Run) -> Job[Any]:
         claimed = run.claimed
-        payload = strict_json.loads(claimed.payload, what="payload")
         job = Job(
             id=claimed.id,
             kind=claimed.kind,
-            payload=read_payload(type(run.kind.processor), payload),
+            payload=read_payload_text(type(run.kind.processor), claimed.payload),
             attempt=claimed.attempt,
             fencing_token=claimed.fencing_token,
             cleared=claimed.cleared,
