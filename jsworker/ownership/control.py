@@ -8,6 +8,9 @@ from sqlalchemy import text
 
 from jsworker.errors import TransitionRefused
 from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.tables import FINAL, STATUSES
+
+LIVE = frozenset(STATUSES) - frozenset(FINAL)
 
 # One UPDATE with CASE on the status: as two statements it can miss both sides of a FAIL.
 CANCEL = text("""
@@ -76,16 +79,20 @@ class Cancelled:
 
 async def cancel(database: Database, ids: Sequence[UUID]) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop."""
-    rows = {row.id: row.status for row in await database.run(CANCEL, {"ids": list(ids)})}
-    missed = [job_id for job_id in ids if job_id not in rows]
-    final: dict[UUID, str] = {}
-    if missed:
-        final = {row.id: row.status for row in await database.run(STATUS, {"ids": missed})}
+    asked: dict[UUID, str] = {}
+    seen: dict[UUID, str] = {}
+    missed = list(ids)
+    while missed:  # once more for a job that was retried between the two statements
+        asked |= {row.id: row.status for row in await database.run(CANCEL, {"ids": missed})}
+        missed = [job_id for job_id in missed if job_id not in asked]
+        if missed:
+            seen |= {row.id: row.status for row in await database.run(STATUS, {"ids": missed})}
+        missed = [job_id for job_id in missed if seen.get(job_id) in LIVE]
     return Cancelled(
-        cancelled=[job_id for job_id, status in rows.items() if status == "cancelled"],
-        requested=[job_id for job_id, status in rows.items() if status == "processing"],
-        final=final,
-        unknown=[job_id for job_id in missed if job_id not in final],
+        cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
+        requested=[job_id for job_id, status in asked.items() if status == "processing"],
+        final={job_id: status for job_id, status in seen.items() if job_id not in asked},
+        unknown=[job_id for job_id in ids if job_id not in asked and job_id not in seen],
     )
 
 

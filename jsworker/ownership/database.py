@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, Executable, Row, TextClause, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
@@ -20,8 +21,21 @@ Parameters = Mapping[str, Any]
 
 _CONNECT_TIMEOUT_SECONDS = 5
 _CONFLICT_TRIES = 5
-_COMES_BACK = ("starting up", "shutting down", "recovery mode", "too many", "connection slots")
-"""In libpq's words: refusals at the door that end by themselves."""
+_COMES_BACK = (
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "accepting connections",
+    "terminating connection",
+    "too many",
+    "connection slots",
+    "no more connections",
+)
+"""In libpq's words (the last: PgBouncer's): refusals at the door that end by themselves."""
+_READ_ONLY = "25006"
+"""A failover left the connection on a standby."""
+_NOT_TEXT = "22021"
+"""What PostgreSQL says to bytes that are no text; the driver refuses most of them before they are sent."""
 
 
 class RowRefused(JsworkerError):
@@ -64,7 +78,7 @@ class Database:
     @property
     def place(self) -> str:
         """Where the database is, for messages: ``host:port/name``."""
-        return f"{self._url.host or 'local socket'}:{self._url.port or 5432}/{self._url.database or ''}"
+        return _place(self._url)
 
     async def run(self, statement: TextClause, parameters: Parameters | None = None) -> Sequence[Row[Any]]:
         """Run one statement as one transaction and return its rows.
@@ -97,10 +111,11 @@ class Database:
         migrations.check_level(await self.migrated_to())
 
     async def close(self) -> None:
-        """Close every connection; statements that were given up are waited for."""
-        for task in self._given_up:
-            task.cancel()
-        await asyncio.gather(*self._given_up, return_exceptions=True)
+        """Close every connection, also those of statements that were given up."""
+        while self._given_up:  # each cancel ends only what the driver is waiting for just then
+            for task in self._given_up:
+                task.cancel()
+            await asyncio.wait(self._given_up, timeout=0.1)
         await self._heartbeats.dispose()
         await self._statements.dispose()
 
@@ -131,7 +146,7 @@ class Database:
             )
         try:
             return task.result()
-        except (SQLAlchemyError, psycopg.Error, OSError) as error:
+        except (SQLAlchemyError, psycopg.Error, OSError, UnicodeError) as error:
             raise self._mapped(error) from None
 
     def _give_up(self, task: asyncio.Task[Any]) -> None:
@@ -160,12 +175,14 @@ def map_error(error: Exception, place: str) -> JsworkerError:
         )
     cause = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    if sqlstate is None and isinstance(cause, (psycopg.DataError, UnicodeError)):
+        return RowRefused(_NOT_TEXT, None)
     if sqlstate is None:
         return _unconnected(cause, place)
     if sqlstate[:2] in {"22", "23"}:
         diagnosis = cause.diag if isinstance(cause, psycopg.Error) else None
         return RowRefused(sqlstate, diagnosis.constraint_name if diagnosis else None)
-    if sqlstate[:2] in {"08", "53", "57"}:
+    if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
         return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
     refused = DatabaseRefused(
         f"PostgreSQL at {place} refused a statement: {_primary(cause)} (SQLSTATE {sqlstate})"
@@ -179,7 +196,8 @@ def upgrade_database(dsn: str, revision: str = "head") -> str | None:
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
-        DatabaseRefused: the role may not do this.
+        DatabaseRefused: the role may not do this, or the database is at a revision that this version does
+            not know.
     """
     return _migrating(dsn, lambda connection: migrations.upgrade(connection, revision))
 
@@ -209,13 +227,14 @@ def migration_engine() -> Engine:
 def _migrating(dsn: str, call: Callable[[Connection], T]) -> T:
     url = _driver_url(dsn)
     engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
+    place = _place(url)
     try:
         with engine.begin() as connection:
             return call(connection)
+    except CommandError as error:
+        raise DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: {error}") from None
     except (DBAPIError, psycopg.Error) as error:
-        raise map_error(
-            error, f"{url.host or 'local socket'}:{url.port or 5432}/{url.database or ''}"
-        ) from None
+        raise map_error(error, place) from None
     finally:
         engine.dispose()
 
@@ -236,6 +255,7 @@ def _engine(url: URL, *, pool_size: int, overflow: int, wait: float) -> AsyncEng
     return create_async_engine(
         url,
         isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
         hide_parameters=True,
         pool_size=pool_size,
         max_overflow=overflow,
@@ -260,6 +280,10 @@ def connect_arguments() -> dict[str, Any]:
 
 def _driver_url(dsn: str) -> URL:
     return make_url(dsn).set(drivername="postgresql+psycopg")
+
+
+def _place(url: URL) -> str:
+    return f"{url.host or 'local socket'}:{url.port or 5432}/{url.database or ''}"
 
 
 def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:

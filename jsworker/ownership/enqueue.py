@@ -38,13 +38,15 @@ WHERE kind = :kind AND unique_key = :unique_key AND status IN ('scheduled', 'que
   AND NOT EXISTS (SELECT FROM created)
 """)
 
-# The same for many. Keys given twice in one call meet their own conflict: the first wins.
+# The same for many. Keys given twice in one call meet their own conflict: the first wins. Keys are inserted
+# in one order by all producers: each waits for twins that are not committed yet.
 ENQUEUE_MANY = text("""
 WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
     CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[])
-  ) AS i(id, payload, unique_key, delay, max_attempts, max_stalls)
+  ) WITH ORDINALITY AS i(id, payload, unique_key, delay, max_attempts, max_stalls, place)
+  ORDER BY unique_key, place
 )
 INSERT INTO jsworker.jobs (
   id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,

@@ -5,9 +5,10 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import Database
@@ -27,12 +28,14 @@ FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :wo
 RETURNING j.id, j.fencing_token, j.cancel_requested
 """)
 
-# What the heartbeat skipped, read without a lock: still mine means alive.
+# What the heartbeat skipped, read without a lock: still mine means alive; completed under my token means
+# that the job's own transaction has completed it.
 STILL_MINE = text("""
-SELECT j.id, j.fencing_token, j.cancel_requested
+SELECT j.id, j.fencing_token, j.cancel_requested, j.status
 FROM jsworker.jobs AS j
 JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = j.id
-WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token
+WHERE (j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token)
+   OR (j.status = 'completed' AND j.fencing_token = h.token)
 """)
 
 # A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
@@ -94,12 +97,14 @@ class Beat:
         cancelled: those of them that somebody asked to cancel.
         lost: runs that own their job no longer.
         locked: alive, but not renewed: somebody else holds a lock on the row.
+        completed: completed under their token, by the job's own transaction.
     """
 
     alive: frozenset[Held]
     cancelled: frozenset[Held]
     lost: frozenset[Held]
     locked: frozenset[Held]
+    completed: frozenset[Held]
 
 
 async def heartbeat(database: Database, *, worker_id: str, hand: Collection[Held]) -> Beat:
@@ -109,19 +114,18 @@ async def heartbeat(database: Database, *, worker_id: str, hand: Collection[Held
         DatabaseUnavailable: nothing is known about any of them.
     """
     if not hand:
-        return Beat(frozenset(), frozenset(), frozenset(), frozenset())
-    rows = list(await database.run_heartbeat(HEARTBEAT, _hand(worker_id, hand)))
-    skipped = set(hand) - {(row.id, row.fencing_token) for row in rows}
-    locked: set[Held] = set()
-    if skipped:
-        still_mine = await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped))
-        locked = {(row.id, row.fencing_token) for row in still_mine}
-        rows += still_mine
+        return Beat(*(frozenset[Held]() for _ in range(5)))
+    renewed = await database.run_heartbeat(HEARTBEAT, _hand(worker_id, hand))
+    skipped = set(hand) - {(row.id, row.fencing_token) for row in renewed}
+    seen = await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped)) if skipped else []
+    locked = [row for row in seen if row.status == "processing"]
+    alive = [*renewed, *locked]
     return Beat(
-        alive=frozenset((row.id, row.fencing_token) for row in rows),
-        cancelled=frozenset((row.id, row.fencing_token) for row in rows if row.cancel_requested),
-        lost=frozenset(skipped - locked),
-        locked=frozenset(locked),
+        alive=_held(alive),
+        cancelled=_held(row for row in alive if row.cancel_requested),
+        lost=frozenset(skipped) - _held(seen),
+        locked=_held(locked),
+        completed=_held(row for row in seen if row.status == "completed"),
     )
 
 
@@ -189,6 +193,10 @@ async def strays(
 
 def _hand(worker_id: str, hand: Collection[Held]) -> dict[str, object]:
     return {"worker_id": worker_id, "ids": [held[0] for held in hand], "tokens": [held[1] for held in hand]}
+
+
+def _held(rows: Iterable[Row[Any]]) -> frozenset[Held]:
+    return frozenset((row.id, row.fencing_token) for row in rows)
 
 
 def _mine(worker_id: str, held: Held) -> dict[str, object]:

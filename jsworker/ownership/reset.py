@@ -14,7 +14,7 @@ from sqlalchemy import TextClause, text
 from jsworker.ownership.database import Database
 
 # Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
-# sightings can fall right behind it.
+# sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
 SUSPECTS = text("""
 SELECT id, kind, worker_id, fencing_token, last_activity_at, extract(epoch FROM stale_after) AS stale_after,
   last_activity_at + stale_after < clock_timestamp() AS stale
@@ -22,7 +22,7 @@ FROM jsworker.jobs
 WHERE status || '' = 'processing'
   AND last_activity_at + least(stale_after, 2 * make_interval(secs => :heartbeat_interval))
       < clock_timestamp()
-ORDER BY last_activity_at LIMIT :limit
+ORDER BY last_activity_at + stale_after LIMIT :limit
 """)
 
 RESET_STALE = text("""
@@ -139,7 +139,7 @@ class Reset:
 
 
 async def suspects(database: Database, *, heartbeat_interval: float, limit: int) -> list[Suspect]:
-    """Return processing rows that missed two heartbeats or are stale, the longest silent first."""
+    """Return processing rows that missed two heartbeats or are stale, the longest overdue first."""
     rows = await database.run(SUSPECTS, {"heartbeat_interval": heartbeat_interval, "limit": limit})
     return [
         Suspect(

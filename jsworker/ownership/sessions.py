@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from jsworker.errors import OwnershipLost
@@ -25,11 +25,16 @@ class Sessions:
             worker_id: the owner of the jobs that are completed here.
             size: connections in each of the two pools: the worker's job slots.
         """
-        self._url = url
         self._worker_id = worker_id
-        self._size = size
-        self._async_engine: AsyncEngine | None = None
-        self._engine: Engine | None = None
+        options: dict[str, Any] = {
+            "isolation_level": "READ COMMITTED",
+            "hide_parameters": True,
+            "pool_size": size,
+            "max_overflow": 0,
+            "connect_args": connect_arguments(),
+        }
+        self._async_engine = create_async_engine(url, **options)
+        self._engine = create_engine(url, **options)
 
     @asynccontextmanager
     async def transaction(self, completion: Callable[[], Completion]) -> AsyncIterator[AsyncSession]:
@@ -41,8 +46,6 @@ class Sessions:
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.
         """
-        if self._async_engine is None:
-            self._async_engine = create_async_engine(self._url, **self._options())
         async with AsyncSession(self._async_engine, expire_on_commit=False) as session, session.begin():
             yield session
             ended = completion()
@@ -52,8 +55,6 @@ class Sessions:
     @contextmanager
     def sync_transaction(self, completion: Callable[[], Completion]) -> Iterator[Session]:
         """Open a plain session for a processor's thread; otherwise as ``transaction``."""
-        if self._engine is None:
-            self._engine = create_engine(self._url, **self._options())
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
             ended = completion()
@@ -62,19 +63,8 @@ class Sessions:
 
     async def close(self) -> None:
         """Close both pools."""
-        if self._async_engine is not None:
-            await self._async_engine.dispose()
-        if self._engine is not None:
-            self._engine.dispose()
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "isolation_level": "READ COMMITTED",
-            "hide_parameters": True,
-            "pool_size": self._size,
-            "max_overflow": 0,
-            "connect_args": connect_arguments(),
-        }
+        await self._async_engine.dispose()
+        self._engine.dispose()
 
 
 def _demand(row: object, ended: Completion) -> None:

@@ -28,7 +28,7 @@ UPDATE jsworker.jobs AS j SET
   status = 'completed', result = mine.result, finished_at = clock_timestamp(),
   worker_id = NULL, last_activity_at = NULL
 FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-RETURNING j.id, j.status
+RETURNING j.id, j.status, j.fencing_token
 """)
 
 FAIL = text("""
@@ -67,7 +67,7 @@ WITH input AS (
       'run_at', CASE WHEN status = 'scheduled' THEN run_at END))
   FROM ended
 )
-SELECT id, status FROM ended
+SELECT id, status, fencing_token FROM ended
 """)
 
 RELEASE = text("""
@@ -100,13 +100,13 @@ WITH input AS (
     jsonb_build_object('reason', reason, 'dispatch', dispatch)
   FROM ended
 )
-SELECT id, status FROM ended
+SELECT id, status, fencing_token FROM ended
 """)
 
 # What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
 # lost, or the job's own transaction completed it), or lost.
 VERDICT = text("""
-SELECT j.id,
+SELECT j.id, h.token AS fencing_token,
   j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token AS mine,
   j.status = 'completed' AND j.fencing_token = h.token AS completed,
   (SELECT e.event FROM jsworker.job_events AS e
@@ -172,6 +172,7 @@ class Return:
     reason: str
 
 
+_Held = tuple[UUID, int]
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
 
@@ -219,36 +220,39 @@ async def _settle(
     database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
 ) -> list[Settled]:
     settled = await _in_halves(database, worker_id, runs, write)
-    missing = [run for run in runs if run.id not in settled]
+    missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
         settled |= await _judge(database, worker_id, missing, write)
-    return [settled[run.id] for run in runs]
+    return [settled[run.id, run.token] for run in runs]
 
 
 async def _in_halves(
     database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
-) -> dict[UUID, Settled]:
+) -> dict[_Held, Settled]:
     """Write a batch; a row that PostgreSQL refuses is found by halving and fails none of its neighbours."""
     try:
         rows = await database.run(write.batch, {"worker_id": worker_id} | write.parameters(runs))
     except RowRefused:
         if len(runs) == 1:
-            return {runs[0].id: Settled.REFUSED}
+            return {(runs[0].id, runs[0].token): Settled.REFUSED}
         middle = len(runs) // 2
         lower = await _in_halves(database, worker_id, runs[:middle], write)
         return lower | await _in_halves(database, worker_id, runs[middle:], write)
-    return {row.id: Settled(row.status) for row in rows}
+    return {(row.id, row.fencing_token): Settled(row.status) for row in rows}
 
 
 async def _judge(
     database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT]
-) -> dict[UUID, Settled]:
-    verdicts = {row.id: row for row in await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))}
-    settled = {run.id: _verdict(verdicts.get(run.id)) for run in missing}
+) -> dict[_Held, Settled]:
+    rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
+    verdicts = {(row.id, row.fencing_token): row for row in rows}
+    settled: dict[_Held, Settled] = {}
     for run in missing:
-        if run.id in verdicts and verdicts[run.id].mine:
-            settled[run.id] = await _alone(database, worker_id, run, write)
-    lost = [run for run in missing if settled[run.id] is Settled.LOST]
+        held = run.id, run.token
+        row = verdicts.get(held)
+        mine = row is not None and row.mine
+        settled[held] = await _alone(database, worker_id, run, write) if mine else _verdict(row)
+    lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
     if lost:
         await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))
     return settled
@@ -259,7 +263,10 @@ async def _alone(database: Database, worker_id: str, run: EndedT, write: _Write[
         rows = await database.run(write.alone, {"worker_id": worker_id} | write.parameters([run]))
     except RowRefused:
         return Settled.REFUSED
-    return Settled(rows[0].status) if rows else Settled.LOST
+    if rows:
+        return Settled(rows[0].status)
+    # Whoever held the lock may have been an earlier try of this very write.
+    return _verdict(next(iter(await database.run(VERDICT, {"worker_id": worker_id} | _held([run]))), None))
 
 
 def _verdict(row: Row[Any] | None) -> Settled:

@@ -17,7 +17,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.dead_letters import DeadLetters
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.kinds import Kind
-from jsworker.runtime.run import Hand, Run
+from jsworker.runtime.run import Hand, Run, Stop
 from jsworker.runtime.slots import Slots
 from jsworker.stream.delivery import Delivery, Undecodable
 
@@ -145,6 +145,8 @@ class Consumer:
             self._hand.runs[row.id] = run
             for copy in copies:
                 self._answer_copy(copy, row.dispatch)
+            if row.cancel_requested:
+                run.signal(Stop.CANCELLED)
             if tell:
                 self._events.emit("job.claimed", **run.facts())
             self._slots.add(run)

@@ -107,6 +107,8 @@ class Executor:
             self._died("executor", error)
 
     async def _execute(self, run: Run) -> None:
+        # Only from here on may a signal cancel the task: one that never began would settle nothing.
+        run.phase = Phase.RUNNING
         started = boottime()
         job: Job[Any] | None = None
         error: BaseException | None = None

@@ -80,6 +80,8 @@ class Heartbeat:
         self._renew((runs[held] for held in beat.alive - beat.locked), started)
         self._cancel(runs[held] for held in beat.cancelled)
         self._lose(runs[held] for held in beat.lost)
+        for held in beat.completed:
+            runs[held].completed = True
         await self._retry_alone([runs[held] for held in beat.locked])
         await self._end_quiet_phases(runs.values())
         await self._release_strays(strays)

@@ -44,9 +44,11 @@ async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            if ended.done() or run.abandoned:
+            if run.abandoned:
                 raise
             forget_cancellation()
+            if ended.done():
+                return ended.result()
 
 
 def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
@@ -77,8 +79,8 @@ def _tell(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -
 def forget_cancellation() -> None:
     """Note that a cancellation has been dealt with, so that later time-outs of this task count anew."""
     task = asyncio.current_task()
-    if task is not None:
-        task.uncancel()
+    while task is not None and task.uncancel():
+        continue
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class Run:
         sign_at: boot time of the job's own last sign of life (progress, checkpoint).
         in_progress_at: boot time at which JetStream was last told that the message is being worked on.
         stop: why it was told to stop; the first reason stays, but LOST overrides it.
+        cancelled_for: the reason for which its task was last cancelled.
         should_stop: told to the processor; also True while the worker drains.
         quiet_until: boot time at which an announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
@@ -58,6 +59,7 @@ class Run:
     phase: Phase = Phase.WAITING
     task: asyncio.Task[None] | None = None
     stop: Stop | None = None
+    cancelled_for: Stop | None = None
     should_stop: bool = False
     cancelled: bool = False
     completed: bool = False
@@ -93,15 +95,22 @@ class Run:
     def signal(self, reason: Stop) -> None:
         """Stop the run: tell the processor, and cancel it where it waits.
 
-        A run that is settling is left alone: its outcome is fenced by the statement itself.
+        A run that is settling is left alone: its outcome is fenced by the statement itself. The same
+        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat anew.
         """
         if self.stop is None or reason is Stop.LOST:
             self.stop = reason
         self.should_stop = True
         if reason is Stop.CANCELLED:
             self.cancelled = True
-        if self.phase is Phase.RUNNING and self.task is not None:
+        if self.phase is Phase.RUNNING and self.task is not None and self._escalates(reason):
+            self.cancelled_for = reason
             self.task.cancel()
+
+    def _escalates(self, reason: Stop) -> bool:
+        if self.cancelled_for is None:
+            return True
+        return reason in (Stop.LOST, Stop.SHUTDOWN) and self.cancelled_for is not reason
 
 
 class Hand:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.kinds import Kind
-from jsworker.runtime.run import Phase, Run
+from jsworker.runtime.run import Run
 
 _AHEAD_SECONDS = 0.1
 """Only what should start within this time is claimed ahead; the rest stays in JetStream for others."""
@@ -98,7 +98,6 @@ class Slots:
         if self._closed:
             return
         for run in self._next_runs():
-            run.phase = Phase.RUNNING
             self._running[run.kind.name] += 1
             self._launch(run)
 

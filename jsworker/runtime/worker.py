@@ -250,11 +250,11 @@ class Worker:
     async def _begin(self) -> None:
         """Heartbeat first: whatever is claimed from here on is renewed."""
         await registry.seen(self._database, self._me, state="running")
-        self._beats.start()
-        self._probes.start()
-        self._relay.start()
-        self._scans.start()
+        for loop in (self._beats, self._probes, self._relay, self._scans):
+            self._opened.push_async_callback(loop.stop)
+            loop.start()
         for puller in self._pullers:
+            self._opened.push_async_callback(self._stop_puller, puller)
             await puller.start()
         self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
 
