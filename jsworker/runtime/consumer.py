@@ -45,6 +45,7 @@ class Consumer:
         answers: Answers,
         dead_letters: DeadLetters,
         events: Events,
+        on_room: Callable[[], None],
         died: Callable[[str, BaseException], None],
     ) -> None:
         self.kind = kind
@@ -57,6 +58,7 @@ class Consumer:
         self._answers = answers
         self._dead_letters = dead_letters
         self._events = events
+        self._on_room = on_room
         self._claiming = 0
         self._batches: Batcher[UUID, None] = Batcher(
             f"claims of {kind.name}", self._claim, limit=_CLAIM_BATCH, died=died
@@ -95,6 +97,7 @@ class Consumer:
         await self._batches.close()
 
     async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
+        started = boottime()
         try:
             taken = await claims.claim(
                 self._database,
@@ -105,18 +108,19 @@ class Consumer:
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
-            await self._recover_unclear(ids)
+            await self._recover_unclear(ids, started)
         else:
             self._health.answered()
-            self._adopt(taken.claimed)
+            self._adopt(taken.claimed, started)
             self._put_off([job_id for job_id in ids if job_id in taken.refused_rows])
             await self._skip([job_id for job_id in ids if job_id in self._hand.claiming])
+        self._on_room()  # what was refused makes room, and no run will tell
         return [None] * len(ids)
 
-    async def _recover_unclear(self, ids: Sequence[UUID]) -> None:
+    async def _recover_unclear(self, ids: Sequence[UUID], started: float) -> None:
         """Run what an unanswered claim took after all; the rest is delivered again later."""
         found = await self._read_back(ids)
-        self._adopt(found or ())
+        self._adopt(found or (), started)
         self._put_off([job_id for job_id in ids if job_id in self._hand.claiming])
 
     async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
@@ -137,11 +141,12 @@ class Consumer:
                 self._health.failed(error)
         return None
 
-    def _adopt(self, claimed: Sequence[ClaimedJob]) -> None:
+    def _adopt(self, claimed: Sequence[ClaimedJob], started: float) -> None:
+        """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
         tell = self._events.wants("job.claimed")
         for row in claimed:
             first, *copies = self._let_go(row.id)
-            run = Run(claimed=row, kind=self.kind, delivery=first)
+            run = Run(claimed=row, kind=self.kind, delivery=first, beaten_at=started)
             self._hand.runs[row.id] = run
             for copy in copies:
                 self._answer_copy(copy, row.dispatch)

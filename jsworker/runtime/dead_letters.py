@@ -48,6 +48,9 @@ class DeadLetters:
 
     async def _bury(self, letters: Sequence[_Letter]) -> Sequence[None]:
         for message, reason in letters:
+            if not self._health.up:  # else each of them would wait out its own time-out
+                self._answers.nak(message, _DATABASE_DELAY)
+                continue
             try:
                 await bury(
                     self._database,

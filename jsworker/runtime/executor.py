@@ -19,7 +19,8 @@ from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
 
-_HEADLINE_CHARACTERS = 500
+_LEAVE_SECONDS = 1.0
+"""How long the worker's end waits for a run that swallows its last cancellation too."""
 
 
 class Executor:
@@ -29,7 +30,6 @@ class Executor:
         self,
         *,
         slots: Slots,
-        max_result_bytes: int,
         services: LeaseServices,
         hand: Hand,
         settler: Settler,
@@ -43,7 +43,6 @@ class Executor:
 
         Args:
             slots: the job slots; they launch runs through ``launch``.
-            max_result_bytes: most bytes of a result's JSON text.
             services: what a running job may use.
             hand: what this process has in hand.
             settler: writes outcomes.
@@ -54,7 +53,6 @@ class Executor:
             died: told of an error that is nobody's outcome.
         """
         self._slots = slots
-        self._max_result_bytes = max_result_bytes
         self._services = services
         self._hand = hand
         self._settler = settler
@@ -87,13 +85,13 @@ class Executor:
 
     async def abandon(self) -> int:
         """Leave runs that do not end to the stale rule, and return how many there are."""
-        left = len(self._tasks)
+        left = len(self._hand.runs)
         for run in self._hand.runs.values():
             run.abandoned = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_LEAVE_SECONDS)
         return left
 
     def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
@@ -118,10 +116,13 @@ class Executor:
         except asyncio.CancelledError as cancelled:
             if run.abandoned:
                 raise
-            forget_cancellation()
-            outcome, error = outcomes.stopped(run), cancelled
-        except Exception as raised:  # noqa: BLE001 -- whatever user code raises is this attempt's error
+            told = forget_cancellation() or run.stop is not None
+            outcome, error = outcomes.stopped(run) if told else outcomes.raised(run, cancelled), cancelled
+        except GeneratorExit:  # the event loop is gone
+            raise
+        except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
             outcome, error = outcomes.raised(run, raised), raised
+        forget_cancellation()
         run.phase = Phase.SETTLING
         self._slots.leave(run, boottime() - started)
         self._on_room()
@@ -135,7 +136,7 @@ class Executor:
         if self._events.wants("job.started"):
             self._events.emit("job.started", **run.facts(), cleared=run.claimed.cleared)
         value = await process(run, job)
-        return outcomes.returned(run, value, self._max_result_bytes)
+        return outcomes.returned(value, self._services.max_result_bytes)
 
     def _open(self, run: Run) -> Job[Any]:
         claimed = run.claimed
@@ -167,9 +168,7 @@ class Executor:
 
     def _report(self, run: Run, outcome: Outcome) -> None:
         facts = run.facts()
-        error = (
-            outcome.error.split("\n", 1)[0][:_HEADLINE_CHARACTERS] if isinstance(outcome, Failed) else None
-        )
+        error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed) else None
         match run.settled:
             case Settled.COMPLETED:
                 if error is not None:
@@ -198,9 +197,7 @@ class Executor:
                 await processor.on_failed(job, error or RuntimeError("the result could not be stored"))
             elif run.settled is Settled.LOST:
                 await processor.on_lost(job)
-        except Exception as raised:  # noqa: BLE001 -- a hook's error is reported and changes nothing
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as raised:  # noqa: BLE001 -- a hook's error is reported and changes nothing
             self._events.emit("job.error", **run.facts(), error=f"in a hook: {outcomes.headline(raised)}")
-
-
-def _headline(outcome: Outcome) -> str | None:
-    return outcome.error.split("\n", 1)[0][:_HEADLINE_CHARACTERS] if isinstance(outcome, Failed) else None

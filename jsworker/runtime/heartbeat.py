@@ -5,13 +5,15 @@ First to start, last to stop: a drain must not look like a death.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
 from jsworker.events import Events
 from jsworker.ownership import lease, registry
 from jsworker.ownership.database import Database
-from jsworker.ownership.lease import Held
+from jsworker.ownership.lease import Beat, Held
 from jsworker.ownership.registry import WorkerRow
+from jsworker.ownership.settle import Settled
 from jsworker.runtime.answers import Answers
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
@@ -19,6 +21,8 @@ from jsworker.runtime.run import Hand, Phase, Run, Stop
 from jsworker.runtime.settler import Settler
 
 _UNHEARD = (DatabaseUnavailable, DatabaseRefused)
+_ALONE_AT_ONCE = 3
+"""Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
 
 
 class Heartbeat:
@@ -59,32 +63,49 @@ class Heartbeat:
         self._on_requeued = on_requeued
         self.state = "running"
         self._heard_since: float | None = None
+        self._heard_at = 0.0
+        self._releasing: set[Held] = set()
 
     def heard_for(self) -> float:
-        """Return for how many seconds heartbeats have been answered without a gap."""
-        return 0.0 if self._heard_since is None else boottime() - self._heard_since
+        """Return for how many seconds heartbeats have been answered without a gap.
+
+        A process that was frozen has a gap, although none of its heartbeats failed.
+        """
+        now = boottime()
+        if self._heard_since is None or self._is_gap(now):
+            return 0.0
+        return now - self._heard_since
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in hand and act on the answer."""
         started = boottime()
         runs = {run.held: run for run in self._hand.runs.values()}
         try:
-            await registry.seen(self._database, self._worker, state=self.state)
+            # The runs first: whatever is wrong with the worker's own row must not silence them.
             beat = await lease.heartbeat(self._database, worker_id=self._worker.id, hand=runs)
+            self._heed(beat, runs, started)
+            await registry.seen(self._database, self._worker, state=self.state)
             strays = await self._strays()
         except _UNHEARD as error:
             self._unheard(error)
             return
-        self._heard_since = self._heard_since or started
+        if self._heard_since is None or self._is_gap(started):
+            self._heard_since = started
+        self._heard_at = started
         self._health.answered()
+        self._release_strays(strays)
+        await self._retry_alone([runs[held] for held in beat.locked])
+        await self._end_quiet_phases(runs.values())
+
+    def _is_gap(self, now: float) -> bool:
+        return now - self._heard_at > 3 * self._worker.heartbeat_interval
+
+    def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
         self._renew((runs[held] for held in beat.alive - beat.locked), started)
         self._cancel(runs[held] for held in beat.cancelled)
         self._lose(runs[held] for held in beat.lost)
         for held in beat.completed:
             runs[held].completed = True
-        await self._retry_alone([runs[held] for held in beat.locked])
-        await self._end_quiet_phases(runs.values())
-        await self._release_strays(strays)
 
     def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         self._heard_since = None
@@ -123,18 +144,20 @@ class Heartbeat:
                 run.signal(Stop.LOST)
 
     async def _retry_alone(self, locked: list[Run]) -> None:
-        await asyncio.gather(*(self._beat_alone(run) for run in locked))
+        """Wait for the locks on a few rows, those first that were not renewed for the longest time."""
+        locked.sort(key=lambda run: run.beaten_at)
+        await asyncio.gather(*(self._beat_alone(run) for run in locked[:_ALONE_AT_ONCE]))
+        for run in locked:
+            self._fence(run)
 
     async def _beat_alone(self, run: Run) -> None:
         started = boottime()
         try:
             renewed = await lease.heartbeat_alone(self._database, worker_id=self._worker.id, held=run.held)
         except _UNHEARD:
-            return  # still locked; alive as far as anybody knows, and asked again with the next heartbeat
-        if renewed:
+            return  # still locked; asked again with the next heartbeat
+        if renewed:  # else the next heartbeat tells whether it is lost, or was just completed
             run.beaten_at = max(run.beaten_at, started)
-        else:
-            self._lose([run])
 
     async def _end_quiet_phases(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -143,8 +166,10 @@ class Heartbeat:
                     await lease.lengthen(
                         self._database, worker_id=self._worker.id, held=run.held, seconds=-run.quiet_seconds
                     )
-                except (*_UNHEARD, OwnershipLost):
+                except OwnershipLost:
                     continue  # the next heartbeat tells
+                except _UNHEARD:
+                    return
                 run.quiet_seconds = 0.0
 
     async def _strays(self) -> list[Held]:
@@ -156,11 +181,18 @@ class Heartbeat:
             older_than=2 * self._statement_timeout,
         )
 
-    async def _release_strays(self, strays: list[Held]) -> None:
-        unheld = [held for held in strays if held[0] not in self._hand]
-        if unheld and await self._settler.release(unheld, "claimed, but the claim's answer was lost"):
-            for job_id, token in unheld:
-                self._events.emit(
-                    "job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand"
-                )
-            self._on_requeued()
+    def _release_strays(self, strays: list[Held]) -> None:
+        """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
+        for held in strays:
+            if held[0] not in self._hand and held not in self._releasing:
+                self._releasing.add(held)
+                release = self._settler.release(held, "claimed, but the claim's answer was lost")
+                release.add_done_callback(partial(self._released, held))
+
+    def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
+        self._releasing.discard(held)
+        if release.cancelled() or release.exception() is not None or release.result() is not Settled.QUEUED:
+            return  # what is still in nobody's hand is found by the next heartbeat
+        job_id, token = held
+        self._events.emit("job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand")
+        self._on_requeued()

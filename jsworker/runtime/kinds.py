@@ -1,16 +1,19 @@
 """The kinds a worker works on: processors, with the limits that their classes leave to the settings."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jsworker.errors import InvalidTarget
+from jsworker.errors import InvalidTarget, SettingsError
 from jsworker.ownership.claim import Limits
 from jsworker.processor import FromSettings, JobProcessor
 from jsworker.settings import Settings
+from jsworker.settings.variables import LONGEST_SECONDS, as_given
 
 T = TypeVar("T")
+
+_MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def resolve_kinds(
 
     Raises:
         InvalidTarget: no processor, something that is none, or two of one kind.
+        SettingsError: a class attribute is no sensible limit.
     """
     kinds: dict[str, Kind] = {}
     for given in processors:
@@ -59,6 +63,7 @@ def resolve_kinds(
             raise InvalidTarget(f"{given!r} is no JobProcessor")
         if processor.kind in kinds:
             raise InvalidTarget(f"kind {processor.kind} has two processors; give one of them another `kind`")
+        _check_limits(processor)
         kinds[processor.kind] = _resolve(processor, settings)
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
@@ -68,6 +73,24 @@ def resolve_kinds(
 def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
     """Return the stale threshold of each kind in seconds, for the timing rules."""
     return {name: kind.limits.stale_after for name, kind in kinds.items()}
+
+
+def _check_limits(processor: JobProcessor[Any]) -> None:
+    for name in ("max_attempts", "max_stalls", "concurrency"):
+        value = getattr(processor, name)
+        left_open = isinstance(value, FromSettings) or (name == "concurrency" and value is None)
+        if not left_open and not (type(value) is int and 1 <= value <= _MOST):
+            raise SettingsError(
+                f"{name}={as_given(value)} of kind {processor.kind} must be a whole number from 1 to {_MOST}"
+            )
+    for name in ("timeout", "progress_timeout"):
+        value = getattr(processor, name)
+        left_open = isinstance(value, FromSettings) or value is None
+        if not left_open and not (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS):
+            raise SettingsError(
+                f"{name}={as_given(value)} of kind {processor.kind} must be None or a number of seconds "
+                f"greater than 0 and at most {LONGEST_SECONDS}"
+            )
 
 
 def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
@@ -85,9 +108,14 @@ def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
         limits=limits,
         progress_timeout=_choose(processor.progress_timeout, settings.progress_timeout),
         concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
-        is_async=inspect.iscoroutinefunction(inspect.unwrap(processor.process)),
+        is_async=_is_async(processor.process),
     )
 
 
 def _choose(own: T | FromSettings, default: T) -> T:
     return default if isinstance(own, FromSettings) else own
+
+
+def _is_async(process: Callable[..., Any]) -> bool:
+    # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
+    return inspect.iscoroutinefunction(process) or inspect.iscoroutinefunction(inspect.unwrap(process))

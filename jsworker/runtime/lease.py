@@ -19,7 +19,9 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.settle import Completion, complete_statement
 from jsworker.runtime.clock import boottime
+from jsworker.runtime.outcome import result_text
 from jsworker.runtime.run import Run, Stop
+from jsworker.settings.variables import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -34,9 +36,14 @@ _MESSAGE_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class LeaseServices:
-    """What all leases of a worker share."""
+    """What all leases of a worker share.
+
+    Attributes:
+        max_result_bytes: most bytes of a result's JSON text.
+    """
 
     worker_id: str
+    max_result_bytes: int
     database: Database
     sessions: Sessions
     events: Events
@@ -88,8 +95,8 @@ class RunLease:
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
-        if not seconds >= 0:
-            raise ValueError(f"quiet for {seconds!r} seconds: must be 0 or more")
+        if not 0 <= seconds <= LONGEST_SECONDS:
+            raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
         longer = seconds - self._run.quiet_seconds
         write = lease.lengthen(
             self._services.database, worker_id=self._services.worker_id, held=self._run.held, seconds=longer
@@ -104,6 +111,7 @@ class RunLease:
 
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
         """Open a plain session whose last statement completes the job."""
+        _refuse_on_a_loop()
         return self._sync_transaction(result)
 
     def complete_statement(self, result: Any) -> "Executable":
@@ -112,9 +120,11 @@ class RunLease:
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop from a processor's thread."""
-        if _on_a_loop():
+        try:
+            _refuse_on_a_loop()
+        except RuntimeError:
             call.close()
-            raise RuntimeError("job.sync is for plain functions in a thread; await the job's own calls")
+            raise
         return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
 
     @asynccontextmanager
@@ -123,7 +133,7 @@ class RunLease:
             async with self._services.sessions.transaction(lambda: self._completion(result)) as session:
                 yield session
         except OwnershipLost:
-            self._run.stop = Stop.LOST
+            self._lose()
             raise
         self._run.completed = True
 
@@ -133,22 +143,24 @@ class RunLease:
             with self._services.sessions.sync_transaction(lambda: self._completion(result)) as session:
                 yield session
         except OwnershipLost:
-            self._run.stop = Stop.LOST
+            self._lose()
             raise
         self._run.completed = True
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         value = result() if callable(result) else result
-        text = None if value is None else strict_json.dumps(value, what="result")
-        return Completion(*self._run.held, text)
+        return Completion(*self._run.held, result_text(value, self._services.max_result_bytes))
+
+    def _lose(self) -> None:
+        self._run.stop = Stop.LOST
+        self._run.should_stop = True
 
     async def _sign_of_life(self, write: Coroutine[Any, Any, None]) -> None:
         started = boottime()
         try:
             await write
         except OwnershipLost:
-            self._run.stop = Stop.LOST
-            self._run.should_stop = True
+            self._lose()
             raise
         self._run.beaten_at = max(self._run.beaten_at, started)
         self._run.sign_at = boottime()
@@ -160,9 +172,9 @@ def _text(value: str | None, most: int) -> str | None:
     return str(value)[:most].replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
 
-def _on_a_loop() -> bool:
+def _refuse_on_a_loop() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return
+    raise RuntimeError("job.sync is for plain functions in a thread; await the job's own calls")

@@ -1,18 +1,31 @@
 """What a run ended in, as a value, and how an exception becomes one."""
 
+import math
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from jsworker import strict_json
-from jsworker.errors import Fail, InvalidJson, InvalidPayload, OwnershipLost, Retry
+from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
+from jsworker.processor import Backoff
 from jsworker.runtime.run import Run, Stop
 
 _ERROR_CHARACTERS = 8000
-_ROW_DETAILS = ("DETAIL:", "[SQL:", "[parameters:", "CONTEXT:")
-"""Lines of a database error that repeat whole rows, and with them payloads."""
+_HEADLINE_CHARACTERS = 500
+_LONGEST_DELAY = 10 * 366 * 86400.0
+"""Seconds; PostgreSQL cannot add just any number to a date."""
+
+_ROW_BEGINS = ("DETAIL:", "CONTEXT:", "QUERY:", "LINE ", "[SQL:", "[parameters:")
+"""Lines of a database error that repeat whole rows, and with them payloads. A value may hold line breaks."""
+_ROW_ENDS = ("HINT:", "(Background on", "The above exception", "During handling of", "Traceback (", "+-")
+_GROUP_MARGIN = " |"
+
+
+class InvalidResult(InvalidJson):
+    """A result cannot be stored; another attempt would give the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,58 +65,71 @@ class Lost:
 Outcome = Completed | Failed | HandedBack | Lost
 
 
-def returned(run: Run, value: Any, max_bytes: int) -> Outcome:
+def returned(value: Any, max_bytes: int) -> Outcome:
     """Return the outcome of a run whose processor returned ``value``."""
-    if run.stop is Stop.LOST:
-        return Lost()
     try:
-        plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-        text = None if plain is None else strict_json.dumps(plain, what="result")
-    except InvalidJson as error:
+        return Completed(result_text(value, max_bytes))
+    except InvalidResult as error:
         return Failed(str(error), "result", 0.0)
-    if text is not None and len(text.encode()) > max_bytes:
-        return Failed(f"result of {len(text.encode())} bytes exceeds {max_bytes} bytes", "result", 0.0)
-    return Completed(text)
+
+
+def result_text(value: Any, max_bytes: int) -> str | None:
+    """Return a result as JSON text, None when there is none.
+
+    Raises:
+        InvalidResult: it cannot be stored, or is larger than ``max_bytes``.
+    """
+    if value is None:
+        return None
+    try:
+        text = strict_json.dumps(_plain(value), what="result")
+    except InvalidJson as error:
+        raise InvalidResult(str(error)) from None
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > max_bytes:
+        raise InvalidResult(f"result of {size} bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES={max_bytes}")
+    return text
 
 
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
-    backoff = run.kind.processor.backoff.delay(run.claimed.attempt)
+    if final := _final(run, error):
+        return Failed(clean(_text(error)), final, 0.0)
     match error:
-        case OwnershipLost():
-            return Lost()
+        case Retry() if run.is_handed_back and not error.after:
+            return _handed_back(run)
         case Retry():
-            return Failed(clean(str(error)), None, backoff if error.after is None else max(error.after, 0.0))
-        case Fail():
-            return Failed(clean(str(error)), "permanent", 0.0)
-        case InvalidPayload() | InvalidJson() if run.unread:
-            return Failed(clean(str(error)), "payload", 0.0)
+            return Failed(clean(_text(error)), None, _delay(run, error.after))
+        case _ if run.stop in {Stop.FENCED, Stop.SHUTDOWN}:
+            return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
         case _:
-            return Failed(describe(error), None, backoff)
+            return Failed(describe(error), None, _delay(run))
 
 
 def stopped(run: Run) -> Outcome:
     """Return the outcome of a run that was cancelled in the middle of its work."""
-    backoff = run.kind.processor.backoff.delay(run.claimed.attempt)
     match run.stop:
         case Stop.LOST:
             return Lost()
         case Stop.CANCELLED:
             return Failed("cancelled on request", None, 0.0)
         case Stop.TIMEOUT:
-            return Failed(f"timed out after {run.kind.timeout:g} s", None, backoff)
+            return Failed(f"timed out after {run.kind.timeout:g} s", None, _delay(run))
         case Stop.NO_PROGRESS:
-            return Failed(f"no progress for {run.kind.progress_timeout:g} s", None, backoff)
-        case Stop.FENCED:
-            return HandedBack("the owner could not renew its heartbeat in time and stopped the run")
-        case Stop.SHUTDOWN | None:
-            return HandedBack("the worker was stopped")
+            return Failed(f"no progress for {run.kind.progress_timeout:g} s", None, _delay(run))
+        case Stop.FENCED | Stop.SHUTDOWN | None:
+            return _handed_back(run)
 
 
 def headline(error: BaseException) -> str:
     """Return type and first line of an error's message."""
-    first = clean(str(error)).split("\n", 1)[0]
+    first = first_line(clean(_text(error)))
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error's text, cut to what an event may carry."""
+    return text.split("\n", 1)[0][:_HEADLINE_CHARACTERS]
 
 
 def describe(error: BaseException) -> str:
@@ -114,9 +140,65 @@ def describe(error: BaseException) -> str:
 
 def clean(text: str) -> str:
     """Return text without rows of a database error, NUL and lone surrogates, cut in its middle."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(_ROW_DETAILS)]
-    kept = "\n".join(lines).replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    kept = "\n".join(_without_rows(text)).replace("\0", "\\0").encode(errors="backslashreplace").decode()
     if len(kept) <= _ERROR_CHARACTERS:
         return kept
     half = _ERROR_CHARACTERS // 2
     return f"{kept[:half]}\n… {len(kept) - 2 * half} characters left out …\n{kept[-half:]}"
+
+
+def _without_rows(text: str) -> Iterator[str]:
+    in_row = False
+    for line in text.splitlines():
+        words = line.lstrip(_GROUP_MARGIN)
+        if words.startswith(_ROW_BEGINS):
+            in_row = True
+        elif words.startswith(_ROW_ENDS):
+            in_row = False
+        if not in_row:
+            yield line
+
+
+def _text(error: BaseException) -> str:
+    # What str() gives, also for an error whose __str__ raises.
+    return str(traceback.TracebackException(type(error), error, None))
+
+
+def _final(run: Run, error: BaseException) -> str | None:
+    """Return why no further attempt may follow, None when one may."""
+    match error:
+        case Fail():
+            return "permanent"
+        case InvalidResult():
+            return "result"
+        case InvalidPayload() | InvalidJson() if run.unread:
+            return "payload"
+        case _:
+            return None
+
+
+def _handed_back(run: Run) -> HandedBack:
+    if run.stop is Stop.FENCED:
+        return HandedBack("the owner could not renew its heartbeat in time and stopped the run")
+    return HandedBack("the worker was stopped")
+
+
+def _delay(run: Run, wanted: float | None = None) -> float:
+    """Return the seconds until the next attempt: those wanted, or the back-off."""
+    attempt = run.claimed.attempt
+    try:
+        seconds = float(run.kind.processor.backoff.delay(attempt) if wanted is None else wanted)
+    except Exception:  # noqa: BLE001 -- somebody else's code and values; the attempt has failed anyway
+        seconds = math.nan
+    if math.isnan(seconds):
+        seconds = Backoff().delay(attempt)
+    return min(max(seconds, 0.0), _LONGEST_DELAY)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, BaseModel):
+        return value
+    try:  # warnings would show values
+        return value.model_dump(mode="json", warnings=False)
+    except ValueError:
+        raise InvalidJson(f"result of type {type(value).__name__} has no JSON form") from None

@@ -44,11 +44,13 @@ async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
+            if ended.done():
+                return ended.result()
+            if run.stop is None:  # somebody ends the event loop; the thread runs on, so nobody may settle
+                run.abandoned = True
             if run.abandoned:
                 raise
             forget_cancellation()
-            if ended.done():
-                return ended.result()
 
 
 def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
@@ -76,11 +78,18 @@ def _tell(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -
         loop.call_soon_threadsafe(settle)
 
 
-def forget_cancellation() -> None:
-    """Note that a cancellation has been dealt with, so that later time-outs of this task count anew."""
+def forget_cancellation() -> bool:
+    """Note that cancellations have been dealt with, so that later time-outs of this task count anew.
+
+    Returns:
+        Whether there were any; without one, a CancelledError is of the processor's own making.
+    """
     task = asyncio.current_task()
-    while task is not None and task.uncancel():
+    if task is None or not task.cancelling():
+        return False
+    while task.uncancel():
         continue
+    return True
 
 
 @contextmanager
@@ -89,7 +98,7 @@ def _time_limits(run: Run) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def watch_progress(limit: float) -> None:
-        left = run.sign_at + limit - boottime()
+        left = max(run.sign_at, run.quiet_until) + limit - boottime()
         if left <= 0:
             run.signal(Stop.NO_PROGRESS)
         else:

@@ -83,6 +83,11 @@ class Run:
         """Job id and fencing token: what every write of this run is guarded by."""
         return self.claimed.id, self.claimed.fencing_token
 
+    @property
+    def is_handed_back(self) -> bool:
+        """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
+        return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
+
     def facts(self) -> dict[str, object]:
         """Return what every event about this run tells."""
         return {

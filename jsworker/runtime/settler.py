@@ -15,8 +15,10 @@ from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcom
 from jsworker.runtime.run import Run
 
 _BATCH = 500
+_ALONE_AT_ONCE = 3
+"""Outcomes that are written one by one, each on a connection that claims need too."""
 
-EndedT = TypeVar("EndedT")
+EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
 
 class Settler:
@@ -30,16 +32,18 @@ class Settler:
         health: DatabaseHealth,
         died: Callable[[str, BaseException], None],
     ) -> None:
+        self._worker_id = worker_id
+        self._database = database
         self._health = health
-        write = partial(self._persist, database=database, worker_id=worker_id)
-        self._completions: Batcher[Completion, Settled] = Batcher(
-            "completions", partial(write, complete), limit=_BATCH, died=died
+        self._alone = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._completions: Batcher[Completion, Settled | None] = Batcher(
+            "completions", partial(self._write, complete), limit=_BATCH, died=died
         )
-        self._failures: Batcher[Failure, Settled] = Batcher(
-            "failures", partial(write, fail), limit=_BATCH, died=died
+        self._failures: Batcher[Failure, Settled | None] = Batcher(
+            "failures", partial(self._write, fail), limit=_BATCH, died=died
         )
-        self._returns: Batcher[Return, Settled] = Batcher(
-            "releases", partial(write, release), limit=_BATCH, died=died
+        self._returns: Batcher[Return, Settled | None] = Batcher(
+            "releases", partial(self._write, release), limit=_BATCH, died=died
         )
 
     async def settle(self, run: Run, outcome: Outcome) -> Settled:
@@ -48,21 +52,16 @@ class Settler:
             case Completed(result):
                 return await self._completed(run, result)
             case Failed(error, permanent, delay):
-                return await self._failures.submit(Failure(*run.held, error, permanent, delay))
+                return await self._failed(Failure(*run.held, error, permanent, delay))
             case HandedBack(reason):
-                return await self._returns.submit(Return(*run.held, reason))
+                given_back = Return(*run.held, reason)
+                return await self._returns.submit(given_back) or await self._persist(release, given_back)
             case Lost():
                 return Settled.LOST
 
-    async def release(self, held: Sequence[Held], reason: str) -> Sequence[Settled]:
-        """Release claims of this worker that are in nobody's hand."""
-        answers = [self._returns.submit(Return(job_id, token, reason)) for job_id, token in held]
-        return await asyncio.gather(*answers)
-
-    async def flush(self) -> None:
-        """Wait until every outcome given so far is written."""
-        for batcher in (self._completions, self._failures, self._returns):
-            await batcher.flush()
+    def release(self, held: Held, reason: str) -> asyncio.Future[Settled | None]:
+        """Release a claim of this worker that is in nobody's hand; None: not answered."""
+        return self._returns.submit(Return(*held, reason))
 
     async def close(self) -> None:
         """Give up outcomes that are not written; their jobs go back by the stale rule."""
@@ -70,26 +69,35 @@ class Settler:
             await batcher.close()
 
     async def _completed(self, run: Run, result: str | None) -> Settled:
-        settled = await self._completions.submit(Completion(*run.held, result))
+        completion = Completion(*run.held, result)
+        settled = await self._completions.submit(completion) or await self._persist(complete, completion)
         if settled is Settled.REFUSED:
             refused = Failure(*run.held, "PostgreSQL refused the result as jsonb", "result", 0.0)
-            return await self._failures.submit(refused)
+            return await self._failed(refused)
         return settled
 
+    async def _failed(self, failure: Failure) -> Settled:
+        return await self._failures.submit(failure) or await self._persist(fail, failure)
+
     async def _persist(
-        self,
-        statement: Callable[..., Awaitable[Sequence[Settled]]],
-        runs: Sequence[EndedT],
-        *,
-        database: Database,
-        worker_id: str,
-    ) -> Sequence[Settled]:
+        self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT
+    ) -> Settled:
+        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
         while True:
-            try:
-                settled = await statement(database, worker_id=worker_id, runs=runs)
-            except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._health.failed(error)
-                await self._health.wait_until_up()
-            else:
-                self._health.answered()
+            async with self._alone:
+                [settled] = await self._write(statement, [ended])
+            if settled is not None:
                 return settled
+
+    async def _write(
+        self, statement: Callable[..., Awaitable[Sequence[Settled]]], runs: Sequence[EndedT]
+    ) -> Sequence[Settled | None]:
+        """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
+        await self._health.wait_until_up()
+        try:
+            settled = await statement(self._database, worker_id=self._worker_id, runs=runs)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            return [None] * len(runs)
+        self._health.answered()
+        return settled

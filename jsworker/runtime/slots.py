@@ -82,10 +82,12 @@ class Slots:
         """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
         now = boottime()
         taken: list[Run] = []
-        for queue in self._waiting.values():
+        for name, queue in self._waiting.items():
             while queue and now - queue[0].claimed_at >= older_than:
                 taken.append(queue.popleft())
                 self._in_hand -= 1
+                # Runs take longer than the mean says; without a word to it, as many would be claimed again.
+                self._mean_seconds[name] = max(self._mean_seconds.get(name, 0.0), older_than)
         return taken
 
     def _ahead(self, kind: Kind) -> int:

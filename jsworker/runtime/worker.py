@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from jsworker.errors import DatabaseUnavailable, JsworkerError
+from jsworker.errors import JsworkerError
 from jsworker.events import Events, Listener
 from jsworker.ownership import registry
 from jsworker.ownership.database import Database
@@ -19,9 +19,10 @@ from jsworker.runtime.executor import Executor
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.heartbeat import Heartbeat
 from jsworker.runtime.identity import identify
-from jsworker.runtime.kinds import resolve_kinds, stale_thresholds
+from jsworker.runtime.kinds import Kind, resolve_kinds, stale_thresholds
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
+from jsworker.runtime.outcome import headline
 from jsworker.runtime.relay import Relay
 from jsworker.runtime.run import Hand, Run, Stop
 from jsworker.runtime.settler import Settler
@@ -32,14 +33,17 @@ from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
 
 _PROBE_SECONDS = 0.5
-_CANCELLED_RUN_SECONDS = 5.0
-"""How long a cancelled run may take to end before it is left to the stale rule."""
+_TEARDOWN_SECONDS = 5.0
 
 _SCAN_JITTER = 0.2
 
 
 class WorkerDied(JsworkerError):
     """A loop of the worker ended in an error; the worker has stopped, its jobs are handed back."""
+
+
+class SetupFailed(JsworkerError):
+    """A processor could not be set up; the worker has not started."""
 
 
 class Worker:
@@ -70,7 +74,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._error: JsworkerError | None = None
         self._opened = AsyncExitStack()
-        self._started = False
+        self._starting = asyncio.Lock()
         self._closing: asyncio.Task[int] | None = None
         self._forced = asyncio.Event()
 
@@ -95,6 +99,8 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close(force=kind is not None)
+        if self._error is not None and error is None:
+            raise self._error
 
     async def run(self) -> None:
         """Work until ``stop`` is called.
@@ -104,8 +110,6 @@ class Worker:
         """
         async with self:
             await self._stopping.wait()
-        if self._error is not None:
-            raise self._error
 
     def stop(self, *, force: bool = False) -> None:
         """Begin to stop: drain, or with ``force`` hand every job back at once. May be called twice."""
@@ -119,17 +123,22 @@ class Worker:
         Raises:
             DatabaseUnavailable, DatabaseRefused, MigrationMissing: PostgreSQL cannot be used.
             StreamUnavailable, StreamRefused: NATS cannot be used.
+            SetupFailed: a processor's ``setup`` raised.
+            RuntimeError: it was started before.
         """
-        try:
-            await self._connect()
-            self._wire()
-            await self._open_processors()
-            await self._begin()
-        except BaseException:
-            await self._opened.aclose()
-            raise
-        self._started = True
-        self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds))
+        async with self._starting:
+            if self._closing is not None:
+                raise RuntimeError("a worker starts once; make a new one for another life")
+            try:
+                await self._connect()
+                self._wire()
+                await self._open_processors()
+                await self._begin()
+            except BaseException:
+                await self._opened.aclose()
+                raise
+            self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds))
+            self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
     async def close(self, *, force: bool = False) -> int:
         """Stop working and hand back what has not ended.
@@ -140,12 +149,10 @@ class Worker:
         Returns:
             How many runs did not end; their jobs are taken back by others, by the stale rule.
         """
-        if force:
-            self._forced.set()
-        self._stopping.set()
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close(), name="jsworker close")
-        return await asyncio.shield(self._closing)
+        self.stop(force=force)
+        async with self._starting:  # a worker that is just starting is closed as soon as it has started
+            closing = self._closing
+        return 0 if closing is None else await asyncio.shield(closing)
 
     async def _connect(self) -> None:
         settings = self._settings
@@ -188,8 +195,14 @@ class Worker:
         )
         self._executor = Executor(
             slots=self._slots,
-            max_result_bytes=settings.max_payload_bytes,
-            services=LeaseServices(self.id, database, self._sessions, events, asyncio.get_running_loop()),
+            services=LeaseServices(
+                worker_id=self.id,
+                max_result_bytes=settings.max_payload_bytes,
+                database=database,
+                sessions=self._sessions,
+                events=events,
+                loop=asyncio.get_running_loop(),
+            ),
             hand=self._hand,
             settler=self._settler,
             answers=self._answers,
@@ -208,7 +221,9 @@ class Worker:
             on_requeued=self._wake_relay,
         )
         relay = Relay(database=database, health=self._health, stream=self._stream)
-        self._beats = Loop("heartbeat", self._beat, interval=settings.heartbeat_interval, died=died)
+        self._beats = Loop(
+            "heartbeat", self._beat, interval=settings.heartbeat_interval, died=self._heart_died
+        )
         self._probes = Loop("probe", self._probe, interval=_PROBE_SECONDS, died=died)
         self._relay = Loop("relay", relay.step, interval=settings.relay_interval, died=died)
         self._scans = Loop(
@@ -239,13 +254,27 @@ class Worker:
             answers=self._answers,
             dead_letters=self._dead_letters,
             events=self.events,
+            on_room=self._wake_pullers,
             died=self._died,
         )
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
-            await kind.processor.setup()
-            self._opened.push_async_callback(kind.processor.teardown)
+            try:
+                await kind.processor.setup()
+            except Exception as error:
+                raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)}") from error
+            self._opened.push_async_callback(self._tear_down, kind)
+
+    async def _tear_down(self, kind: Kind) -> None:
+        try:
+            async with asyncio.timeout(_TEARDOWN_SECONDS):
+                await kind.processor.teardown()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 -- the jobs have ended; the rest is still to be closed
+            what = f"teardown of kind {kind.name}"
+            self.events.emit("worker.degraded", what=what, reason=headline(error))
 
     async def _begin(self) -> None:
         """Heartbeat first: whatever is claimed from here on is renewed."""
@@ -264,18 +293,18 @@ class Worker:
         except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
             self._died("pull loop", error)
 
-    async def _close(self) -> int:
-        if not self._started:
-            await self._opened.aclose()
-            return 0
+    async def _close_once_stopped(self) -> int:
+        await self._stopping.wait()
         self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._hand.runs))
         self._heartbeat.state = "draining"
-        await self._stop_pulling()
-        await self._drain()
-        left = await self._hand_back()
-        await self._publish_the_rest()
-        await self._end_loops()
-        await self._opened.aclose()
+        try:
+            await self._stop_pulling()
+            await self._drain()
+            left = await self._hand_back()
+            await self._publish_the_rest()
+            await self._end_loops()
+        finally:
+            await self._opened.aclose()
         self.events.emit("worker.stopped", worker_id=self.id, left=left)
         return left
 
@@ -312,14 +341,18 @@ class Worker:
         """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
         for run in self._hand.runs.values():
             run.signal(Stop.SHUTDOWN)
-        await self._executor.wait(_CANCELLED_RUN_SECONDS)
+        # The time that the rule about GRACE_PERIOD leaves for it.
+        await self._executor.wait(2 * self._settings.statement_timeout)
         return await self._executor.abandon()
 
     async def _publish_the_rest(self) -> None:
         """Send released jobs to the others now, not with their next relay tick."""
         await self._scans.stop()
         await self._relay.stop()
-        await Relay(database=self._database, health=self._health, stream=self._stream).step()
+        try:
+            await Relay(database=self._database, health=self._health, stream=self._stream).step()
+        except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
+            self._died("relay", error)
         await self._dead_letters.flush()
         await self._answers.flush()
         await self._stream.flush()
@@ -339,7 +372,7 @@ class Worker:
     async def _sign_off(self) -> None:
         try:
             await registry.seen(self._database, self._me, state="stopped")
-        except DatabaseUnavailable as error:
+        except JsworkerError as error:
             self._health.failed(error)
 
     async def _beat(self) -> None:
@@ -363,6 +396,10 @@ class Worker:
 
     def _wake_relay(self) -> None:
         self._relay.wake()
+
+    def _heart_died(self, name: str, error: BaseException) -> None:
+        self._forced.set()  # a drain without heartbeats would look like a death
+        self._died(name, error)
 
     def _died(self, name: str, error: BaseException) -> None:
         if self._error is None:

@@ -1,16 +1,17 @@
 """JetStream's requests: what is asked, within which time, and what a refusal means."""
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from nats.js import JetStreamManager
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
 
-from jsworker.errors import StreamRefused, StreamUnavailable
+from jsworker.errors import StreamRefused
 from jsworker.stream.connection import Connection
-from jsworker.stream.faults import NotThere, api_faults
+from jsworker.stream.faults import ApiRefused, NotThere, api_faults
 
 T = TypeVar("T")
 
@@ -170,12 +171,15 @@ class JetStreamApi:
     def _jetstream(self) -> JetStreamManager:
         return self._connection.client.jsm(timeout=_SECONDS)
 
-    async def _ask(self, request: str, answer: Awaitable[T]) -> T:
+    async def _ask(self, request: str, answer: Coroutine[Any, Any, T]) -> T:
+        asking = asyncio.create_task(answer, name=request)
         try:
+            with self._connection.denial_of(f"$JS.API.{request}") as denial:
+                either: set[asyncio.Future[Any]] = {asking, denial}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise ApiRefused(f"stream {self._stream}", denial.result())
             with api_faults(f"stream {self._stream}"):
-                return await answer
-        except StreamUnavailable as fault:
-            violation = self._connection.violation_of(f"$JS.API.{request}")
-            if violation is None:
-                raise
-            raise StreamRefused(f"stream {self._stream}: {violation}") from fault
+                return await asking
+        finally:
+            asking.cancel()

@@ -8,6 +8,7 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 
 _PING = b"PING\r\n"
+_VERDICT = b"PUB $JS.ACK."
 _CLOSE_SECONDS = 2.0
 _BARRIER_SECONDS = 1
 
@@ -61,9 +62,15 @@ class Client(NatsClient):
                 continue  # a silent server: wait until it answers or nats-py gives the connection up
         self._inboxes.pop(number, None)
 
-    def forget_inboxes(self) -> None:
-        """The connection is lost, and with it whatever was asked for."""
+    def lose(self) -> None:
+        """Forget what dies with a connection: inboxes, and what waits to be sent.
+
+        Only verdicts still mean something to the next connection. A request would be served to an inbox that
+        nobody listens to, and its messages would be lost until the consumer's ``ack_wait``.
+        """
         self._inboxes.clear()
+        self._pending = [command for command in self._pending if command.startswith(_VERDICT)]
+        self._pending_data_size = sum(map(len, self._pending))
 
     def post(self, subject: str, content: bytes, reply: str = "", headers: bytes = b"") -> None:
         """Send without waiting and without a promise; what a stuck connection cannot hold is dropped.
@@ -89,15 +96,15 @@ class Client(NatsClient):
         if queue is not None and queue.empty() and self.is_connected:
             queue.put_nowait(asyncio.get_running_loop().create_future())
 
-    async def discard(self) -> None:
-        """Close within seconds, whatever state the connection is in, and never raise."""
+    async def discard(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Close within ``seconds``, whatever state the connection is in, and never raise."""
         closing = asyncio.create_task(self.close(), name="close nats")
         try:
-            done, _ = await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+            done, _ = await asyncio.wait({closing}, timeout=seconds)
             if not done:
                 self._abort()
                 closing.cancel()
-                await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+                await asyncio.wait({closing}, timeout=seconds)
         finally:
             self._abort()
         if closing.done() and not closing.cancelled():
@@ -116,7 +123,10 @@ class Client(NatsClient):
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
             status = await self._process_headers(headers) if headers and not reply else None
-            take(subject.decode(), reply.decode(), data, status)
+            try:
+                take(subject.decode(), reply.decode(), data, status)
+            except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
+                await self._error_cb(error)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 -- nats-py's signature
         """Look at the server's greeting before the login is sent: nats-py goes on in clear text."""

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats.errors
@@ -17,7 +17,7 @@ from jsworker.stream.faults import reason_of
 from jsworker.stream.login import login_of
 from jsworker.stream.opening import Ears, open_client
 
-_CONNECT_SECONDS = 5
+_CONNECT_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
@@ -58,6 +58,7 @@ class Connection:
         self._up = asyncio.Event()
         self._cause = _CAUSE
         self._told: set[str] = set()
+        self._denials: dict[asyncio.Future[str], str] = {}
         self._lost_callbacks: list[Callback] = []
         self._restored_callbacks: list[Callback] = []
 
@@ -131,15 +132,21 @@ class Connection:
                 return True
         return False
 
-    def violation_of(self, subject: str) -> str | None:
-        """Return what the server said when publishing to a subject was not permitted."""
-        quoted = f'"{subject.lower()}"'
-        return next((text for text in self._told if quoted in text), None)
+    @contextmanager
+    def denial_of(self, subject: str) -> Iterator[asyncio.Future[str]]:
+        """Yield what holds the server's words when it does not permit to publish to a subject."""
+        denial: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._denials[denial] = f'"{subject.lower()}"'
+        try:
+            yield denial
+        finally:
+            del self._denials[denial]
 
     async def _open(self, seconds: float) -> Client:
+        login = login_of(self._settings)
         options: dict[str, Any] = {
             "name": self._name,
-            "connect_timeout": min(_CONNECT_SECONDS, seconds),
+            "connect_timeout": min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1)),
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": _RECONNECT_SECONDS * random.uniform(0.5, 1.5),  # noqa: S311 -- spreads a fleet
             "ping_interval": self._ping_interval,
@@ -149,7 +156,7 @@ class Connection:
             "inbox_prefix": f"_INBOX.{secrets.token_hex(8)}",
         }
         ears = Ears(on_error=self._hear, on_lost=self._lose, on_restored=self._restore)
-        return await open_client(login_of(self._settings), ears, options, seconds)
+        return await open_client(login, ears, options, seconds)
 
     async def _keep_alive(self) -> None:
         """Replace a client that cannot help itself.
@@ -183,7 +190,7 @@ class Connection:
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():
             self._up.clear()
-            client.forget_inboxes()
+            client.lose()
             self._events.emit("worker.degraded", what="nats", reason=self._cause)
             _call(self._lost_callbacks)
 
@@ -202,6 +209,9 @@ class Connection:
         text = reason_of(error)
         if "permissions violation" in text:
             self._complain(text)
+            for denial, quoted in self._denials.items():
+                if quoted in text and not denial.done():
+                    denial.set_result(text)
         elif isinstance(error, nats.errors.SlowConsumerError):
             self._complain(f"messages of {error.subject} were dropped: too many are waiting")
         elif isinstance(error, nats.errors.Error | OSError):

@@ -19,17 +19,18 @@ class NotThere(StreamUnavailable):
 
 
 class ApiRefused(StreamRefused):
-    """JetStream refused a request.
+    """JetStream, or the server before it, refused a request.
 
-    Attributes:
+    Args:
+        what: what the request was about.
         reason: the server's own words.
         code: JetStream's number of the reason.
     """
 
-    def __init__(self, what: str, error: APIError) -> None:
-        self.reason = reason_of(error)
-        self.code = error.err_code
-        super().__init__(f"{what}: {self.reason}")
+    def __init__(self, what: str, reason: str, code: int | None = None) -> None:
+        self.reason = reason
+        self.code = code
+        super().__init__(f"{what}: {reason}")
 
 
 def login_fault(error: Exception, servers: str) -> StreamRefused | StreamUnavailable:
@@ -104,7 +105,7 @@ def api_faults(what: str) -> Iterator[None]:
             raise StreamRefused(f"{what}: JetStream is not enabled on this server or account") from error
         if isinstance(error, ServiceUnavailableError):
             raise StreamUnavailable(f"{what}: {error.description or 'JetStream does not answer'}") from error
-        raise ApiRefused(what, error) from error
+        raise ApiRefused(what, reason_of(error), error.err_code) from error
     except (nats.errors.Error, OSError) as error:
         raise StreamUnavailable(f"{what}: {reason_of(error)}") from error
     except (ValueError, KeyError, TypeError) as error:  # nats-py parses without checking

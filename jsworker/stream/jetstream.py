@@ -8,7 +8,7 @@ from jsworker.events import Events
 from jsworker.settings import Settings
 from jsworker.stream.api import ConsumerState, JetStreamApi, StoredMessage, StreamState
 from jsworker.stream.connection import Connection
-from jsworker.stream.faults import NotThere
+from jsworker.stream.faults import NotThere, api_faults
 from jsworker.stream.login import redact
 from jsworker.stream.publish import Headers, Published, Publisher
 from jsworker.stream.topology import Topology
@@ -153,6 +153,17 @@ class Stream:
             timeout: give up on the rest after so many seconds without any acknowledgement.
         """
         return await self._publisher.publish(messages, headers, timeout)
+
+    async def publish_raw(self, subject: str, data: bytes) -> int:
+        """Publish bytes as they are, without a message id, and return their number in the stream.
+
+        Raises:
+            StreamUnavailable: nobody acknowledged; they may be stored or not.
+            StreamRefused: the stream does not take them.
+        """
+        with api_faults(f"stream {self.name}"):
+            acknowledged = await self.connection.client.jetstream().publish(subject, data, stream=self.name)
+        return acknowledged.seq
 
     async def state(self) -> StreamState:
         """Return what the stream holds.

@@ -13,6 +13,8 @@ from jsworker.stream.client import Client
 from jsworker.stream.faults import login_fault
 from jsworker.stream.login import Login
 
+_ABANDON_SECONDS = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Ears:
@@ -71,7 +73,7 @@ class _Attempt:
             self._trying = False
             if not self._connected:
                 connecting.cancel()
-                await self._client.discard()
+                await self._client.discard(_ABANDON_SECONDS)
         return self._client
 
     async def _connect(self, options: dict[str, Any]) -> None:

@@ -227,7 +227,7 @@ class _Flight:
                     await self._moved.wait()
             except TimeoutError:
                 if self._clock() - self._progress_at >= min(_SILENCE_SECONDS, self._seconds):
-                    self.interrupt("the stream did not answer")
+                    self.interrupt(self.reason or "the stream did not answer")
 
     def interrupt(self, reason: str) -> None:
         self.interrupted = True

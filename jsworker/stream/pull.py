@@ -18,6 +18,7 @@ from jsworker.stream.outstanding import Outstanding
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _SETTLE_SECONDS: Final = 1.0
+_CRAMPED_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 
 
@@ -33,7 +34,8 @@ class _Inbox:
 class Puller:
     """Pulls the messages of one kind.
 
-    Never more are outstanding than there is room for; what arrives without room is handed back at once.
+    Never more are asked for than there is room for. Room that shrinks afterwards cannot call back what is on
+    its way: ``deliver`` is called all the same, and requests that stay too large for a second are cancelled.
 
     Args:
         stream: where to pull; connected, and ``ensure`` was called for this kind.
@@ -72,6 +74,7 @@ class Puller:
         self._outstanding = Outstanding()
         self._request = 0
         self._heard_at = 0.0
+        self._cramped_at: float | None = None
         self._stumbles = 0
         self._resume_at = 0.0
         self._gone = False
@@ -165,18 +168,27 @@ class Puller:
             return self._resume_at - now
         if self._gone and not await self._bring_back():
             return self._resume_at - self._clock()
-        if self._is_silent(now):
+        room = self._room()
+        if self._is_silent(now) or self._is_cramped(now, room):
             self._leave()
-        wanted = self._outstanding.wanted(self._room())
+        wanted = self._outstanding.wanted(room)
         if wanted:
             await self._ask(wanted)
-        return self._idle_heartbeat
+        return _CRAMPED_SECONDS if self._cramped_at else self._idle_heartbeat
 
     def _is_silent(self, now: float) -> bool:
         """Two missed heartbeats, or a request that the server should have ended long ago."""
         if not self._outstanding.total:
             return False
         return now - self._heard_at > 2 * self._idle_heartbeat or self._outstanding.overdue(now)
+
+    def _is_cramped(self, now: float, room: int) -> bool:
+        """More is outstanding than there is room for, and has been for a while."""
+        if self._outstanding.total <= max(room, 0):
+            self._cramped_at = None
+        elif self._cramped_at is None:
+            self._cramped_at = now
+        return self._cramped_at is not None and now - self._cramped_at >= _CRAMPED_SECONDS
 
     async def _ask(self, batch: int) -> None:
         try:
@@ -208,6 +220,7 @@ class Puller:
         """Give up the inbox with all its requests; what is still on its way is taken."""
         inbox, self._inbox = self._inbox, None
         self._outstanding = Outstanding()
+        self._cramped_at = None
         if inbox is not None:
             closing = asyncio.create_task(inbox.client.close_inbox(inbox.number), name="close inbox")
             self._closing.add(closing)
@@ -244,7 +257,7 @@ class Puller:
         if current:
             self._outstanding.received()
             self._sign_of_life()
-        if self._stopping or self._paused or self._room() < 1:
+        if self._stopping or self._paused:
             arrival.hand_back()
         elif isinstance(arrival, Delivery):
             self._deliver(arrival)
@@ -266,6 +279,8 @@ class Puller:
                 self._sign_of_life()
             else:
                 self._stumble()
+        elif status == "408":  # from a server that does not say what it owes
+            self._leave()
         else:
             text = headers.get("Description", "").partition("\n")[0]
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"

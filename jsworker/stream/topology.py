@@ -175,11 +175,11 @@ class Topology:
         config = replace(
             info.config, name=wanted.name, durable_name=wanted.durable_name, **_changes(differences)
         )
-        reason = None
+        reason = "it took the change and did not make it"
         try:
             info = await self._api.put_consumer(config)
-        except StreamRefused as refused:
-            reason = str(refused)
+        except ApiRefused as refused:
+            reason = refused.reason
         left = consumer_differences(info.config, wanted)
         self._check_consumer(wanted, left, reason)
         for difference in differences:
@@ -188,7 +188,7 @@ class Topology:
                     self._consumer(wanted.name), difference.setting, difference.actual, difference.wanted
                 )
 
-    def _check_consumer(self, wanted: ConsumerConfig, left: list[Difference], reason: str | None) -> None:
+    def _check_consumer(self, wanted: ConsumerConfig, left: list[Difference], reason: str) -> None:
         """Refuse what could not be changed. A longer ack_wait than asked for does no harm."""
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval
         bad = [each for each in left if each.setting != "ack_wait" or each.actual < each.wanted]
@@ -199,8 +199,9 @@ class Topology:
                     f"JSWORKER_STALE_THRESHOLD={stale:g} + 2 × JSWORKER_SCAN_INTERVAL={scan:g}"
                 )
         if bad:
-            why = f"; {reason}" if reason else ""
-            raise StreamRefused(f"{self._consumer(wanted.name)} cannot be changed: {_list(bad)}{why}")
+            raise StreamRefused(
+                f"{self._consumer(wanted.name)} cannot be changed: {_list(bad)}; the server says: {reason}"
+            )
 
     def _consumer(self, kind: str | None) -> str:
         return f"consumer {kind} of {self._stream}"

@@ -21,7 +21,7 @@ LIMIT_BYTES: Final = 65_536
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 _HEADER_VALUE: Final = re.compile(r"[^\r\n\0]*")
 _REASON_CHARACTERS: Final = 1_000
-_HIGHEST_DISPATCH: Final = 2**31 - 1
+_HIGHEST_DISPATCH: Final = 2**63 - 1
 
 
 class MalformedMessage(JsworkerError):

@@ -1,0 +1,111 @@
+"""The command ``jsworker``: its table of contents, and how a command is found and called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+import jsworker
+from jsworker.cli.failures import exit_code_of
+from jsworker.cli.options import new_app
+
+_START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    module: str
+    panel: str
+    summary: str
+
+
+_COMMANDS = {
+    "demo": _Entry("demo", _START, "See it work: real jobs on real servers, a worker killed, nothing lost."),
+    "dev": _Entry("dev", _START, "Start NATS and PostgreSQL for development, or run a command with them."),
+    "run": _Entry("run", _START, "Run a worker for your processors."),
+    "enqueue": _Entry("enqueue", _START, "Enqueue jobs and print their ids."),
+    "jobs": _Entry("jobs", _JOBS, "List jobs, the newest first."),
+    "job": _Entry("job", _JOBS, "Show one job: every column and its timeline."),
+    "retry": _Entry("control", _JOBS, "Put failed jobs back into the queue."),
+    "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
+    "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
+    "dead-messages": _Entry("dead_messages", _JOBS, "List, replay or drop messages that nobody could use."),
+    "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
+    "db": _Entry("database", _CARE, "Create or migrate jsworker's tables."),
+}
+
+
+class _Commands(TyperGroup):
+    """Lists the commands from the table above; a command's module is imported when it is called.
+
+    SQLAlchemy and NATS take most of a second to import, which ``--help`` need not wait for.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, _load(str(name)), rest
+
+
+app = new_app(cls=_Commands, no_args_is_help=True)
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- the shape of an option's callback
+    if wanted:
+        typer.echo(f"jsworker {jsworker.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _jsworker(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            metavar="",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version.",
+            show_default=False,
+        ),
+    ] = False,
+) -> None:
+    """Jobs that must not get lost: NATS JetStream delivers them, PostgreSQL decides who owns each one.
+
+    Settings are environment variables, JSWORKER_DATABASE_URL and JSWORKER_NATS_URL first of all; `jsworker
+    run --help` lists them. Exit codes: 0 done, 1 failed, 2 wrong usage or settings.
+    """
+
+
+def _stand_in() -> None:
+    """Take a command's place in the list of commands; the real one is loaded when it is called."""
+
+
+for _name, _entry in _COMMANDS.items():
+    app.command(_name, help=_entry.summary, rich_help_panel=_entry.panel)(_stand_in)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run ``jsworker`` with these arguments, report errors on stderr and return the exit code."""
+    command = get_command(app)
+    return exit_code_of(
+        lambda: command.main(args=list(arguments), prog_name="jsworker", standalone_mode=False)
+    )
+
+
+def main() -> NoReturn:
+    """Run ``jsworker`` with the arguments of this process."""
+    # A job's text may hold what this terminal's encoding does not.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def _load(name: str) -> Any:
+    module = importlib.import_module(f"jsworker.cli.{_COMMANDS[name].module}")
+    found = get_command(module.app)
+    return getattr(found, "commands", {}).get(name, found)

@@ -1,0 +1,180 @@
+"""``jsworker retry``, ``cancel`` and ``clear``: what an operator may do to jobs.
+
+They need only the database: workers publish what they queue again, within their relay interval.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.failures import WrongUsage
+from jsworker.cli.options import JobIds, Json, OnlyKind, OnlyStatus, Yes, new_app
+from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
+from jsworker.cli.selection import Filter, Found, check_choice, choose_statuses, select
+from jsworker.errors import TransitionRefused
+from jsworker.ownership import control, listing, reset
+from jsworker.ownership.database import Database
+from jsworker.ownership.reset import Reset
+
+_BATCH = 500
+_TRIES = 3
+_TRY_AGAIN_SECONDS = 0.05
+_LONGEST_REASON = 1000
+_LIVE = ("scheduled", "queued", "processing")
+
+Action = Callable[[Database, Found], AsyncIterator[Outcome]]
+
+app = new_app()
+
+
+@app.command()
+def retry(
+    ids: JobIds = None,
+    *,
+    status: OnlyStatus = None,
+    kind: OnlyKind = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> int:
+    """Put failed jobs back into the queue, their counters at zero.
+
+    Name jobs by their ids, or choose them by --status failed or --kind. Only failed jobs can be retried: a
+    cancelled job is final, so enqueue it again.
+    """
+    wanted = Filter(choose_statuses("retry", status, ("failed",)), kind)
+    filtered = status is not None or kind is not None
+    check_choice("retry", ids, filtered=filtered, filters="--status/--kind", yes=yes)
+    return _perform(_retry, select("retry", ids, wanted, yes=yes), as_json=as_json)
+
+
+@app.command()
+def cancel(
+    ids: JobIds = None,
+    *,
+    status: OnlyStatus = None,
+    kind: OnlyKind = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> int:
+    """Cancel jobs: waiting ones at once, running ones are asked to stop.
+
+    Name jobs by their ids, or choose them by --status or --kind. A running job learns of it with its worker's
+    next heartbeat, and is cancelled when its run has ended.
+    """
+    wanted = Filter(choose_statuses("cancel", status, _LIVE), kind)
+    filtered = status is not None or kind is not None
+    check_choice("cancel", ids, filtered=filtered, filters="--status/--kind", yes=yes)
+    return _perform(_cancel, select("cancel", ids, wanted, yes=yes), as_json=as_json)
+
+
+@app.command()
+def clear(
+    ids: JobIds = None,
+    *,
+    reason: Annotated[
+        str, typer.Option(help="Why; the next run is told as job.clear_reason.", show_default=False)
+    ],
+    status: OnlyStatus = None,
+    kind: OnlyKind = None,
+    stale_for: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Only jobs without a sign of life for so long.", show_default=False
+        ),
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> int:
+    """Take running jobs from their workers and put them back into the queue.
+
+    Name jobs by their ids, or choose them by --kind or --stale-for. This run of a job does not count as an
+    attempt; whatever its former worker still does, its result is refused.
+    """
+    if not (reason.strip() and len(reason) <= _LONGEST_REASON and reason.isprintable()):
+        raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")
+    if stale_for is not None and not (math.isfinite(stale_for) and stale_for >= 0):
+        raise WrongUsage(f"--stale-for {stale_for} must be a number of seconds, 0 or more")
+    filtered = any(given is not None for given in (status, kind, stale_for))
+    wanted = Filter(choose_statuses("clear", status, ("processing",)), kind, stale_for)
+    check_choice("clear", ids, filtered=filtered, filters="--status/--kind/--stale-for", yes=yes)
+    found = select("clear", ids, wanted, yes=yes)
+    return _perform(partial(_clear, reason=reason), found, as_json=as_json)
+
+
+def _perform(action: Action, found: Found, *, as_json: bool) -> int:
+    with OutcomeReport(as_json=as_json) as report:
+        if found:
+            asyncio.run(_act(action, found, report))
+    return report.exit_code
+
+
+async def _act(action: Action, found: Found, report: OutcomeReport) -> None:
+    async with connected_database() as database:
+        for start in range(0, len(found), _BATCH):
+            async for outcome in action(database, found[start : start + _BATCH]):
+                report.add(outcome)
+
+
+async def _retry(database: Database, found: Found) -> AsyncIterator[Outcome]:
+    for job_id, _ in found:
+        try:
+            await control.retry(database, job_id)
+        except TransitionRefused as error:
+            yield refused(job_id, str(error))
+        else:
+            yield Outcome(job_id, "queued")
+
+
+async def _cancel(database: Database, found: Found) -> AsyncIterator[Outcome]:
+    done = await control.cancel(database, [job_id for job_id, _ in found])
+    for job_id, _ in found:
+        if job_id in done.final:
+            yield refused(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
+        elif job_id in done.unknown:
+            yield refused(job_id, f"no job has id {job_id}")
+        else:
+            yield Outcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
+
+
+async def _clear(database: Database, found: Found, *, reason: str) -> AsyncIterator[Outcome]:
+    seen = await listing.look_up(database, [job_id for job_id, _ in found])
+    refusals = {each.id: each for each in _unclearable(found, seen)}
+    running = [(job_id, seen[job_id].fencing_token) for job_id, _ in found if job_id not in refusals]
+    taken = await _take_back(database, running, reason)
+    for job_id, _ in found:
+        if job_id in refusals:
+            yield refusals[job_id]
+        elif job_id in taken:
+            yield Outcome(job_id, taken[job_id].status)
+        else:
+            yield refused(job_id, f"job {job_id}: its worker has just settled it, or writes it right now")
+
+
+def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Outcome]:
+    for job_id, token in found:
+        job = seen.get(job_id)
+        if job is None:
+            yield refused(job_id, f"no job has id {job_id}")
+        elif job.status != "processing":
+            yield refused(job_id, f"job {job_id} is {job.status}; only a running job can be cleared")
+        elif token not in (None, job.fencing_token):
+            yield refused(job_id, f"job {job_id} has been claimed anew since it was found")
+
+
+async def _take_back(database: Database, running: list[tuple[UUID, int]], reason: str) -> dict[UUID, Reset]:
+    """Reset running jobs; a row that a heartbeat has locked for the moment is tried again."""
+    taken: dict[UUID, Reset] = {}
+    for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
+        left = [(job_id, token) for job_id, token in running if job_id not in taken]
+        if not left:
+            break
+        await asyncio.sleep(pause)
+        found = await reset.reset_by_operator(database, seen=left, reason=reason)
+        taken |= {each.id: each for each in found}
+    return taken

@@ -1,0 +1,44 @@
+"""``jsworker db``: the tables and their version."""
+
+from typing import Annotated
+
+import typer
+
+from jsworker.cli.options import new_app
+from jsworker.cli.output import print_json, print_line
+from jsworker.ownership import migrations
+from jsworker.ownership.database import current_revision, upgrade_database
+from jsworker.settings import load_settings
+
+app = new_app(no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.", show_default=False)]
+
+
+@app.callback()
+def _db() -> None:
+    """Create or migrate jsworker's tables in the database of JSWORKER_DATABASE_URL.
+
+    All of them are in the schema "jsworker".
+    """
+
+
+@app.command()
+def upgrade(*, as_json: AsJson = False) -> None:
+    """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
+    revision = upgrade_database(load_settings().database_dsn())
+    if as_json:
+        print_json({"revision": revision, "head": migrations.head()})
+    else:
+        print_line(f"the database is at migration {revision}")
+
+
+@app.command()
+def current(*, as_json: AsJson = False) -> None:
+    """Show at which migration the database is; exit code 1 when this version cannot work with it."""
+    revision = current_revision(load_settings().database_dsn())
+    if as_json:
+        print_json({"revision": revision, "head": migrations.head()})
+    else:
+        print_line(f"{revision or 'not migrated'} (this version's own: {migrations.head()})")
+    migrations.check_level(revision)

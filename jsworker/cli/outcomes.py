@@ -1,0 +1,63 @@
+"""What became of each job or message that a command acted on."""
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from jsworker.cli.failures import DONE, FAILED
+from jsworker.cli.output import print_json, print_line, tell
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one.
+
+    Attributes:
+        outcome: where it went, in one word; ``refused`` when nothing happened.
+        refusal: why nothing happened.
+    """
+
+    id: UUID | int
+    outcome: str
+    refusal: str | None = None
+
+
+def refused(subject: UUID | int, why: str) -> Outcome:
+    """Return the outcome of something that was left as it was."""
+    return Outcome(subject, REFUSED, why)
+
+
+class OutcomeReport:
+    """Writes outcomes: line by line as they come, or as one JSON array at the end.
+
+    Used as a context manager: what was done before an error is reported all the same.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._outcomes: list[Outcome] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._as_json:
+            print_json([{"id": each.id, "outcome": each.outcome} for each in self._outcomes])
+
+    def add(self, outcome: Outcome) -> None:
+        """Take one outcome; a refusal is told on stderr."""
+        self._outcomes.append(outcome)
+        if outcome.refusal is not None:
+            tell(outcome.refusal)
+        elif not self._as_json:
+            print_line(f"{outcome.id} {outcome.outcome}")
+
+    @property
+    def exit_code(self) -> int:
+        """1 when anything was refused."""
+        return FAILED if any(each.outcome == REFUSED for each in self._outcomes) else DONE

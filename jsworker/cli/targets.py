@@ -1,0 +1,93 @@
+"""Targets ``MODULE:CLASS``: processors of the user's own code, by way of the working directory."""
+
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jsworker.errors import InvalidTarget
+from jsworker.names import printable, shown
+from jsworker.processor import JobProcessor
+
+_TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+_LONGEST_CAUSE = 500
+
+
+def load_processor(target: str) -> JobProcessor[Any]:
+    """Return the processor of a target, made without arguments if it is a class.
+
+    Raises:
+        InvalidTarget: it cannot be imported, or is no processor that can be used.
+    """
+    found = _load(target)
+    if isinstance(found, JobProcessor):
+        return found
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise InvalidTarget(f"target {target} is abstract: it must define {missing}")
+    try:
+        return found()
+    except Exception as error:
+        raise InvalidTarget(f"target {target} cannot be made: {_last_line(error)}") from error
+
+
+def load_processor_class(target: str) -> type[JobProcessor[Any]]:
+    """Return the class of a target.
+
+    Raises:
+        InvalidTarget: it cannot be imported, or is no processor.
+    """
+    found = _load(target)
+    return found if isinstance(found, type) else type(found)
+
+
+def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+    parts = _TARGET.fullmatch(target)
+    if parts is None:
+        advice = "; write the module without .py" if ".py:" in target else ""
+        raise InvalidTarget(
+            f"target {shown(target)} must read MODULE:CLASS, for example my_jobs:AnalyzeRepo{advice}"
+        )
+    found: Any = _import(target, parts["module"])
+    for name in parts["names"].split("."):
+        if not hasattr(found, name):
+            owner = "module" if isinstance(found, ModuleType) else "class"
+            raise InvalidTarget(f"target {target}: {owner} {found.__name__} has no {name}")
+        found = getattr(found, name)
+    if isinstance(found, JobProcessor) or (isinstance(found, type) and issubclass(found, JobProcessor)):
+        return found
+    what = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
+    raise InvalidTarget(f"target {target} is no JobProcessor: it is {what}")
+
+
+def _import(target: str, name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for what the command itself says
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise InvalidTarget(
+                f"target {target}: there is no module {error.name} in {here} or on the Python path"
+            ) from error
+        raise _unimportable(target, name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _unimportable(target, name, error) from error
+
+
+def _unimportable(target: str, name: str, error: BaseException) -> InvalidTarget:
+    return InvalidTarget(f"target {target}: module {name} cannot be imported: {_last_line(error)}")
+
+
+def _last_line(error: BaseException) -> str:
+    """Return the line by which a traceback ends, with the place of a syntax error."""
+    place = f" ({error.filename}, line {error.lineno})" if isinstance(error, SyntaxError) else ""
+    lines = traceback.format_exception_only(error)
+    return printable(lines[-1].strip(), _LONGEST_CAUSE) + place

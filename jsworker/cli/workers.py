@@ -1,0 +1,57 @@
+"""``jsworker workers``: who works here, or did."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Column
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.options import Json, Limit, new_app
+from jsworker.cli.output import print_json, print_table, tell
+from jsworker.cli.words import cell, since
+from jsworker.ownership.registry import list_workers
+
+app = new_app()
+
+
+@app.command()
+def workers(*, limit: Limit = 50, as_json: Json = False) -> None:
+    """List workers, the last seen first.
+
+    BUSY is the jobs that a worker runs and its job slots, SEEN the time since its last heartbeat. A worker
+    that was killed stays "running" here; its jobs are taken back all the same.
+    """
+    found = asyncio.run(_workers(limit))
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("ID", no_wrap=True),
+        Column("STATE", no_wrap=True),
+        Column("BUSY", no_wrap=True, justify="right"),
+        Column("SEEN", no_wrap=True, justify="right"),
+        Column("UP", no_wrap=True, justify="right"),
+        Column("VERSION", no_wrap=True),
+        Column("KINDS", overflow="fold", min_width=12),
+    ]
+    print_table(columns, map(_row, found))
+    if len(found) == limit:
+        tell(f"these are the {limit} last seen; --limit shows more")
+
+
+async def _workers(limit: int) -> list[dict[str, Any]]:
+    async with connected_database() as database:
+        return await list_workers(database, limit=limit)
+
+
+def _row(worker: Mapping[str, Any]) -> list[str]:
+    return [
+        cell(worker["id"]),
+        cell(worker["state"]),
+        f"{worker['processing']}/{worker['concurrency']}",
+        since(worker["last_seen_at"]),
+        since(worker["started_at"]),
+        cell(worker["version"]),
+        cell(", ".join(worker["kinds"])),
+    ]

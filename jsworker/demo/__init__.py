@@ -1,0 +1,1 @@
+"""The demo: a code-evolution analyser on real repositories."""

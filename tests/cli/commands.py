@@ -1,0 +1,180 @@
+"""Calling the command line: in this process, as a process, and on a terminal."""
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsworker.cli.app import run_command
+
+DEADLINE = 30.0
+COMMAND = (sys.executable, "-m", "jsworker")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def errors(self) -> list[str]:
+        return self.err.splitlines()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def ok(self) -> "Result":
+        assert (self.code, self.err) == (0, "")
+        return self
+
+    def refused(self, code: int) -> str:
+        """Return the one line of a command that failed and wrote nothing else."""
+        assert self.code == code, self
+        assert self.out == ""
+        assert len(self.errors) == 1, self.err
+        return self.errors[0]
+
+
+class Cli:
+    """Calls commands in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Result:
+        self._capsys.readouterr()
+        code = run_command([str(argument) for argument in arguments])
+        captured = self._capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+
+class Process:
+    """A command that runs."""
+
+    def __init__(self, popen: subprocess.Popen[str]) -> None:
+        self.popen = popen
+
+    def wait(self) -> Result:
+        out, err = self.popen.communicate(timeout=DEADLINE)
+        return Result(self.popen.returncode, out, err)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def read_line(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().rstrip("\n")
+
+
+class Spawn:
+    """Starts commands as processes, each in a session of its own."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: object, **variables: str) -> Process:
+        popen = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            cwd=self._folder,
+            env={**os.environ, **self._environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(popen)
+        return Process(popen)
+
+    def end(self) -> None:
+        for popen in self._started:
+            if popen.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(popen.pid, signal.SIGKILL)
+            popen.communicate()
+
+
+class Terminal:
+    """A command on a terminal of 100 columns; what it writes is collected."""
+
+    def __init__(
+        self, *arguments: object, cwd: Path, environment: Mapping[str, str], width: int = 100
+    ) -> None:
+        self._collected = b""
+        self.pid, self._master = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+            os.chdir(cwd)
+            os.execvpe(COMMAND[0], [*COMMAND, *map(str, arguments)], dict(environment))  # noqa: S606 -- our own command
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def read_until(self, pattern: str) -> str:
+        """Return all that was written so far once it matches; fail when the command ends before."""
+        while not re.search(pattern, self.text):
+            assert self._read(), f"ended before {pattern!r}: {self.text}"
+        return self.text
+
+    def wait(self) -> int:
+        """Read to the end and return the exit code."""
+        while self._read():
+            pass
+        os.close(self._master)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    @property
+    def text(self) -> str:
+        return self._collected.decode().replace("\r\n", "\n")
+
+    @property
+    def plain_text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.text)
+
+    def _read(self) -> bool:
+        try:
+            found = os.read(self._master, 65_536)
+        except OSError:  # how Linux says that nobody has the terminal open any more
+            return False
+        self._collected += found
+        return bool(found)
+
+
+class Keyboard(io.StringIO):
+    """A terminal as stdin, on which an answer has been typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def wait_until(holds: Callable[[], Any], what: str) -> None:
+    """Look again until it holds or a deadline passes."""
+    give_up_at = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < give_up_at, f"not within {DEADLINE:g} s: {what}"
+        time.sleep(0.02)

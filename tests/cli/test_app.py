@@ -1,0 +1,95 @@
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from jsworker import __version__
+from jsworker.cli import app
+
+from .commands import COMMAND, Cli, Terminal
+
+
+def test_the_help_lists_every_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    found = cli("--help").ok()
+    for name, entry in app._COMMANDS.items():
+        assert f" {name} " in found.out
+        assert entry.summary in found.out
+
+
+def test_without_arguments_the_help_is_shown(cli: Cli) -> None:
+    found = cli()
+    assert (found.code, found.err) == (2, "")
+    assert "Usage: jsworker" in found.out
+
+
+@pytest.mark.parametrize("name", app._COMMANDS)
+def test_every_command_of_the_list_exists_and_explains_itself(name: str, cli: Cli) -> None:
+    found = cli(name, "--help").ok()
+    assert f"Usage: jsworker {name}" in found.out
+    assert get_command(app.app).commands.keys() == app._COMMANDS.keys()  # type: ignore[attr-defined]
+
+
+def test_the_version_is_told(cli: Cli) -> None:
+    assert cli("--version").ok().out == f"jsworker {__version__}\n"
+
+
+def test_python_m_jsworker_is_the_command() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"jsworker {__version__}\n"
+
+
+def test_help_and_version_load_neither_sqlalchemy_nor_nats() -> None:
+    script = (
+        "import sys; from jsworker.cli.app import run_command; run_command(['--help']); "
+        "sys.exit(' '.join({'sqlalchemy', 'nats', 'psycopg'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["jobz"], "No such command 'jobz'. Did you mean 'job', 'jobs'?; see jsworker --help"),
+        (["--nonsense"], "No such option: --nonsense; see jsworker --help"),
+        (["jobs", "--limit", "0"], "Invalid value for '--limit'"),
+        (["jobs", "--status", "asleep"], "'asleep' is not one of 'scheduled', 'queued', 'processing'"),
+        (["job"], "Missing argument 'ID'; see jsworker job --help"),
+        (["job", "42"], "Invalid value for 'ID': Input should be a valid UUID"),
+        (["clear", "--yes", "--kind", "x"], "Missing option '--reason'; see jsworker clear --help"),
+        (["db", "sideways"], "No such command 'sideways'; see jsworker db --help"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], line: str, cli: Cli) -> None:
+    assert line in cli(*arguments).refused(2)
+
+
+def test_help_fits_a_terminal_of_100_columns(tmp_path: Path) -> None:
+    terminal = Terminal("run", "--help", cwd=tmp_path, environment=os.environ)
+    assert terminal.wait() == 0
+    assert max(map(len, terminal.plain_text.splitlines())) == 100
+    assert "--watchdog-timeout,--heartbeat-timeout" in terminal.plain_text
+
+
+def test_a_missing_setting_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JSWORKER_DATABASE_URL")
+    for command in (["jobs"], ["enqueue", "double"], ["db", "upgrade"], ["workers"]):
+        assert cli(*command).refused(2).startswith("JSWORKER_DATABASE_URL must be set")
+
+
+def test_wrong_settings_are_told_line_by_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
+) -> None:
+    monkeypatch.setenv("JSWORKER_ACK_WAIT", "200")
+    monkeypatch.setenv("JSWORKER_CONCURRENCY", "many")
+    found = cli("jobs")
+    assert (found.code, found.out) == (2, "")
+    assert found.errors == [
+        "JSWORKER_CONCURRENCY='many' must be a whole number",
+        "JSWORKER_ACK_WAIT=200 must exceed JSWORKER_STALE_THRESHOLD=300 + 2 × JSWORKER_SCAN_INTERVAL=5",
+    ]

@@ -1,0 +1,206 @@
+"""``retry``, ``cancel`` and ``clear``: by id, by filter, after a question, and what they refuse."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.ownership.rows import Sql, ago, change_job, insert_job, read_events, read_job
+
+from .commands import Cli, Keyboard, Terminal
+
+
+def status(sql: Sql, job_id: object) -> str:
+    return str(
+        sql.execute("SELECT status FROM jsworker.jobs WHERE id = %s", [job_id]).fetchall()[0]["status"]
+    )
+
+
+class TestRetry:
+    def test_failed_jobs_are_queued_again(self, cli: Cli, sql: Sql) -> None:
+        first, second = insert_job(sql, "failed"), insert_job(sql, "failed")
+        found = cli("retry", first, second, first).ok()
+        assert found.lines == [f"{first} queued", f"{second} queued"]
+        row = read_job(sql, second)
+        assert (row["status"], row["attempts"], row["needs_publish"]) == ("queued", 0, True)
+
+    def test_what_is_not_failed_is_refused_and_the_others_are_done(self, cli: Cli, sql: Sql) -> None:
+        cancelled, failed, unknown = insert_job(sql, "cancelled"), insert_job(sql, "failed"), uuid4()
+        found = cli("retry", cancelled, failed, unknown, "--json")
+        assert found.code == 1
+        assert found.json == [
+            {"id": str(cancelled), "outcome": "refused"},
+            {"id": str(failed), "outcome": "queued"},
+            {"id": str(unknown), "outcome": "refused"},
+        ]
+        assert found.errors == [
+            f"job {cancelled} is cancelled; only a failed job can be retried",
+            f"job {unknown} does not exist",
+        ]
+
+    def test_a_filter_takes_only_failed_jobs(self, cli: Cli, sql: Sql) -> None:
+        failed = insert_job(sql, "failed", kind="double")
+        others = [insert_job(sql, "failed"), insert_job(sql, "cancelled", kind="double")]
+        assert cli("retry", "--kind", "double", "--yes").ok().lines == [f"{failed} queued"]
+        assert [status(sql, job_id) for job_id in others] == ["failed", "cancelled"]
+
+    def test_a_cancelled_job_is_final_and_the_filter_says_so(self, cli: Cli) -> None:
+        line = cli("retry", "--status", "cancelled", "--yes").refused(2)
+        assert line == "--status cancelled: retry acts only on jobs that are failed"
+
+
+class TestCancel:
+    def test_waiting_jobs_are_cancelled_and_running_ones_asked(self, cli: Cli, sql: Sql) -> None:
+        jobs = [insert_job(sql, state) for state in ("scheduled", "queued", "processing")]
+        assert cli("cancel", *jobs, "--json").ok().json == [
+            {"id": str(jobs[0]), "outcome": "cancelled"},
+            {"id": str(jobs[1]), "outcome": "cancelled"},
+            {"id": str(jobs[2]), "outcome": "cancel_requested"},
+        ]
+        assert read_job(sql, jobs[2])["cancel_requested"] is True
+
+    def test_ended_and_unknown_jobs_are_refused(self, cli: Cli, sql: Sql) -> None:
+        completed, unknown, queued = insert_job(sql, "completed"), uuid4(), insert_job(sql)
+        found = cli("cancel", completed, unknown, queued)
+        assert (found.code, found.lines) == (1, [f"{queued} cancelled"])
+        assert found.errors == [
+            f"job {completed} is completed already; nothing is left to cancel",
+            f"no job has id {unknown}",
+        ]
+
+    def test_more_jobs_than_fit_one_statement(self, cli: Cli, sql: Sql) -> None:
+        for _ in range(501):
+            insert_job(sql, kind="double")
+        kept = insert_job(sql, kind="other")
+        assert len(cli("cancel", "--status", "queued", "--kind", "double", "--yes").ok().lines) == 501
+        assert status(sql, kept) == "queued"
+
+    def test_a_status_without_anything_to_cancel_is_wrong_usage(self, cli: Cli) -> None:
+        line = cli("cancel", "--status", "failed", "--yes").refused(2)
+        assert line == "--status failed: cancel acts only on jobs that are scheduled or queued or processing"
+
+
+class TestClear:
+    def test_running_jobs_are_taken_back_with_the_reason(self, cli: Cli, sql: Sql) -> None:
+        running, queued, unknown = insert_job(sql, "processing"), insert_job(sql), uuid4()
+        found = cli("clear", running, queued, unknown, "--reason", "node lost", "--json")
+        assert (found.code, [each["outcome"] for each in found.json]) == (1, ["queued", "refused", "refused"])
+        assert found.errors == [
+            f"job {queued} is queued; only a running job can be cleared",
+            f"no job has id {unknown}",
+        ]
+        row = read_job(sql, running)
+        assert (row["status"], row["attempts"], row["clear_reason"]) == ("queued", 0, "node lost")
+        assert [event["detail"]["cause"] for event in read_events(sql, running)] == ["operator"]
+
+    def test_a_job_that_was_asked_to_stop_is_cancelled(self, cli: Cli, sql: Sql) -> None:
+        running = insert_job(sql, "processing", cancel_requested=True)
+        assert cli("clear", running, "--reason", "x").code == 0
+        assert status(sql, running) == "cancelled"
+
+    def test_only_jobs_that_have_been_silent(self, cli: Cli, sql: Sql) -> None:
+        silent = insert_job(sql, "processing", last_activity_at=ago(100))
+        lively = insert_job(sql, "processing")
+        found = cli("clear", "--stale-for", 60, "--reason", "silent", "--yes").ok()
+        assert found.lines == [f"{silent} queued"]
+        assert status(sql, lively) == "processing"
+
+    def test_a_row_that_somebody_writes_is_refused(
+        self, cli: Cli, sql: Sql, cli_environment: Mapping[str, str]
+    ) -> None:
+        running = insert_job(sql, "processing")
+        with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"]) as owner:
+            owner.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [running])
+            line = cli("clear", running, "--reason", "x").refused(1)
+        assert line == f"job {running}: its worker has just settled it, or writes it right now"
+
+    @pytest.mark.parametrize("reason", ["", "  ", "two\nlines", "x" * 1001])
+    def test_the_reason_is_a_line_of_text(self, reason: str, cli: Cli) -> None:
+        line = cli("clear", uuid4(), "--reason", reason).refused(2)
+        assert line == "--reason must be 1 to 1000 printable characters"
+
+    @pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+    def test_a_time_that_makes_no_sense_is_refused(self, seconds: str, cli: Cli) -> None:
+        line = cli("clear", "--stale-for", seconds, "--reason", "x", "--yes").refused(2)
+        assert line.endswith("must be a number of seconds, 0 or more")
+
+
+COMMANDS = pytest.mark.parametrize(
+    "command", [("retry",), ("cancel",), ("clear", "--reason", "x")], ids=lambda command: command[0]
+)
+
+
+class TestChoice:
+    @COMMANDS
+    def test_ids_or_a_filter_are_needed(self, command: tuple[str, ...], cli: Cli) -> None:
+        assert cli(*command).refused(2).startswith(f"{command[0]} needs ids, or --status/--kind")
+
+    @COMMANDS
+    def test_ids_and_a_filter_exclude_each_other(self, command: tuple[str, ...], cli: Cli) -> None:
+        assert cli(*command, uuid4(), "--kind", "double").refused(2).endswith(", not both")
+
+    @COMMANDS
+    def test_a_filter_without_a_terminal_needs_yes(self, command: tuple[str, ...], cli: Cli) -> None:
+        assert cli(*command, "--kind", "double").refused(2).endswith("and here is no terminal: add --yes")
+
+    @COMMANDS
+    def test_a_kind_that_cannot_be_is_refused(self, command: tuple[str, ...], cli: Cli) -> None:
+        assert cli(*command, "--kind", "No Kind", "--yes").refused(2).startswith("kind 'No Kind' must match")
+
+    @COMMANDS
+    @pytest.mark.usefixtures("sql")
+    def test_a_filter_that_finds_nothing_is_no_error(self, command: tuple[str, ...], cli: Cli) -> None:
+        found = cli(*command, "--kind", "double", "--yes", "--json")
+        assert (found.code, found.json) == (0, [])
+        assert found.err.startswith("no job matches: kind double, status ")
+
+    @pytest.mark.parametrize("answer", ["y\n", "YES\n"])
+    def test_yes_is_yes(self, answer: str, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+        jobs = [insert_job(sql), insert_job(sql)]
+        monkeypatch.setattr("sys.stdin", Keyboard(answer))
+        found = cli("cancel", "--status", "queued", "--json")
+        assert (found.code, found.err) == (0, "cancel 2 jobs (status queued)? [y/N] ")
+        assert [each["id"] for each in found.json] == [str(job_id) for job_id in jobs]
+
+    @pytest.mark.parametrize("answer", ["\n", "no\n", "", "yesterday\n"])
+    def test_everything_else_is_no(
+        self, answer: str, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id = insert_job(sql, kind="double")
+        monkeypatch.setattr("sys.stdin", Keyboard(answer))
+        found = cli("cancel", "--kind", "double", "--status", "queued", "--json")
+        assert (found.code, found.out) == (1, "")
+        assert found.err == "cancel 1 job (kind double, status queued)? [y/N] Nothing was done.\n"
+        assert status(sql, job_id) == "queued"
+
+    def test_a_job_that_moved_on_while_the_operator_thought_is_refused(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id = insert_job(sql, "processing")
+
+        def think(_: int = -1) -> str:
+            change_job(sql, job_id, fencing_token=2)
+            return "y\n"
+
+        keyboard = Keyboard()
+        monkeypatch.setattr(keyboard, "readline", think)
+        monkeypatch.setattr("sys.stdin", keyboard)
+        found = cli("clear", "--kind", "count-lines", "--reason", "x")
+        assert (found.code, found.out) == (1, "")
+        assert found.errors[-1].endswith(f"job {job_id} has been claimed anew since it was found")
+
+    def test_ctrl_c_at_the_question_ends_at_once(
+        self, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]
+    ) -> None:
+        job_id = insert_job(sql)
+        terminal = Terminal(
+            "cancel", "--status", "queued", cwd=tmp_path, environment=os.environ | cli_environment
+        )
+        terminal.read_until(r"cancel 1 job \(status queued\)\? \[y/N\] ")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert "Traceback" not in terminal.text
+        assert status(sql, job_id) == "queued"

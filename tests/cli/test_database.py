@@ -1,0 +1,58 @@
+"""``db upgrade`` and ``db current``, and what the other commands say to a database without tables."""
+
+import secrets
+
+import psycopg
+import pytest
+
+from jsworker.ownership import migrations
+from tests.support.servers import TestServers
+
+from .commands import Cli
+
+
+@pytest.fixture
+def empty_database(servers: TestServers, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> str:
+    url = servers.postgres.create_database(f"cli_{secrets.token_hex(4)}")
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
+    return url
+
+
+HEAD = migrations.head()
+RUN_UPGRADE = "the database has no jsworker schema: run `jsworker db upgrade`"
+
+
+@pytest.mark.usefixtures("empty_database")
+def test_a_database_is_migrated_once_and_told(cli: Cli) -> None:
+    before = cli("db", "current")
+    assert (before.code, before.errors) == (1, [RUN_UPGRADE])
+    assert before.lines == [f"not migrated (this version's own: {HEAD})"]
+    assert cli("db", "upgrade").ok().lines == [f"the database is at migration {HEAD}"]
+    assert cli("db", "upgrade", "--json").ok().json == {"revision": HEAD, "head": HEAD}
+    assert cli("db", "current").ok().lines == [f"{HEAD} (this version's own: {HEAD})"]
+    assert cli("db", "current", "--json").ok().json == {"revision": HEAD, "head": HEAD}
+    assert cli("jobs", "--json").ok().json == []
+
+
+@pytest.mark.usefixtures("empty_database")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jobs",),
+        ("job", "01a1f942-ecd8-7295-9a2a-9573fc7c36ee"),
+        ("workers",),
+        ("enqueue", "double"),
+        ("cancel", "--status", "queued", "--yes"),
+        ("dead-messages",),
+    ],
+)
+def test_without_tables_the_way_out_is_told(command: tuple[str, ...], cli: Cli) -> None:
+    assert cli(*command).refused(1) == RUN_UPGRADE
+
+
+def test_a_newer_database_is_left_alone(cli: Cli, empty_database: str) -> None:
+    cli("db", "upgrade").ok()
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        connection.execute("UPDATE jsworker.alembic_version SET version_num = '9999'")
+    assert cli("db", "current").ok().lines == [f"9999 (this version's own: {HEAD})"]
+    assert "9999" in cli("db", "upgrade").refused(1)

@@ -1,0 +1,159 @@
+import io
+from pathlib import Path
+
+import pytest
+
+from jsworker.cli import enqueue
+from tests.ownership.rows import Sql, read_value
+
+from .commands import Cli, Keyboard
+
+NOBODY_LISTENS = "nats://127.0.0.1:1"
+
+
+def count(sql: Sql) -> int:
+    return int(read_value(sql, "SELECT count(*) FROM jsworker.jobs"))
+
+
+def payload(sql: Sql) -> object:
+    return read_value(sql, "SELECT payload FROM jsworker.jobs")
+
+
+class TestOneJob:
+    def test_its_id_is_printed_and_its_message_published(self, cli: Cli, sql: Sql) -> None:
+        [job_id] = cli("enqueue", "double", "--payload", '{"n": 1}').ok().lines
+        row = sql.execute("SELECT * FROM jsworker.jobs").fetchall()[0]
+        assert (str(row["id"]), row["kind"], row["payload"]) == (job_id, "double", {"n": 1})
+        assert (row["status"], row["needs_publish"], row["stream_seq"] > 0) == ("queued", False, True)
+
+    def test_everything_that_can_be_said_about_it(self, cli: Cli, sql: Sql) -> None:
+        options = ("--delay", 60, "--unique-key", "a.b", "--max-attempts", 7, "--max-stalls", 2)
+        [one] = cli("enqueue", "double", *options, "--json").ok().json
+        row = sql.execute("SELECT * FROM jsworker.jobs").fetchall()[0]
+        assert one == {"id": str(row["id"]), "created": True}
+        assert (row["status"], row["payload"], row["unique_key"]) == ("scheduled", {}, "a.b")
+        assert (row["max_attempts"], row["max_stalls"]) == (7, 2)
+
+    def test_a_unique_key_that_is_taken_prints_its_holder(self, cli: Cli, sql: Sql) -> None:
+        [first] = cli("enqueue", "double", "--unique-key", "a").ok().lines
+        again = cli("enqueue", "double", "--unique-key", "a")
+        assert (again.code, again.lines) == (0, [first])
+        assert again.errors == ["a live job has unique key a already, this one; nothing was enqueued"]
+        assert cli("enqueue", "double", "--unique-key", "a", "--json").json == [
+            {"id": first, "created": False}
+        ]
+        assert count(sql) == 1
+
+
+class TestPayload:
+    def test_from_a_file(self, cli: Cli, sql: Sql, tmp_path: Path) -> None:
+        file = tmp_path / "payload.json"
+        file.write_text('{"name": "Grüße"}', encoding="utf-8")
+        cli("enqueue", "double", "--payload", f"@{file}").ok()
+        assert payload(sql) == {"name": "Grüße"}
+
+    def test_from_stdin(self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'["a", null]')))
+        cli("enqueue", "double", "--payload", "-").ok()
+        assert payload(sql) == ["a", None]
+
+    @pytest.mark.usefixtures("here")
+    def test_checked_by_the_processor_of_a_target(self, cli: Cli, sql: Sql) -> None:
+        assert cli("enqueue", "cli_jobs:Double", "--payload", '{"n": 4}').code == 0
+        assert payload(sql) == {"n": 4}
+        found = cli("enqueue", "cli_jobs:Double", "--payload", '{"n": "many"}')
+        assert (found.code, found.out) == (2, "")
+        assert found.errors[-1].startswith("payload of kind double: n: Input should be a valid integer")
+        assert count(sql) == 1
+
+    @pytest.mark.parametrize(
+        ("given", "line"),
+        [
+            ("{", "payload is not valid JSON: Expecting property name"),
+            ("", "payload is not valid JSON"),
+            ("NaN", "payload holds NaN"),
+            ("[1e400]", "payload holds inf"),
+            ('"\\u0000"', "payload holds \\u0000"),
+            ('{"a": 1, "a": 2}', "payload holds a key twice"),
+            ("[" * 200 + "]" * 200, "payload nests deeper than 100 levels"),
+            (
+                "@no-such-file.json",
+                "--payload '@no-such-file.json' cannot be read: No such file or directory",
+            ),
+        ],
+    )
+    def test_what_is_no_payload_is_refused(self, given: str, line: str, cli: Cli) -> None:
+        assert cli("enqueue", "double", "--payload", given).refused(2).startswith(line)
+
+    def test_one_that_is_too_large_is_refused(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_MAX_PAYLOAD_BYTES", "10")
+        line = cli("enqueue", "double", "--payload", '"123456789"').refused(2)
+        assert line == "payload of 11 bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES=10"
+        assert cli("enqueue", "double", "--payload", '"123456789"', "--json").json == []
+        assert count(sql) == 0
+
+
+class TestManyJobs:
+    def test_one_id_a_line(self, cli: Cli, sql: Sql) -> None:
+        found = cli("enqueue", "double", "--count", 25, "--payload", '{"n": 1}').ok()
+        assert len(set(found.lines)) == 25
+        assert count(sql) == 25
+        assert read_value(sql, "SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+
+    def test_as_json(self, cli: Cli, sql: Sql) -> None:
+        found = cli("enqueue", "double", "--count", 2, "--delay", 5, "--json").ok().json
+        assert [each["created"] for each in found] == [True, True]
+        assert read_value(sql, "SELECT count(*) FROM jsworker.jobs WHERE status = 'scheduled'") == 2
+
+    def test_batches_follow_each_other_under_a_progress_bar(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(enqueue, "_BATCH", 10)
+        monkeypatch.setattr(enqueue, "_LARGE_COUNT", 20)
+        stderr = Keyboard()
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert len(cli("enqueue", "double", "--count", 25).lines) == 25
+        assert "25/25" in stderr.getvalue()
+        assert count(sql) == 25
+
+    def test_they_cannot_share_a_unique_key(self, cli: Cli) -> None:
+        line = cli("enqueue", "double", "--count", 2, "--unique-key", "a").refused(2)
+        assert line.startswith("--unique-key cannot be shared by --count 2 jobs")
+
+
+@pytest.mark.parametrize("options", [[], ["--count", "3"]])
+def test_without_nats_jobs_are_stored_all_the_same(
+    options: list[str], cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JSWORKER_NATS_URL", NOBODY_LISTENS)
+    found = cli("enqueue", "double", *options)
+    assert (found.code, len(found.lines)) == (0, count(sql))
+    [line] = found.errors
+    assert line.startswith("stored, but not published yet, which a worker does: NATS at 127.0.0.1:1")
+    assert read_value(sql, "SELECT bool_and(needs_publish) FROM jsworker.jobs") is True
+
+
+def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
+    cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JSWORKER_NATS_URL", NOBODY_LISTENS)
+    cli("enqueue", "double", "--delay", 60).ok()
+    assert count(sql) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["No Kind"], "kind 'No Kind' must match"),
+        (["double", "--unique-key", "no key"], "unique key 'no key' must match"),
+        (["double", "--delay", "-1"], "--delay -1 must be from 0 to 316224000 seconds"),
+        (["double", "--delay", "nan"], "--delay nan must be from 0 to 316224000 seconds"),
+        (["double", "--count", "0"], "Invalid value for '--count'"),
+        (["double", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
+        (["nowhere:Double"], "target nowhere:Double: there is no module nowhere in "),
+    ],
+)
+def test_wrong_usage_is_refused(arguments: list[str], line: str, cli: Cli) -> None:
+    assert cli("enqueue", *arguments).refused(2).startswith(line)

@@ -1,0 +1,127 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from jsworker.cli.failures import WrongUsage, exit_code_of
+from jsworker.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    InvalidJson,
+    InvalidName,
+    InvalidPayload,
+    InvalidTarget,
+    JobNotFound,
+    MigrationMissing,
+    ServersUnavailable,
+    SettingsError,
+    StreamRefused,
+    StreamUnavailable,
+    TransitionRefused,
+)
+from tests.ownership.rows import Sql, insert_job
+
+from .commands import COMMAND
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def command() -> None:
+        secret = "open sesame"  # noqa: F841 -- must not be shown
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize("returned", [None, 0, 1])
+def test_a_command_returns_its_code(returned: int | None) -> None:
+    assert exit_code_of(lambda: returned) == (returned or 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SettingsError, InvalidJson, InvalidName, InvalidPayload, InvalidTarget, WrongUsage],
+)
+def test_the_callers_mistakes_are_2(error: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(error("a mistake"))) == 2
+    assert capsys.readouterr() == ("", "a mistake\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(DatabaseRefused, DatabaseUnavailable, JobNotFound, MigrationMissing, ServersUnavailable),
+        *(StreamRefused, StreamUnavailable, TransitionRefused),
+    ],
+)
+def test_what_failed_is_1(error: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(error("it failed"))) == 1
+    assert capsys.readouterr() == ("", "it failed\n")
+
+
+def test_an_error_is_one_line_unless_it_lists_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code_of(raising(StreamRefused("first\n  second\n")))
+    assert capsys.readouterr().err == "first second\n"
+    exit_code_of(raising(SettingsError("first\nsecond")))
+    assert capsys.readouterr().err == "first\nsecond\n"
+
+
+def test_an_interrupted_command_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_unexpected_error_shows_its_traceback_without_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(LookupError("surprise"))) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert shown.endswith("LookupError: surprise\n")
+    assert "sesame" not in shown.replace('secret = "open sesame"', "")
+
+
+def test_a_reader_that_has_gone_is_no_traceback(sql: Sql, cli_environment: Mapping[str, str]) -> None:
+    for _ in range(3):
+        insert_job(sql, "failed", last_error="long " * 10_000)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        done = subprocess.run(
+            [*COMMAND, "jobs", "--json"],
+            env=os.environ | cli_environment,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(sql: Sql, cli_environment: Mapping[str, str]) -> None:
+    job_id = insert_job(sql, payload='{"name": "Grüße, 世界"}')
+    done = subprocess.run(
+        [*COMMAND, "job", str(job_id)],
+        env=os.environ | cli_environment | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Gr\\xfc\\xdfe" in done.stdout
+
+
+def test_json_is_one_document_whatever_a_target_prints(
+    sql: Sql, cli_environment: Mapping[str, str], here: object
+) -> None:
+    done = subprocess.run(
+        [*COMMAND, "enqueue", "cli_jobs:Double", "--payload", '{"n": 1}', "--json"],
+        env=os.environ | cli_environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)[0]["created"] is True
+    assert done.stderr == "this line is no JSON\n"
+    assert sys.modules.get("cli_jobs") is None

@@ -1,0 +1,201 @@
+"""``jobs``, ``job`` and ``workers``: what an operator sees."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.ownership.rows import Sql, ago, insert_job, seconds
+
+from .commands import Cli, Keyboard, Terminal
+
+COLUMNS = {
+    *("id", "kind", "status", "worker_id", "fencing_token", "attempts", "errors", "stalls", "max_attempts"),
+    *("max_stalls", "stage", "progress", "message", "unique_key", "run_at", "queued_at", "claimed_at"),
+    *("last_activity_at", "deadline_at", "cleared", "clear_reason", "cancel_requested", "last_error"),
+    *("failure_reason", "created_at", "started_at", "finished_at"),
+}
+
+
+def insert_worker(sql: Sql, worker_id: str) -> None:
+    sql.execute(
+        """
+        INSERT INTO jsworker.workers (
+          id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)
+        VALUES (%s, 'alpha', 1, '{double,boom}', 10, '0.1.0', '5 s', 'running')
+        """,
+        [worker_id],
+    )
+
+
+class TestJobs:
+    def test_jobs_are_listed_the_newest_first_with_what_matters(self, cli: Cli, sql: Sql) -> None:
+        rows: dict[str, dict[str, Any]] = {
+            "scheduled": {"run_at": ago(-7200.5), "last_error": "OSError: full\nTraceback"},
+            "queued": {"cleared": True, "clear_reason": "node drained", "max_attempts": 3},
+            "processing": {
+                "stage": "clone",
+                "progress": 0.25,
+                "message": "half\nway",
+                "cancel_requested": True,
+            },
+            "completed": {"claimed_at": ago(90)},
+            "failed": {"last_error": "ValueError: no\nTraceback"},
+            "cancelled": {},
+        }
+        ids = {state: insert_job(sql, state, **columns) for state, columns in rows.items()}
+        running = "alpha-1-aaaa, clone 25%, half\\nway, asked to stop"
+        found = cli("jobs").ok()
+        assert found.lines[0].split() == ["ID", "KIND", "STATUS", "TRY", "AGE", "DETAIL"]
+        lines = [" ".join(line.split()) for line in found.lines[1:]]
+        assert lines == [
+            f"{ids['cancelled']} count-lines cancelled 0/- 0s",
+            f"{ids['failed']} count-lines failed 1/- 0s attempts: ValueError: no",
+            f"{ids['completed']} count-lines completed 1/- 0s took 2m",
+            f"{ids['processing']} count-lines processing 1/3 0s {running}",
+            f"{ids['queued']} count-lines queued 0/3 0s taken back: node drained",
+            f"{ids['scheduled']} count-lines scheduled 0/- 0s due in 2h, OSError: full",
+        ]
+
+    def test_short_runs_are_told_in_milliseconds(self, cli: Cli, sql: Sql) -> None:
+        insert_job(sql, "completed", claimed_at=ago(0.5), finished_at=ago(0.47))
+        assert " took 30ms" in cli("jobs").ok().out
+
+    def test_jobs_can_be_filtered(self, cli: Cli, sql: Sql) -> None:
+        failed = insert_job(sql, "failed")
+        other = insert_job(sql, "failed", kind="other")
+        insert_job(sql, "queued", kind="other")
+        both = cli("jobs", "--status", "failed", "--json").ok().json
+        assert [job["id"] for job in both] == [str(other), str(failed)]
+        one = cli("jobs", "--status", "failed", "--kind", "other", "--json").ok().json
+        assert [job["id"] for job in one] == [str(other)]
+
+    def test_json_has_the_columns_without_payload_and_result(self, cli: Cli, sql: Sql) -> None:
+        insert_job(sql, "completed", payload='{"secret": 1}', result='{"secret": 2}')
+        [job] = cli("jobs", "--json").ok().json
+        assert job.keys() == COLUMNS
+        assert job["created_at"].endswith("Z")
+        assert job["status"] == "completed"
+
+    def test_the_limit_is_told(self, cli: Cli, sql: Sql) -> None:
+        for _ in range(3):
+            insert_job(sql)
+        found = cli("jobs", "--limit", 2)
+        assert (found.code, len(found.lines)) == (0, 3)
+        assert found.errors == ["these are the newest 2; --limit shows more"]
+        assert len(cli("jobs", "--limit", 2, "--json").ok().json) == 2
+
+    @pytest.mark.usefixtures("sql")
+    def test_no_jobs_are_an_empty_list(self, cli: Cli) -> None:
+        assert cli("jobs", "--json").ok().json == []
+
+    def test_a_kind_that_cannot_be_is_refused(self, cli: Cli) -> None:
+        assert cli("jobs", "--kind", "No Kind").refused(2).startswith("kind 'No Kind' must match")
+
+    def test_a_terminal_of_100_columns_shows_whole_ids(
+        self, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]
+    ) -> None:
+        worker_id = "a-long-host-name-of-a-pod-0-12345-deadbeef"
+        job_id = insert_job(sql, "processing", kind="a-kind-with-quite-a-long-name", worker_id=worker_id)
+        terminal = Terminal("jobs", cwd=tmp_path, environment=os.environ | cli_environment)
+        assert terminal.wait() == 0
+        assert max(map(len, terminal.plain_text.splitlines())) <= 100
+        assert str(job_id) in terminal.plain_text
+        assert "a-kind-with-quite-a…" in terminal.plain_text
+
+    @pytest.mark.parametrize("no_color", ["", "1"])
+    def test_terminals_get_colours_unless_they_want_none(
+        self, no_color: str, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        insert_job(sql, "failed")
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("NO_COLOR", no_color)
+        screen = Keyboard()
+        monkeypatch.setattr("sys.stdout", screen)
+        assert cli("jobs").code == 0
+        assert ("\x1b[31mfailed" in screen.getvalue()) is not bool(no_color)
+
+
+class TestJob:
+    def test_a_job_is_shown_with_payload_result_and_timeline(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(
+            sql,
+            "completed",
+            payload='{"n": 4, "text": "\\u001b[2J"}',
+            result='{"twice": 8}',
+            stale_after=seconds(300),
+            last_error="ValueError: no\n  at once\x07",
+        )
+        sql.execute(
+            """
+            INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error, detail)
+            VALUES (%s, 'error', 'alpha-1-aaaa', 1, E'ValueError: no\nTraceback', '{"errors": 1}')
+            """,
+            [job_id],
+        )
+        found = cli("job", job_id).ok()
+        words = " ".join(found.out.split())
+        for expected in (
+            f"id {job_id}",
+            'payload { "n": 4, "text": "\\u001b[2J" }',
+            'result { "twice": 8 }',
+            "stale_after 300 s",
+            "cleared false",
+            "last_error ValueError: no at once\\x07",
+            "error 1 alpha-1-aaaa ValueError: no, errors=1",
+        ):
+            assert expected in words
+        assert "traceparent" not in words
+
+        as_json = cli("job", job_id, "--json").ok().json
+        assert (as_json["payload"]["n"], as_json["result"], as_json["stale_after"]) == (
+            4,
+            {"twice": 8},
+            300.0,
+        )
+        assert as_json["traceparent"] is None
+        [event] = as_json["timeline"]
+        assert event.pop("at").endswith("Z")
+        assert event == {
+            "event": "error",
+            "worker_id": "alpha-1-aaaa",
+            "fencing_token": 1,
+            "error": "ValueError: no\nTraceback",
+            "detail": {"errors": 1},
+        }
+
+    def test_a_job_that_nothing_happened_to_has_no_timeline(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql)
+        assert "EVENT" not in cli("job", job_id).ok().out
+        assert cli("job", job_id, "--json").ok().json["timeline"] == []
+
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_an_unknown_job_is_1(self, options: list[str], cli: Cli) -> None:
+        job_id = uuid4()
+        assert cli("job", job_id, *options).refused(1) == f"no job has id {job_id}"
+
+
+class TestWorkers:
+    def test_workers_are_listed_with_what_they_run(self, cli: Cli, sql: Sql) -> None:
+        insert_worker(sql, "alpha-1-aaaa")
+        insert_job(sql, "processing", worker_id="alpha-1-aaaa")
+        found = cli("workers").ok()
+        assert found.lines[0].split() == ["ID", "STATE", "BUSY", "SEEN", "UP", "VERSION", "KINDS"]
+        assert found.lines[1].split() == [
+            *("alpha-1-aaaa", "running", "1/10", "0s", "0s", "0.1.0", "double,", "boom"),
+        ]
+        [worker] = cli("workers", "--json").ok().json
+        assert (worker["id"], worker["processing"], worker["kinds"]) == (
+            "alpha-1-aaaa",
+            1,
+            ["double", "boom"],
+        )
+
+    def test_the_limit_is_told(self, cli: Cli, sql: Sql) -> None:
+        for name in ("a", "b"):
+            insert_worker(sql, name)
+        found = cli("workers", "--limit", 1)
+        assert (len(found.lines), found.errors) == (2, ["these are the 1 last seen; --limit shows more"])

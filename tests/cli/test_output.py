@@ -1,0 +1,55 @@
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+
+from jsworker.cli.output import print_json
+from jsworker.cli.words import cell, headline, seconds_in_words, since, until
+
+
+def test_json_values_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
+    in_delhi = datetime(2026, 1, 2, 9, 34, 5, 600_000, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    print_json(
+        {
+            "id": UUID(int=1),
+            "at": in_delhi,
+            "after": timedelta(minutes=2, milliseconds=5),
+            "n": Decimal("1.5"),
+        }
+    )
+    assert json.loads(capsys.readouterr().out) == {
+        "id": "00000000-0000-0000-0000-000000000001",
+        "at": "2026-01-02T04:04:05.600000Z",
+        "after": 120.005,
+        "n": 1.5,
+    }
+
+
+def test_bytes_have_no_place_in_json() -> None:
+    with pytest.raises(TypeError, match="type bytes"):
+        print_json({"data": b"x"})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-1, "0s"), (0.4, "0s"), (59.4, "59s"), (60, "1m"), (3599, "60m"), (7200, "2h"), (200_000, "2d")],
+)
+def test_durations_are_told_in_their_largest_unit(seconds: float, words: str) -> None:
+    assert seconds_in_words(seconds) == words
+
+
+def test_instants_are_told_as_distances() -> None:
+    now = datetime.now(UTC)
+    assert since(now - timedelta(hours=2)) == "2h"
+    assert until(now + timedelta(hours=3)) == "3h"
+    assert since(None) == ""
+
+
+def test_cells_cannot_steer_the_terminal() -> None:
+    assert cell("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
+    assert cell(None) == ""
+    assert len(cell("x" * 1000)) == 300
+    assert headline("\n ValueError: no\nmore") == "ValueError: no"
+    assert headline(None) == ""

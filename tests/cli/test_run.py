@@ -1,0 +1,160 @@
+"""``run`` as a process: jobs are done, signals stop it, and its exit code tells how it ended."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ownership.rows import Sql, read_value
+
+from .commands import Cli, Process, Spawn, wait_until
+
+pytestmark = pytest.mark.usefixtures("here")
+
+FAST = ("--relay-interval", "0.1", "--scan-interval", "1", "--shutdown-timeout", "20")
+
+# A loop that ends in an error which nobody expected.
+BROKEN_MODULE = """
+from cli_jobs import Double
+from jsworker.runtime.relay import Relay
+
+
+async def come_off(self):
+    raise LookupError("the wheel came off")
+
+
+Relay.step = come_off
+"""
+
+
+def logged(lines: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def wait_for_status(sql: Sql, status: str, count: int = 1) -> None:
+    query = "SELECT count(*) FROM jsworker.jobs WHERE status = %s"
+    wait_until(lambda: read_value(sql, query, status) == count, f"{count} jobs are {status}")
+
+
+def wait_for_stage(sql: Sql, stage: str, count: int = 1) -> None:
+    query = "SELECT count(*) FROM jsworker.jobs WHERE stage = %s"
+    wait_until(lambda: read_value(sql, query, stage) == count, f"{count} jobs are {stage}")
+
+
+def wait_for_worker(sql: Sql, process: Process) -> None:
+    def runs() -> bool:
+        assert process.popen.poll() is None, process.wait()
+        return bool(read_value(sql, "SELECT count(*) FROM jsworker.workers WHERE state = 'running'"))
+
+    wait_until(runs, "a worker runs")
+
+
+def test_jobs_are_done_until_a_signal_stops_the_worker(cli: Cli, sql: Sql, spawn: Spawn) -> None:
+    done = cli("enqueue", "cli_jobs:Double", "--payload", '{"n": 21}').lines
+    failed = cli("enqueue", "boom").lines
+    worker = spawn(
+        "run", "cli_jobs:Double", "cli_jobs:Boom", *FAST, "--log-format", "json", JSWORKER_CONCURENCY="3"
+    )
+    wait_for_status(sql, "completed")
+    wait_for_status(sql, "failed")
+    worker.signal(signal.SIGTERM)
+    ended = worker.wait()
+    assert (ended.code, ended.out) == (0, "")
+    assert read_value(sql, "SELECT result FROM jsworker.jobs WHERE id = %s", done[0]) == 42
+    events = logged(ended.errors)
+    [warning] = [line for line in events if line["event"] == "setting.unknown"]
+    assert (warning["level"], warning["reason"]) == (
+        "warning",
+        "JSWORKER_CONCURENCY is no setting: did you mean JSWORKER_CONCURRENCY?",
+    )
+    names = [line["event"] for line in events]
+    assert [name for name in names if name.startswith("worker.")] == [
+        *("worker.started", "worker.draining", "worker.stopped"),
+    ]
+    [failure] = [line for line in events if line["event"] == "job.failed"]
+    assert failure["job_id"] == failed[0]
+    [row] = cli("workers", "--json").json
+    assert (row["id"], row["state"]) == (failure["worker_id"], "stopped")
+
+
+def test_a_second_signal_hands_back_at_once(cli: Cli, sql: Sql, spawn: Spawn) -> None:
+    cli("enqueue", "sleepy").ok()
+    worker = spawn("run", "cli_jobs:Sleepy", *FAST)
+    wait_for_stage(sql, "asleep")
+    worker.signal(signal.SIGINT)
+    wait_until(
+        lambda: (
+            read_value(sql, "SELECT count(*) FROM jsworker.workers WHERE state = 'draining'")
+            or worker.popen.poll() is not None
+        ),
+        "the worker drains",
+    )
+    asked_at = time.monotonic()
+    worker.signal(signal.SIGINT)
+    ended = worker.wait()
+    assert ended.code == 0
+    assert time.monotonic() - asked_at < 10
+    [job] = cli("jobs", "--json").json
+    assert (job["status"], job["attempts"], job["clear_reason"]) == ("queued", 0, "the worker was stopped")
+
+
+def test_threads_that_never_end_do_not_keep_the_process(cli: Cli, sql: Sql, spawn: Spawn) -> None:
+    cli("enqueue", "stuck-thread").ok()
+    in_thread = spawn("run", "cli_jobs:StuckThread", "--shutdown-timeout", "0.1")
+    wait_for_stage(sql, "stuck")
+    cli("enqueue", "stuck-in-pool").ok()
+    in_pool = spawn("run", "cli_jobs:StuckInPool", "--shutdown-timeout", "0.1")
+    wait_for_stage(sql, "stuck", 2)
+    in_thread.signal(signal.SIGTERM)
+    in_pool.signal(signal.SIGTERM)
+    ended = in_thread.wait()
+    assert ended.code == 0
+    [stopped] = [line for line in logged(ended.errors) if line["event"] == "worker.stopped"]
+    assert stopped["left"] == 1
+    assert "still here" in ended.out
+    assert in_pool.wait().code == 0
+
+
+def test_a_signal_during_the_start_ends_it(sql: Sql, spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "slow_start.py").write_text(
+        "import asyncio, pathlib\n"
+        "from cli_jobs import Double\n"
+        "class SlowStart(Double):\n"
+        "    async def setup(self):\n"
+        "        pathlib.Path('in-setup').touch()\n"
+        "        await asyncio.sleep(3600)\n"
+    )
+    worker = spawn("run", "slow_start:SlowStart")
+    wait_until((tmp_path / "in-setup").exists, "the worker starts")
+    worker.signal(signal.SIGTERM)
+    ended = worker.wait()
+    assert (ended.code, logged(ended.errors)) == (0, [])
+    assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 0
+
+
+def test_a_loop_that_dies_ends_the_worker_with_1(sql: Sql, spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_MODULE)
+    ended = spawn("run", "broken:Double", "--log-format", "json").wait()
+    assert ended.code == 1
+    assert ended.errors[-1] == "relay ended in LookupError: the wheel came off"
+    [death] = [line for line in logged(ended.errors) if line["event"] == "worker.died"]
+    assert death["exception"].endswith("LookupError: the wheel came off")
+    assert "come_off" in death["exception"]
+    assert not any(line.startswith("Traceback") for line in ended.errors)
+    assert read_value(sql, "SELECT state FROM jsworker.workers") == "stopped"
+
+
+def test_an_error_in_setup_is_told(sql: Sql, spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "no_setup.py").write_text(
+        "from cli_jobs import Double\n"
+        "class NoSetup(Double):\n"
+        "    async def setup(self):\n"
+        "        raise KeyError('model')\n"
+    )
+    ended = spawn("run", "no_setup:NoSetup").wait()
+    assert ended.code == 1
+    assert ended.errors[-1] == "setup of kind no-setup raised KeyError: 'model'"
+    assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 0

@@ -1,0 +1,86 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsworker.cli.targets import load_processor, load_processor_class
+from jsworker.errors import InvalidTarget
+
+from .commands import Cli
+
+REFUSALS = [
+    ("cli_jobs", "target 'cli_jobs' must read MODULE:CLASS, for example my_jobs:AnalyzeRepo"),
+    ("cli_jobs:", "target 'cli_jobs:' must read MODULE:CLASS"),
+    (":Double", "target ':Double' must read MODULE:CLASS"),
+    (".cli_jobs:Double", "target '.cli_jobs:Double' must read MODULE:CLASS"),
+    ("cli_jobs:Double()", "target 'cli_jobs:Double()' must read MODULE:CLASS"),
+    ("./cli_jobs.py:Double", "AnalyzeRepo; write the module without .py"),
+    ("nowhere:Double", "target nowhere:Double: there is no module nowhere in {here} or on the Python path"),
+    ("nowhere.at.all:Double", "target nowhere.at.all:Double: there is no module nowhere in "),
+    ("needy:Double", "module needy cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
+    ("half:Double", "module half cannot be imported: ImportError: cannot import name 'Nothing' from"),
+    ("untidy:Double", "module untidy cannot be imported: SyntaxError: "),
+    ("script:Double", "module script cannot be imported: SystemExit: 3"),
+    ("cli_jobs:Triple", "target cli_jobs:Triple: module cli_jobs has no Triple"),
+    ("cli_jobs:Outer.Outest", "target cli_jobs:Outer.Outest: class Outer has no Outest"),
+    ("cli_jobs:Numbers", "target cli_jobs:Numbers is no JobProcessor: it is another class"),
+    ("cli_jobs:a_number", "target cli_jobs:a_number is no JobProcessor: it is of type int"),
+    ("cli_jobs:Unfinished", "target cli_jobs:Unfinished is abstract: it must define process"),
+    ("cli_jobs:JobProcessor", "target cli_jobs:JobProcessor is abstract: it must define process"),
+    ("cli_jobs:Demanding", "target cli_jobs:Demanding cannot be made: TypeError: "),
+]
+
+
+@pytest.fixture(autouse=True)
+def _modules(here: Path) -> None:
+    (here / "needy.py").write_text("import not_installed\n")
+    (here / "half.py").write_text("from cli_jobs import Nothing\n")
+    (here / "untidy.py").write_text("class Double:\n  def\n")
+    (here / "script.py").write_text("import sys\nsys.exit(3)\n")
+
+
+@pytest.mark.parametrize(("target", "line"), REFUSALS)
+def test_what_cannot_be_used_is_named_with_its_cause(target: str, line: str, cli: Cli, here: Path) -> None:
+    found = cli("run", target)
+    assert (found.code, found.out) == (2, "")
+    assert line.format(here=here) in found.errors[-1]
+    assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize("target", ["cli_jobs:Double", "cli_jobs:made", "cli_jobs:Outer.Inner"])
+def test_a_class_an_instance_and_a_nested_class_are_processors(target: str) -> None:
+    name = "inner" if target.endswith("Inner") else "double"
+    assert load_processor(target).kind == name
+    assert load_processor_class(target).kind == name
+
+
+def test_the_working_directory_is_on_the_path(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(here)])
+    assert load_processor("cli_jobs:Double").kind == "double"
+    assert sys.path[0] == str(here)
+
+
+def test_what_a_module_prints_stays_off_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    load_processor("cli_jobs:Double")
+    assert capsys.readouterr() == ("", "this line is no JSON\n")
+
+
+def test_a_long_cause_is_cut(here: Path) -> None:
+    (here / "chatty.py").write_text("raise RuntimeError('x' * 10_000)\n")
+    with pytest.raises(InvalidTarget) as refusal:
+        load_processor("chatty:Double")
+    assert len(str(refusal.value)) < 600
+
+
+def test_two_processors_of_one_kind_are_refused(cli: Cli) -> None:
+    found = cli("run", "cli_jobs:Double", "cli_jobs:Double2")
+    assert (found.code, found.errors[-1]) == (
+        2,
+        "kind double has two processors; give one of them another `kind`",
+    )
+
+
+def test_a_kinds_own_threshold_must_fit_the_settings(cli: Cli) -> None:
+    found = cli("run", "cli_jobs:Patient")
+    rule = "must exceed stale_threshold=1000 of kind patient + 2 × JSWORKER_SCAN_INTERVAL=5"
+    assert (found.code, found.errors[-1]) == (2, f"JSWORKER_ACK_WAIT=600 {rule}")

@@ -1,0 +1,107 @@
+"""Jobs in any state, put into the table and read from it without the code under test."""
+
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg import Connection
+from psycopg.rows import DictRow
+from psycopg.sql import SQL, Composable, Composed, Identifier, Placeholder
+
+from jsworker.ownership.claim import Limits
+from jsworker.ownership.enqueue import new_job_id
+
+Sql = Connection[DictRow]
+
+WORKER = "alpha-1-aaaa"
+OTHER_WORKER = "beta-2-bbbb"
+KIND = "count-lines"
+LIMITS = Limits(stale_after=30.0, crash_after=15.0, timeout=None, max_attempts=3, max_stalls=3)
+
+NOW = SQL("clock_timestamp()")
+
+
+def ago(seconds: float) -> Composed:
+    """Return the SQL of an instant ``seconds`` back by the database's clock; below zero: ahead."""
+    return SQL("clock_timestamp() - make_interval(secs => {})").format(seconds)
+
+
+def seconds(value: float) -> Composed:
+    """Return the SQL of an interval."""
+    return SQL("make_interval(secs => {})").format(value)
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "scheduled": {"run_at": ago(-3600)},
+    "queued": {"dispatch": 1, "publish_after": NOW, "queued_at": NOW},
+    "processing": {
+        "worker_id": WORKER,
+        "fencing_token": 1,
+        "attempts": 1,
+        "max_attempts": 3,
+        "max_stalls": 3,
+        "claimed_at": NOW,
+        "last_activity_at": NOW,
+        "started_at": NOW,
+        "stale_after": seconds(30),
+        "crash_after": seconds(15),
+        "dispatch": 1,
+        "queued_at": NOW,
+    },
+    "completed": {"fencing_token": 1, "attempts": 1, "dispatch": 1, "finished_at": NOW},
+    "failed": {
+        "fencing_token": 1,
+        "attempts": 1,
+        "errors": 1,
+        "dispatch": 1,
+        "failure_reason": "attempts",
+        "finished_at": NOW,
+    },
+    "cancelled": {"dispatch": 1, "finished_at": NOW},
+}
+"""What a row of each state holds besides its defaults."""
+
+
+def insert_job(sql: Sql, state: str = "queued", /, **columns: Any) -> UUID:
+    """Insert a job in a state, with some columns other than usual, and return its id."""
+    job_id: UUID = columns.setdefault("id", new_job_id())
+    row = {"kind": KIND, "payload": "{}", "status": state} | STATES[state] | columns
+    statement = SQL("INSERT INTO jsworker.jobs ({}) VALUES ({})").format(
+        SQL(", ").join(map(Identifier, row)), SQL(", ").join(_value(name, row[name]) for name in row)
+    )
+    sql.execute(statement, row)
+    return job_id
+
+
+def change_job(sql: Sql, job_id: UUID, **columns: Any) -> None:
+    """Set columns of a job, whatever the protocol says."""
+    assignments = SQL(", ").join(
+        SQL("{} = {}").format(Identifier(name), _value(name, columns[name])) for name in columns
+    )
+    sql.execute(
+        SQL("UPDATE jsworker.jobs SET {} WHERE id = %(id)s").format(assignments), columns | {"id": job_id}
+    )
+
+
+def read_job(sql: Sql, job_id: UUID) -> dict[str, Any]:
+    """Return a job's row by column name."""
+    row = sql.execute("SELECT * FROM jsworker.jobs WHERE id = %s", [job_id]).fetchone()
+    assert row is not None
+    return row
+
+
+def read_events(sql: Sql, job_id: UUID) -> list[dict[str, Any]]:
+    """Return a job's timeline, oldest first."""
+    columns = SQL("event, worker_id, fencing_token, error, detail")
+    query = SQL("SELECT {} FROM jsworker.job_events WHERE job_id = %s ORDER BY id").format(columns)
+    return sql.execute(query, [job_id]).fetchall()
+
+
+def read_value(sql: Sql, query: LiteralString, *parameters: Any) -> Any:
+    """Return the only value of a query."""
+    row = sql.execute(query, parameters).fetchone()
+    assert row is not None
+    return next(iter(row.values()))
+
+
+def _value(name: str, value: Any) -> Composable:
+    return value if isinstance(value, Composable) else Placeholder(name)

@@ -1,0 +1,196 @@
+"""The net below the guards: PostgreSQL itself refuses rows and steps that the protocol does not know."""
+
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+from psycopg.errors import CheckViolation, RestrictViolation, UniqueViolation
+
+from .rows import NOW, OTHER_WORKER, STATES, WORKER, Sql, change_job, insert_job, read_job
+
+FINAL = ("completed", "failed", "cancelled")
+LIVE = ("scheduled", "queued", "processing")
+
+
+def refused_row(constraint: str, state: str, /, **columns: Any) -> Any:
+    shown = ", ".join(f"{name}={value}" for name, value in columns.items() if not hasattr(value, "as_string"))
+    return pytest.param(constraint, state, columns, id=f"{constraint}: {state} {shown or ', '.join(columns)}")
+
+
+@pytest.mark.parametrize("status", STATES)
+def test_the_usual_row_of_each_state_is_accepted(sql: Sql, status: str) -> None:
+    assert read_job(sql, insert_job(sql, status))["status"] == status
+
+
+BROKEN = [
+    refused_row("jobs_status", "queued", status="running"),
+    refused_row("jobs_kind", "queued", kind=""),
+    refused_row("jobs_kind", "queued", kind="a.b"),
+    refused_row("jobs_kind", "queued", kind="Upper"),
+    refused_row("jobs_kind", "queued", kind="-a"),
+    refused_row("jobs_kind", "queued", kind="a" * 65),
+    refused_row("jobs_kind", "queued", kind="a\n"),
+    refused_row("jobs_unique_key", "queued", unique_key=""),
+    refused_row("jobs_unique_key", "queued", unique_key="a b"),
+    refused_row("jobs_unique_key", "queued", unique_key=".a"),
+    refused_row("jobs_unique_key", "queued", unique_key="a" * 65),
+    refused_row("jobs_owner_iff_processing", "processing", worker_id=None),
+    *(refused_row("jobs_owner_iff_processing", s, worker_id=WORKER) for s in STATES if s != "processing"),
+    refused_row("jobs_activity_iff_processing", "processing", last_activity_at=None),
+    *(
+        refused_row("jobs_activity_iff_processing", s, last_activity_at=NOW)
+        for s in STATES
+        if s != "processing"
+    ),
+    *(refused_row("jobs_finished_iff_final", status, finished_at=None) for status in FINAL),
+    *(refused_row("jobs_finished_iff_final", status, finished_at=NOW) for status in LIVE),
+    refused_row("jobs_scheduled_has_run_at", "scheduled", run_at=None),
+    *(
+        refused_row("jobs_publish_only_queued", s, needs_publish=True, publish_after=NOW)
+        for s in STATES
+        if s != "queued"
+    ),
+    refused_row("jobs_publish_has_time", "queued", needs_publish=True, publish_after=None),
+    refused_row("jobs_cancel_is_not_waiting", "queued", cancel_requested=True),
+    refused_row("jobs_cancel_is_not_waiting", "scheduled", cancel_requested=True),
+    *(refused_row("jobs_conservation", status, attempts=2) for status in STATES),
+    *(refused_row("jobs_conservation", status, errors=2) for status in STATES),
+    *(refused_row("jobs_conservation", status, stalls=2) for status in STATES),
+    refused_row("jobs_counters", "queued", errors=-1, stalls=1),
+    refused_row("jobs_counters", "queued", errors=1, stalls=-1),
+    refused_row("jobs_limits", "queued", max_attempts=0),
+    refused_row("jobs_limits", "queued", max_stalls=0),
+    refused_row("jobs_progress", "processing", progress=-0.1),
+    refused_row("jobs_progress", "processing", progress=1.1),
+    refused_row("jobs_progress", "processing", progress=float("nan")),
+]
+
+
+@pytest.mark.parametrize(("constraint", "status", "columns"), BROKEN)
+def test_a_row_that_breaks_a_rule_is_refused(
+    sql: Sql, constraint: str, status: str, columns: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckViolation) as refused:
+        insert_job(sql, status, **columns)
+    assert (refused.value.sqlstate, refused.value.diag.constraint_name) == ("23514", constraint)
+
+
+def test_every_constraint_is_broken_once(sql: Sql) -> None:
+    checks = sql.execute(
+        "SELECT conname FROM pg_constraint WHERE conrelid = 'jsworker.jobs'::regclass AND contype = 'c'"
+    )
+    assert {check["conname"] for check in checks} == {case.values[0] for case in BROKEN}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"unique_key": "order_17.a-b"},
+        {"kind": "a" * 64},
+        {"kind": "0_a-b"},
+        {"errors": 1, "stalls": 2, "attempts": 3},
+        {"progress": 0.0},
+        {"progress": 1.0},
+        {"max_attempts": 1, "max_stalls": 1},
+        {"run_at": NOW},
+        {"needs_publish": True},
+    ],
+)
+def test_the_edge_of_a_rule_is_accepted(sql: Sql, columns: dict[str, Any]) -> None:
+    insert_job(sql, "queued", **columns)
+
+
+def test_a_final_job_may_have_been_asked_to_cancel(sql: Sql) -> None:
+    for status in (*FINAL, "processing"):
+        insert_job(sql, status, cancel_requested=True)
+
+
+OTHER_STATES = [
+    (status, {"status": other})
+    for status in ("completed", "cancelled")
+    for other in STATES
+    if other != status
+]
+OTHER_THAN_RETRIED = [("failed", {"status": other}) for other in STATES if other not in ("failed", "queued")]
+
+
+@pytest.mark.parametrize(
+    ("status", "step"),
+    [
+        *OTHER_STATES,
+        *OTHER_THAN_RETRIED,
+        ("processing", {"fencing_token": 0}),
+        ("completed", {"fencing_token": 0}),
+        ("queued", {"dispatch": 0}),
+        ("processing", {"dispatch": 0}),
+        ("queued", STATES["processing"] | {"status": "processing", "fencing_token": 0}),
+        ("processing", {"status": "processing", "worker_id": OTHER_WORKER}),
+    ],
+    ids=lambda value: (
+        value if isinstance(value, str) else ",".join(f"{k}={v}" for k, v in list(value.items())[-2:])
+    ),
+)
+def test_a_step_that_the_protocol_does_not_know_is_refused(
+    sql: Sql, status: str, step: dict[str, Any]
+) -> None:
+    job_id = insert_job(sql, status)
+    with pytest.raises(RestrictViolation) as refused:
+        change_job(sql, job_id, **step)
+    assert (refused.value.sqlstate, refused.value.diag.constraint_name) == ("23001", "jobs_guard")
+    assert (refused.value.diag.schema_name, refused.value.diag.table_name) == ("jsworker", "jobs")
+
+
+@pytest.mark.parametrize(
+    ("status", "step"),
+    [
+        ("failed", {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0}),
+        ("queued", STATES["processing"] | {"status": "processing"}),
+        ("processing", {"status": "processing", "worker_id": OTHER_WORKER, "fencing_token": 2}),
+        ("processing", {"status": "processing", "last_activity_at": NOW}),
+        ("completed", {"status": "completed", "fencing_token": 1, "dispatch": 1}),
+        ("queued", {"dispatch": 2}),
+    ],
+)
+def test_a_step_of_the_protocol_passes_the_guard(sql: Sql, status: str, step: dict[str, Any]) -> None:
+    job_id = insert_job(sql, status)
+    change_job(sql, job_id, **step)
+
+
+@pytest.mark.parametrize("first", LIVE)
+@pytest.mark.parametrize("second", LIVE)
+def test_two_live_jobs_cannot_hold_one_key(sql: Sql, first: str, second: str) -> None:
+    insert_job(sql, first, unique_key="order-1")
+    with pytest.raises(UniqueViolation) as refused:
+        insert_job(sql, second, unique_key="order-1")
+    assert refused.value.diag.constraint_name == "jobs_unique_live"
+    insert_job(sql, second, unique_key="order-1", kind="other-kind")
+
+
+@pytest.mark.parametrize("status", FINAL)
+def test_a_final_job_frees_its_key(sql: Sql, status: str) -> None:
+    insert_job(sql, status, unique_key="order-1")
+    insert_job(sql, status, unique_key="order-1")
+    insert_job(sql, "queued", unique_key="order-1")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "statement"),
+    [
+        (
+            "installation_one_row",
+            "INSERT INTO jsworker.installation (singleton, id) VALUES (2, gen_random_uuid())",
+        ),
+        (
+            "workers_state",
+            """
+            INSERT INTO jsworker.workers (
+              id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)
+            VALUES ('w', 'h', 1, '{}', 1, '1', '5 s', 'asleep')
+            """,
+        ),
+    ],
+)
+def test_the_other_tables_have_rules_too(sql: Sql, constraint: str, statement: LiteralString) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as refused:
+        sql.execute(statement)
+    assert refused.value.diag.constraint_name == constraint

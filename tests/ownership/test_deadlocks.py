@@ -1,0 +1,179 @@
+"""Every multi-row statement beside every other, rows in random order: nobody waits in a circle."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from jsworker.errors import DatabaseRefused, TransitionRefused
+from jsworker.ownership import claim, control, enqueue, lease, outbox, reset, settle
+from jsworker.ownership.database import Database
+
+from .deadlocks import deadlocks, hasty_deadlock_detection
+from .polling import eventually
+from .rows import KIND, WORKER, Sql, insert_job
+
+SECONDS = 5.0
+BATCHES = 8
+KEYS = [f"key-{place}" for place in range(60)]
+LATE = claim.Limits(stale_after=0.0, crash_after=None, timeout=None, max_attempts=3, max_stalls=3)
+"""A limit that every silence is beyond, so that the stale rule applies at once."""
+
+JOBS = text("SELECT id, status, fencing_token, dispatch FROM jsworker.jobs WHERE unique_key IS NOT NULL")
+
+
+class Storm:
+    """Random batches, each of one statement."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self._database = database
+        self._random = random.Random(seed)  # noqa: S311 -- a schedule, not a secret
+        self._steps: dict[str, Callable[[], Awaitable[int]]] = {
+            "enqueue": self.enqueue,
+            "claim": self.claim,
+            "heartbeat": self.heartbeat,
+            "complete": self.complete,
+            "fail": self.fail,
+            "release": self.release,
+            "reset stale": self.reset_stale,
+            "reset by operator": self.reset_by_operator,
+            "publish": self.publish,
+            "mark": self.mark,
+            "promote": self.promote,
+            "cancel": self.cancel,
+            "retry": self.retry,
+        }
+
+    async def run(self, seconds: float, written: Counter[str]) -> None:
+        """Send batches until the time is over and each statement has written rows."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or len(+written) < len(self._steps):
+            name = self._random.choice(list(self._steps))
+            written[name] += await self._steps[name]()
+
+    async def jobs(self, *statuses: str) -> list[tuple[UUID, int, int]]:
+        """Return some jobs in random order."""
+        found = [row for row in await self._database.run(JOBS) if row.status in statuses]
+        some = self._random.sample(found, min(len(found), 40))
+        return [(row.id, row.fencing_token, row.dispatch) for row in some]
+
+    async def enqueue(self) -> int:
+        new = [
+            enqueue.NewJob(enqueue.new_job_id(), "{}", key, delay=self._random.choice([0.0, 0.001]))
+            for key in self._random.sample(KEYS, 30)
+        ]
+        return sum(one.created for one in await enqueue.enqueue_many(self._database, KIND, new))
+
+    async def claim(self) -> int:
+        ids = [one[0] for one in await self.jobs("queued")]
+        taken = await claim.claim(self._database, worker_id=WORKER, kind=KIND, ids=ids, limits=LATE)
+        return len(taken.claimed)
+
+    async def heartbeat(self) -> int:
+        hand = [(one[0], one[1]) for one in await self.jobs("processing")]
+        return len((await lease.heartbeat(self._database, worker_id=WORKER, hand=hand)).alive)
+
+    async def complete(self) -> int:
+        runs = [settle.Completion(one[0], one[1], "{}") for one in (await self.jobs("processing"))[:10]]
+        return accepted(await settle.complete(self._database, worker_id=WORKER, runs=runs))
+
+    async def fail(self) -> int:
+        held = await self.jobs("processing")
+        reasons = [self._random.choice([None, "permanent"]) for _ in held]
+        runs = [settle.Failure(one[0], one[1], "e", why, 0.0) for one, why in zip(held, reasons, strict=True)]
+        return accepted(await settle.fail(self._database, worker_id=WORKER, runs=runs))
+
+    async def release(self) -> int:
+        runs = [settle.Return(one[0], one[1], "r") for one in await self.jobs("processing")]
+        return accepted(await settle.release(self._database, worker_id=WORKER, runs=runs))
+
+    async def reset_stale(self) -> int:
+        stale = await reset.suspects(self._database, heartbeat_interval=0.0, limit=40)
+        self._random.shuffle(stale)
+        taken = await reset.reset_stale(
+            self._database, worker_id=WORKER, stale=stale, reason="r", counted=self._random.random() < 0.5
+        )
+        return len(taken)
+
+    async def reset_by_operator(self) -> int:
+        seen = [(one[0], one[1]) for one in await self.jobs("processing")]
+        return len(await reset.reset_by_operator(self._database, seen=seen, reason="r"))
+
+    async def publish(self) -> int:
+        return len(await outbox.take_outgoing(self._database, limit=40))
+
+    async def mark(self) -> int:
+        sent = [outbox.Sent(one[0], one[2], 1, None) for one in await self.jobs("queued")]
+        return await outbox.mark(self._database, sent)
+
+    async def promote(self) -> int:
+        return await outbox.promote(self._database, limit=40)
+
+    async def cancel(self) -> int:
+        ids = [one[0] for one in (await self.jobs("scheduled", "queued", "processing"))[:5]]
+        answer = await control.cancel(self._database, ids)
+        return len(answer.cancelled) + len(answer.requested)
+
+    async def retry(self) -> int:
+        failed = await self.jobs("failed")
+        for one in failed[:1]:
+            with suppress(TransitionRefused):
+                await control.retry(self._database, one[0])
+                return 1
+        return 0
+
+
+def accepted(settled: list[settle.Settled]) -> int:
+    return sum(one is not settle.Settled.LOST for one in settled)
+
+
+async def test_no_deadlock_in_a_storm(database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jsworker.ownership.database._CONFLICT_TRIES", 1)  # a deadlock fails the test at once
+    before = deadlocks(sql)
+    with hasty_deadlock_detection(sql):
+        database = Database(database_url, statement_timeout=10.0, pool_size=BATCHES)
+        written: Counter[str] = Counter()
+        async with asyncio.timeout(60.0), asyncio.TaskGroup() as storms:
+            for seed in range(BATCHES):
+                storms.create_task(Storm(database, seed).run(SECONDS, written))
+        await database.close()
+    await no_connection_left(sql)
+    assert deadlocks(sql) == before
+
+
+async def test_a_deadlock_would_be_seen(database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows in opposite orders, as the statements would lock them without their ORDER BY."""
+    monkeypatch.setattr("jsworker.ownership.database._CONFLICT_TRIES", 1)
+    before = deadlocks(sql)
+    for _ in range(300):
+        insert_job(sql)
+    with hasty_deadlock_detection(sql):
+        database = Database(database_url, statement_timeout=10.0)
+        lock = "SELECT id FROM jsworker.jobs ORDER BY id {} FOR NO KEY UPDATE"
+
+        async def collide() -> None:
+            while True:
+                orders = (database.run(text(lock.format(order))) for order in ("ASC", "DESC"))
+                for answer in await asyncio.gather(*orders, return_exceptions=True):
+                    if isinstance(answer, BaseException):
+                        raise answer
+
+        with pytest.raises(DatabaseRefused, match="40P01"):
+            await asyncio.wait_for(collide(), 30.0)
+        await database.close()
+    await no_connection_left(sql)
+    assert deadlocks(sql) > before
+
+
+async def no_connection_left(sql: Sql) -> None:
+    """Wait for the ends of jsworker's backends: each reports its figures when it ends."""
+    backends = """
+        SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'jsworker'
+    """
+    await eventually(lambda: sql.execute(backends).rowcount == 0, "every backend has ended")

@@ -1,0 +1,330 @@
+"""ENQUEUE: a job is a row first, in whoever's transaction; one live job holds a unique key."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from uuid import UUID
+
+import psycopg
+import pytest
+import pytest_asyncio
+from sqlalchemy import Engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from jsworker.errors import TransitionRefused
+from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.enqueue import (
+    Enqueued,
+    NewJob,
+    enqueue,
+    enqueue_many,
+    enqueue_statement,
+    new_job_id,
+)
+
+from .polling import eventually
+from .rows import KIND, Sql, insert_job, read_events, read_job, read_value
+
+MANY = 10_000
+
+
+def jobs(sql: Sql) -> int:
+    return int(read_value(sql, "SELECT count(*) FROM jsworker.jobs"))
+
+
+def seconds_ahead(sql: Sql, job_id: UUID, column: str) -> float:
+    query = psycopg.sql.SQL(
+        "SELECT extract(epoch FROM {} - clock_timestamp()) AS ahead FROM jsworker.jobs WHERE id = %s"
+    )
+    row = sql.execute(query.format(psycopg.sql.Identifier(column)), [job_id]).fetchone()
+    assert row is not None
+    return float(row["ahead"])
+
+
+class TestOne:
+    async def test_a_job_that_is_due(self, database: Database, sql: Sql) -> None:
+        new = NewJob(new_job_id(), '{"path": "é"}', unique_key="k-1", max_attempts=2, max_stalls=4)
+        answer = await enqueue(
+            database, KIND, new, publish_after=5.0, traceparent="00-aa", tracestate="vendor=1"
+        )
+        assert answer == Enqueued(new.id, created=True)
+        job = read_job(sql, new.id)
+        assert (job["status"], job["dispatch"], job["needs_publish"]) == ("queued", 1, True)
+        assert (job["kind"], job["payload"], job["unique_key"]) == (KIND, {"path": "é"}, "k-1")
+        assert (job["max_attempts"], job["max_stalls"]) == (2, 4)
+        assert (job["traceparent"], job["tracestate"]) == ("00-aa", "vendor=1")
+        assert (job["fencing_token"], job["attempts"], job["worker_id"]) == (0, 0, None)
+        assert 0 < seconds_ahead(sql, new.id, "publish_after") <= 5
+        assert seconds_ahead(sql, new.id, "queued_at") <= 0
+        assert read_events(sql, new.id) == []
+
+    async def test_a_delayed_job(self, database: Database, sql: Sql) -> None:
+        new = NewJob(new_job_id(), "{}", delay=60.0)
+        await enqueue(database, KIND, new, publish_after=5.0)
+        job = read_job(sql, new.id)
+        assert (job["status"], job["dispatch"], job["needs_publish"]) == ("scheduled", 0, False)
+        assert (job["publish_after"], job["queued_at"]) == (None, None)
+        assert 50 < seconds_ahead(sql, new.id, "run_at") <= 60
+
+    @pytest.mark.parametrize("status", ["scheduled", "queued", "processing"])
+    async def test_a_live_job_holds_the_key(self, database: Database, sql: Sql, status: str) -> None:
+        holder = insert_job(sql, status, unique_key="k-1")
+        before = read_job(sql, holder)
+        answer = await enqueue(
+            database, KIND, NewJob(new_job_id(), '{"new": 1}', unique_key="k-1"), publish_after=0.0
+        )
+        assert answer == Enqueued(holder, created=False)
+        assert read_job(sql, holder) == before
+        assert jobs(sql) == 1
+
+    @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+    async def test_a_final_job_does_not(self, database: Database, sql: Sql, status: str) -> None:
+        insert_job(sql, status, unique_key="k-1")
+        answer = await enqueue(
+            database, KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0
+        )
+        assert answer.created
+
+    async def test_a_key_belongs_to_its_kind(self, database: Database, sql: Sql) -> None:
+        insert_job(sql, unique_key="k-1", kind="other-kind")
+        assert (
+            await enqueue(database, KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0)
+        ).created
+
+    async def test_twins_at_once_create_one_job(self, database: Database, sql: Sql) -> None:
+        answers = await asyncio.gather(
+            *(
+                enqueue(database, KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0)
+                for _ in range(10)
+            )
+        )
+        assert sum(answer.created for answer in answers) == 1
+        assert len({answer.id for answer in answers}) == 1
+        assert jobs(sql) == 1
+
+    @pytest.mark.usefixtures("vanishing")
+    async def test_a_key_that_is_taken_and_freed_too_fast(self, database: Database, sql: Sql) -> None:
+        new = NewJob(new_job_id(), "{}", unique_key="vanishing")
+        refused = r"^unique key 'vanishing' of kind count-lines is taken and freed too fast; try again$"
+        with pytest.raises(TransitionRefused, match=refused):
+            await enqueue(database, KIND, new, publish_after=0.0)
+        assert read_value(sql, "SELECT last_value FROM tries") == 3
+        with pytest.raises(TransitionRefused, match=refused):
+            await enqueue_many(database, KIND, [NewJob(new_job_id(), "{}"), new])
+        assert read_value(sql, "SELECT last_value FROM tries") == 6
+
+
+@pytest.fixture
+def vanishing(sql: Sql) -> Iterator[None]:
+    """A key whose job is never inserted and never found, as if a twin came and went each time."""
+    sql.execute("CREATE SEQUENCE tries")
+    sql.execute(
+        """
+        CREATE FUNCTION vanish() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM nextval('tries'); RETURN NULL; END $$
+        """
+    )
+    sql.execute(
+        """
+        CREATE TRIGGER vanish BEFORE INSERT ON jsworker.jobs FOR EACH ROW
+        WHEN (NEW.unique_key = 'vanishing') EXECUTE FUNCTION vanish()
+        """
+    )
+    yield
+    sql.execute("DROP FUNCTION vanish() CASCADE")
+    sql.execute("DROP SEQUENCE tries")
+
+
+class TestMany:
+    async def test_ten_thousand_with_twins_inside_and_outside(self, database: Database, sql: Sql) -> None:
+        held = {f"held-{place}": insert_job(sql, unique_key=f"held-{place}") for place in range(50)}
+        new = []
+        for place in range(MANY):
+            key = None
+            if place % 100 == 7:  # a hundred keys, each twice
+                key = f"twin-{place // 200}"
+            elif place % 200 == 11:
+                key = f"held-{place // 200}"
+            new.append(NewJob(new_job_id(), f'{{"n": {place}}}', key, delay=60.0 if place % 2 else 0.0))
+        answers = await enqueue_many(database, KIND, new, traceparent="00-aa", tracestate="b")
+        assert len(answers) == MANY
+        first: dict[str, UUID] = {}
+        for asked, answer in zip(new, answers, strict=True):
+            if asked.unique_key is None:
+                assert answer == Enqueued(asked.id, created=True)
+            elif asked.unique_key in held:
+                assert answer == Enqueued(held[asked.unique_key], created=False)
+            else:
+                created = asked.unique_key not in first
+                assert answer == Enqueued(first.setdefault(asked.unique_key, asked.id), created=created)
+        assert len(first) == 50
+        assert sum(answer.created for answer in answers) == MANY - 50 - 50
+        assert jobs(sql) == 50 + MANY - 50 - 50
+        states = sql.execute(
+            """
+            SELECT status, dispatch, needs_publish, queued_at IS NULL AS unqueued, count(*) AS jobs
+            FROM jsworker.jobs WHERE traceparent = '00-aa' AND tracestate = 'b' GROUP BY 1, 2, 3, 4 ORDER BY 1
+            """
+        ).fetchall()
+        assert [tuple(state.values())[:4] for state in states] == [
+            ("queued", 1, True, False),
+            ("scheduled", 0, False, True),
+        ]
+        job = read_job(sql, new[1].id)
+        assert (job["payload"], job["max_attempts"]) == ({"n": 1}, None)
+        assert 30 < seconds_ahead(sql, new[1].id, "run_at") <= 60
+
+    async def test_limits_of_each_job(self, database: Database, sql: Sql) -> None:
+        new = [NewJob(new_job_id(), "{}", max_attempts=2), NewJob(new_job_id(), "{}", max_stalls=7)]
+        await enqueue_many(database, KIND, new)
+        rows = [read_job(sql, job.id) for job in new]
+        assert [(row["max_attempts"], row["max_stalls"]) for row in rows] == [(2, None), (None, 7)]
+
+    async def test_nothing_to_enqueue(self, database: Database) -> None:
+        assert await enqueue_many(database, KIND, []) == []
+
+    async def test_one_bad_job_stores_none(self, database: Database, sql: Sql) -> None:
+        """One call of one producer is all or nothing."""
+        new = [NewJob(new_job_id(), "{}"), NewJob(new_job_id(), "{"), NewJob(new_job_id(), "{}")]
+        with pytest.raises(RowRefused):
+            await enqueue_many(database, KIND, new)
+        assert jobs(sql) == 0
+
+    async def test_producers_of_the_same_keys_do_not_deadlock(
+        self, database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("jsworker.ownership.database._CONFLICT_TRIES", 1)  # so that one would be seen
+        keys = [f"k-{place}" for place in range(300)]
+        answers = await asyncio.gather(
+            *(
+                enqueue_many(database, KIND, [NewJob(new_job_id(), "{}", key) for key in order])
+                for order in (keys, keys[::-1], keys, keys[::-1])
+            )
+        )
+        assert sum(answer.created for answered in answers for answer in answered) == 300
+        assert len({answer.id for answered in answers for answer in answered}) == 300
+        assert jobs(sql) == 300
+
+
+class TestInTheCallersTransaction:
+    """The statement belongs to whoever executes it: its commit is the job's."""
+
+    @pytest_asyncio.fixture
+    async def async_engine(self, database_url: str) -> AsyncIterator[AsyncEngine]:
+        engine = create_async_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+        yield engine
+        await engine.dispose()
+
+    @pytest.fixture
+    def orders(self, sql: Sql) -> Iterator[None]:
+        sql.execute("CREATE TABLE orders (id integer PRIMARY KEY)")
+        yield
+        sql.execute("DROP TABLE orders")
+
+    @pytest.mark.usefixtures("orders")
+    def test_sync_session(self, engine: Engine, sql: Sql) -> None:
+        new = NewJob(new_job_id(), "{}")
+        with Session(engine) as session, session.begin():
+            session.connection().exec_driver_sql("INSERT INTO orders VALUES (1)")
+            row = session.execute(enqueue_statement(KIND, new, publish_after=0.0)).one()
+            assert (row.id, row.created, row.dispatch) == (new.id, True, 1)
+            assert jobs(sql) == 0
+        assert (jobs(sql), read_value(sql, "SELECT count(*) FROM orders")) == (1, 1)
+
+    @pytest.mark.usefixtures("orders")
+    def test_sync_session_rolled_back(self, engine: Engine, sql: Sql) -> None:
+        with Session(engine) as session:
+            session.connection().exec_driver_sql("INSERT INTO orders VALUES (1)")
+            session.execute(enqueue_statement(KIND, NewJob(new_job_id(), "{}"), publish_after=0.0))
+            session.rollback()
+        assert (jobs(sql), read_value(sql, "SELECT count(*) FROM orders")) == (0, 0)
+
+    async def test_async_session(self, async_engine: AsyncEngine, sql: Sql) -> None:
+        new = NewJob(new_job_id(), "{}", delay=60.0)
+        async with AsyncSession(async_engine) as session, session.begin():
+            row = (await session.execute(enqueue_statement(KIND, new, publish_after=0.0))).one()
+            assert (row.id, row.created, row.dispatch) == (new.id, True, 0)
+            assert jobs(sql) == 0
+        assert read_job(sql, new.id)["status"] == "scheduled"
+
+    async def test_async_session_rolled_back(self, async_engine: AsyncEngine, sql: Sql) -> None:
+        async with AsyncSession(async_engine) as session:
+            await session.execute(enqueue_statement(KIND, NewJob(new_job_id(), "{}"), publish_after=0.0))
+            await session.rollback()
+        assert jobs(sql) == 0
+
+    def test_an_existing_job_is_named(self, engine: Engine, sql: Sql) -> None:
+        holder = insert_job(sql, "processing", unique_key="k-1")
+        with Session(engine) as session, session.begin():
+            statement = enqueue_statement(
+                KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0
+            )
+            row = session.execute(statement).one()
+        assert (row.id, row.created) == (holder, False)
+
+    def test_a_producers_open_transaction_does_not_hold_the_owner_up(self, engine: Engine, sql: Sql) -> None:
+        """Why it is DO NOTHING: the live job's row is not locked by a producer that found it."""
+        holder = insert_job(sql, "processing", unique_key="k-1")
+        with Session(engine) as session, session.begin():
+            statement = enqueue_statement(
+                KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0
+            )
+            session.execute(statement)
+            locked = sql.execute(
+                "SELECT id FROM jsworker.jobs WHERE id = %s FOR UPDATE SKIP LOCKED", [holder]
+            ).rowcount
+            assert locked == 1
+
+
+class TestUncommittedTwin:
+    async def test_enqueue_waits_and_finds_the_committed_twin(
+        self, engine: Engine, database: Database, sql: Sql
+    ) -> None:
+        twin = NewJob(new_job_id(), "{}", unique_key="k-1")
+        with engine.connect() as producer:
+            producer.execute(enqueue_statement(KIND, twin, publish_after=0.0))
+            second = asyncio.create_task(
+                enqueue(database, KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0)
+            )
+            await eventually(lambda: waits(sql), "the second producer waits for the first")
+            producer.commit()
+        assert await second == Enqueued(twin.id, created=False)
+
+    async def test_enqueue_creates_the_job_when_the_twin_is_rolled_back(
+        self, engine: Engine, database: Database, sql: Sql
+    ) -> None:
+        with engine.connect() as producer:
+            first = NewJob(new_job_id(), "{}", unique_key="k-1")
+            producer.execute(enqueue_statement(KIND, first, publish_after=0.0))
+            new = NewJob(new_job_id(), "{}", unique_key="k-1")
+            second = asyncio.create_task(enqueue(database, KIND, new, publish_after=0.0))
+            await eventually(lambda: waits(sql), "the second producer waits for the first")
+            producer.rollback()
+        assert await second == Enqueued(new.id, created=True)
+
+    async def test_many(self, engine: Engine, database: Database, sql: Sql) -> None:
+        twin = NewJob(new_job_id(), "{}", unique_key="k-1")
+        new = [NewJob(new_job_id(), "{}", key) for key in ("k-0", "k-1", "k-2")]
+        with engine.connect() as producer:
+            producer.execute(enqueue_statement(KIND, twin, publish_after=0.0))
+            second = asyncio.create_task(enqueue_many(database, KIND, new))
+            await eventually(lambda: waits(sql), "the second producer waits for the first")
+            producer.commit()
+        assert await second == [
+            Enqueued(new[0].id, created=True),
+            Enqueued(twin.id, created=False),
+            Enqueued(new[2].id, created=True),
+        ]
+
+
+def waits(sql: Sql) -> bool:
+    """Tell whether a statement of jsworker waits for another transaction's end."""
+    found = read_value(
+        sql,
+        """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'jsworker' AND wait_event_type = 'Lock'
+        """,
+    )
+    return bool(found)

@@ -1,0 +1,226 @@
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.engine import make_url
+
+from alembic import command
+from jsworker.errors import DatabaseRefused, MigrationMissing, SettingsError
+from jsworker.ownership import migrations
+from jsworker.ownership.database import (
+    Database,
+    current_revision,
+    downgrade_database,
+    upgrade_database,
+)
+from jsworker.ownership.tables import SCHEMA, metadata
+
+from .catalog import describe_schema
+from .conftest import TestDatabases
+from .polling import eventually
+from .rows import Sql, insert_job
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def empty_url(databases: TestDatabases) -> str:
+    return databases.create()
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Sql]:
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+        yield connection
+
+
+def test_upgrade_downgrade_upgrade(empty_url: str) -> None:
+    assert current_revision(empty_url) is None
+    assert upgrade_database(empty_url) == migrations.head()
+    with connected(empty_url) as sql:
+        first = describe_schema(sql)
+        assert downgrade_database(empty_url, "base") is None
+        assert not any(describe_schema(sql).values())
+        assert current_revision(empty_url) is None
+        assert upgrade_database(empty_url) == migrations.head()
+        assert describe_schema(sql) == first
+    assert current_revision(empty_url) == migrations.head()
+
+
+def test_an_upgrade_of_the_newest_schema_keeps_every_row(empty_url: str) -> None:
+    upgrade_database(empty_url)
+    with connected(empty_url) as sql:
+        insert_job(sql)
+        assert upgrade_database(empty_url) == migrations.head()
+        assert sql.execute("SELECT 1 FROM jsworker.jobs").rowcount == 1
+
+
+def test_alembic_finds_no_difference_between_metadata_and_migration(database_url: str) -> None:
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "version_table_schema": SCHEMA,
+                "include_schemas": True,
+                "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
+                "compare_server_default": True,
+            },
+        )
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+def test_metadata_creates_what_the_migration_creates(empty_url: str, observer: Sql) -> None:
+    engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA jsworker")
+        metadata.create_all(connection)
+    engine.dispose()
+    migrated = describe_schema(observer)
+    assert len(migrated["triggers"]) == 1
+    assert len(migrated["functions"]) == 1
+    with connected(empty_url) as sql:
+        created = describe_schema(sql)
+    for part, rows in migrated.items():
+        assert created[part] == rows, part
+
+
+def test_a_difference_is_found(empty_url: str, observer: Sql) -> None:
+    migrated = describe_schema(observer)
+    upgrade_database(empty_url)
+    with connected(empty_url) as sql:
+        for part, change in {
+            "columns": "ALTER TABLE jsworker.jobs ALTER stage SET DEFAULT ''",
+            "constraints": "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_counters",
+            "indexes": "ALTER INDEX jsworker.jobs_due SET (fillfactor = 50)",
+            "triggers": "ALTER TABLE jsworker.jobs DISABLE TRIGGER jobs_guard",
+            "functions": "ALTER FUNCTION jsworker.refuse_job_update() STABLE",
+            "relations": "ALTER TABLE jsworker.workers SET (fillfactor = 100)",
+        }.items():
+            sql.execute(change.encode())
+            assert describe_schema(sql)[part] != migrated[part], part
+
+
+def migrate_by_function(url: str) -> None:
+    upgrade_database(url)
+
+
+def migrate_by_command(url: str) -> None:
+    """Do what ``alembic upgrade head`` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JSWORKER_DATABASE_URL", url)
+        command.upgrade(Config(ROOT / "alembic.ini"), "head")
+
+
+@pytest.mark.parametrize("migrate", [migrate_by_function, migrate_by_command])
+async def test_a_second_upgrade_waits_for_the_first(empty_url: str, migrate: Callable[[str], None]) -> None:
+    engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
+    with connected(empty_url) as sql:
+        with engine.begin() as first:
+            migrations.upgrade(first)
+            second = asyncio.create_task(asyncio.to_thread(migrate, empty_url))
+            waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            await eventually(lambda: sql.execute(waiting).rowcount == 1, "the second upgrade waits")
+        await second
+        assert describe_schema(sql)["triggers"]
+    engine.dispose()
+
+
+def test_four_upgrades_at_once(empty_url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        reached = list(threads.map(upgrade_database, [empty_url] * 4))
+    assert reached == [migrations.head()] * 4
+
+
+def test_the_alembic_command_line_migrates(empty_url: str, observer: Sql) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", "upgrade", "head"],
+        cwd=ROOT,
+        env=os.environ | {"JSWORKER_DATABASE_URL": empty_url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with connected(empty_url) as sql:
+        assert describe_schema(sql) == describe_schema(observer)
+
+
+def test_alembic_commands_work_without_the_command_line_of_jsworker(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", empty_url)
+    config = Config(ROOT / "alembic.ini")
+    command.upgrade(config, "head")
+    command.check(config)
+    command.downgrade(config, "base")
+    assert current_revision(empty_url) is None
+
+
+def test_the_alembic_command_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JSWORKER_DATABASE_URL", raising=False)
+    with pytest.raises(SettingsError, match=r"^JSWORKER_DATABASE_URL must be set$"):
+        command.current(Config(ROOT / "alembic.ini"))
+
+
+def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> None:
+    upgrade_database(empty_url)
+    with connected(empty_url) as sql:
+        sql.execute("UPDATE jsworker.alembic_version SET version_num = '9999'")
+        with pytest.raises(DatabaseRefused, match=r"cannot be migrated: .*9999") as refused:
+            upgrade_database(empty_url)
+        assert "\n" not in str(refused.value)
+        assert current_revision(empty_url) == "9999"
+
+
+class TestLevel:
+    def test_this_version(self) -> None:
+        migrations.check_level(migrations.head())
+
+    def test_never_migrated(self) -> None:
+        with pytest.raises(MigrationMissing, match="no jsworker schema: run `jsworker db upgrade`"):
+            migrations.check_level(None)
+
+    def test_older(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        older = migrations.head()
+        monkeypatch.setattr(migrations, "head", lambda: "9999")
+        with pytest.raises(
+            MigrationMissing,
+            match=f"at migration {older}, this version needs 9999: run `jsworker db upgrade`",
+        ):
+            migrations.check_level(older)
+
+    def test_newer_is_left_to_work(self) -> None:
+        migrations.check_level("9999")
+
+    def test_an_installation_without_migrations(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "alembic" / "versions").mkdir(parents=True)
+        (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = %(here)s/alembic\n")
+        monkeypatch.setattr(migrations, "_ini", lambda: tmp_path / "alembic.ini")
+        with pytest.raises(MigrationMissing, match="holds no migrations"):
+            migrations.head()
+
+
+async def test_a_worker_refuses_an_empty_database_and_takes_a_migrated_one(empty_url: str) -> None:
+    database = Database(empty_url, statement_timeout=3.0)
+    with pytest.raises(MigrationMissing):
+        await database.check_migrated()
+    await asyncio.to_thread(upgrade_database, empty_url)
+    await database.check_migrated()
+    assert await database.migrated_to() == migrations.head()
+    await database.close()

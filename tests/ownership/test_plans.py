@@ -1,0 +1,188 @@
+"""How the statements find their rows in a full table: by the primary key, the sweeps by their own indexes."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import Connection, TextClause, create_engine, text
+from sqlalchemy.engine import make_url
+
+from jsworker.ownership import claim, control, lease, outbox, reset, settle
+from jsworker.ownership.database import Database
+
+from .conftest import TestDatabases
+from .polling import eventually
+from .rows import KIND, OTHER_WORKER, WORKER, insert_job
+
+QUEUED = 50_000
+FEW = 500
+"""Jobs in each of the other states that a sweep looks for."""
+
+FULL_TABLE = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, queued_at, needs_publish)
+SELECT uuidv7(), %(kind)s, '{"path": "a/b/c"}', 'queued', 1, now(), now(), n > %(queued)s
+FROM generate_series(1, %(queued)s + %(few)s) AS n;
+
+INSERT INTO jsworker.jobs (id, kind, payload, status, run_at)
+SELECT uuidv7(), %(kind)s, '{}', 'scheduled', now() FROM generate_series(1, %(few)s);
+
+INSERT INTO jsworker.jobs (
+  id, kind, payload, status, worker_id, fencing_token, attempts, max_attempts, max_stalls, claimed_at,
+  last_activity_at, stale_after, dispatch)
+SELECT uuidv7(), %(kind)s, '{}', 'processing', CASE WHEN n %% 2 = 0 THEN %(worker)s ELSE %(other)s END,
+  1, 1, 3, 3, now() - interval '1 hour', now() - interval '1 hour', '30 s', 1
+FROM generate_series(1, %(few)s) AS n;
+
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), 1 FROM generate_series(1, %(few)s);
+"""
+
+
+@pytest.fixture(scope="module")
+def full(databases: TestDatabases, migrated: str) -> str:
+    """The name of a database with a full table that nobody has analysed."""
+    url = databases.create(migrated)
+    # The client fills in the values: several statements in one string take no parameters of the server's.
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
+        values = {"kind": KIND, "queued": QUEUED, "few": FEW, "worker": WORKER, "other": OTHER_WORKER}
+        connection.execute(FULL_TABLE, values)
+    return str(make_url(url).database)
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
+def table(request: pytest.FixtureRequest, databases: TestDatabases, full: str) -> Iterator[Connection]:
+    """A connection to the full table; it explains and writes nothing."""
+    url = databases.create(full)
+    with psycopg.connect(url, autocommit=True) as connection:
+        if request.param == "after ANALYZE":
+            connection.execute("ANALYZE")
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+def access_paths(connection: Connection, statement: TextClause, parameters: dict[str, Any]) -> set[str]:
+    """Return how a statement reaches the rows of ``jobs``: names of indexes, or ``Seq Scan``."""
+    explain = text(f"EXPLAIN (FORMAT JSON) {statement.text}")
+    (plan,) = connection.execute(explain, parameters).scalar_one()
+    paths = set()
+    nodes = [plan["Plan"]]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        if "Index Name" in node:
+            paths.add(node["Index Name"])
+        elif node["Node Type"] == "Seq Scan":  # the timeline is empty here
+            paths.add(f"Seq Scan on {node['Relation Name']}")
+    connection.rollback()
+    return paths
+
+
+def some(connection: Connection, status: str, count: int) -> list[UUID]:
+    query = text("SELECT id FROM jsworker.jobs WHERE status = :status ORDER BY random() LIMIT :count")
+    found = list(connection.execute(query, {"status": status, "count": count}).scalars())
+    assert len(found) == count
+    return found
+
+
+def hand(ids: list[UUID]) -> dict[str, Any]:
+    return {"worker_id": WORKER, "ids": ids, "tokens": [1] * len(ids)}
+
+
+@pytest.mark.parametrize("batch", [1, 20, 100, 200])
+class TestByPrimaryKey:
+    def test_claim(self, table: Connection, batch: int) -> None:
+        parameters = {
+            "worker_id": WORKER,
+            "kind": KIND,
+            "ids": some(table, "queued", batch),
+            "stale_after": 30.0,
+            "crash_after": 15.0,
+            "timeout": None,
+            "max_attempts": 3,
+            "max_stalls": 3,
+        }
+        assert access_paths(table, claim.CLAIM, parameters) == {"jobs_pkey"}
+
+    def test_read_back(self, table: Connection, batch: int) -> None:
+        parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch)}
+        assert access_paths(table, claim.READ_BACK, parameters) == {"jobs_pkey"}
+
+    def test_mark(self, table: Connection, batch: int) -> None:
+        ids = some(table, "queued", batch)
+        parameters = {"ids": ids, "dispatches": [1] * batch, "seqs": [1] * batch, "created": [None] * batch}
+        assert access_paths(table, outbox.MARK, parameters) == {"jobs_pkey"}
+
+    def test_heartbeat(self, table: Connection, batch: int) -> None:
+        parameters = hand(some(table, "processing", batch))
+        assert access_paths(table, lease.HEARTBEAT, parameters) == {"jobs_pkey"}
+        assert access_paths(table, lease.STILL_MINE, parameters) == {"jobs_pkey"}
+
+    def test_complete(self, table: Connection, batch: int) -> None:
+        parameters = hand(some(table, "processing", batch)) | {"results": ["{}"] * batch}
+        assert access_paths(table, settle.COMPLETE, parameters) == {"jobs_pkey"}
+        assert access_paths(table, settle._COMPLETE.alone, parameters) == {"jobs_pkey"}
+
+    def test_verdict(self, table: Connection, batch: int) -> None:
+        paths = access_paths(table, settle.VERDICT, hand(some(table, "processing", batch)))
+        assert {path for path in paths if "job_events" not in path} == {"jobs_pkey"}
+
+    def test_fail(self, table: Connection, batch: int) -> None:
+        columns = {"errors": ["e"] * batch, "reasons": [None] * batch, "delays": [1.0] * batch}
+        parameters = hand(some(table, "processing", batch)) | columns
+        assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"}
+
+    def test_release(self, table: Connection, batch: int) -> None:
+        parameters = hand(some(table, "processing", batch)) | {"reasons": ["r"] * batch}
+        assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"}
+
+    def test_resets(self, table: Connection, batch: int) -> None:
+        ids = some(table, "processing", batch)
+        seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
+        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
+
+    def test_cancel(self, table: Connection, batch: int) -> None:
+        assert access_paths(table, control.CANCEL, {"ids": some(table, "queued", batch)}) == {"jobs_pkey"}
+
+
+class TestSweeps:
+    def test_publish(self, table: Connection) -> None:
+        assert access_paths(table, outbox.PUBLISH, {"limit": 200}) == {"jobs_to_publish", "jobs_pkey"}
+
+    def test_promote(self, table: Connection) -> None:
+        assert access_paths(table, outbox.PROMOTE, {"limit": 200}) == {"jobs_due", "jobs_pkey"}
+
+    def test_suspects(self, table: Connection) -> None:
+        parameters = {"heartbeat_interval": 5.0, "limit": 500}
+        assert access_paths(table, reset.SUSPECTS, parameters) == {"jobs_owned"}
+
+    def test_strays(self, table: Connection) -> None:
+        parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
+        assert access_paths(table, lease.STRAYS, parameters) == {"jobs_owned"}
+
+
+async def test_heartbeats_are_hot_updates(databases: TestDatabases, migrated: str) -> None:
+    url = databases.create(migrated)
+    runs, beats = 200, 50
+    figures = """
+        SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
+        WHERE schemaname = 'jsworker' AND relname = 'jobs'
+    """
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as sql:
+        held = [(insert_job(sql, "processing"), 1) for _ in range(runs)]
+        database = Database(url, statement_timeout=10.0)
+        for _ in range(beats):
+            assert len((await lease.heartbeat(database, worker_id=WORKER, hand=held)).alive) == runs
+        await database.close()  # a connection reports its figures when it ends
+
+        def updates() -> dict[str, int]:
+            return dict(sql.execute(figures).fetchone() or {})
+
+        await eventually(lambda: updates().get("n_tup_upd") == runs * beats, "every update is counted")
+        assert updates()["n_tup_hot_upd"] >= 0.95 * runs * beats

@@ -1,0 +1,197 @@
+"""What is kept beside the jobs: workers, the installation's id, dead messages; and how all of it is read."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from jsworker.ownership import control, dead_messages, listing, registry
+from jsworker.ownership.database import Database
+from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.listing import SeenJob
+
+from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, insert_job, read_value
+
+ROW = registry.WorkerRow(
+    id=WORKER,
+    hostname="alpha",
+    pod_uid="uid",
+    container="main",
+    boot_id="boot",
+    pid_namespace="pid:[1]",
+    pid=1,
+    process_started="12345",
+    kinds=["count-lines", "other-kind"],
+    concurrency=10,
+    version="0.1.0",
+    heartbeat_interval=5.0,
+)
+
+
+class TestWorkers:
+    async def test_a_worker_is_registered_and_seen_again(self, database: Database, sql: Sql) -> None:
+        await registry.seen(database, ROW, state="running")
+        sql.execute("UPDATE jsworker.workers SET last_seen_at = last_seen_at - interval '1 hour'")
+        first = sql.execute("SELECT * FROM jsworker.workers").fetchall()
+        await registry.seen(database, ROW, state="draining")
+        again = sql.execute("SELECT * FROM jsworker.workers").fetchall()
+        (before,), (after,) = first, again
+        assert before["heartbeat_interval"] == timedelta(seconds=5)
+        assert (before["kinds"], before["concurrency"], before["answers"]) == (ROW.kinds, 10, False)
+        assert (before["pod_uid"], before["container"], before["boot_id"]) == ("uid", "main", "boot")
+        assert (before["pid_namespace"], before["pid"], before["process_started"]) == ("pid:[1]", 1, "12345")
+        assert after["last_seen_at"] - before["last_seen_at"] >= timedelta(hours=1)
+        assert after == before | {"state": "draining", "last_seen_at": after["last_seen_at"]}
+
+    async def test_a_row_that_somebody_deleted_comes_back(self, database: Database, sql: Sql) -> None:
+        await registry.seen(database, ROW, state="running")
+        sql.execute("DELETE FROM jsworker.workers")
+        await registry.seen(database, ROW, state="running")
+        assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 1
+
+    async def test_workers_are_listed_with_their_running_jobs(self, database: Database, sql: Sql) -> None:
+        await registry.seen(database, ROW, state="running")
+        for status in ("processing", "processing", "queued"):
+            insert_job(sql, status)
+        insert_job(sql, "processing", worker_id=OTHER_WORKER)
+        (worker,) = await registry.list_workers(database, limit=10)
+        assert (worker["id"], worker["state"], worker["processing"]) == (WORKER, "running", 2)
+        assert await registry.list_workers(database, limit=0) == []
+
+
+class TestInstallation:
+    async def test_the_first_to_ask_makes_the_id(self, database: Database, sql: Sql) -> None:
+        found = await registry.installation_id(database)
+        assert await registry.installation_id(database) == found
+        assert read_value(sql, "SELECT id FROM jsworker.installation") == found
+
+    async def test_all_who_ask_at_once_get_the_same(self, database: Database) -> None:
+        answers = await asyncio.gather(*(registry.installation_id(database) for _ in range(10)))
+        assert len(set(answers)) == 1
+
+    async def test_a_table_that_takes_no_row(self, database: Database, sql: Sql) -> None:
+        sql.execute(
+            "CREATE FUNCTION vanish() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
+        )
+        sql.execute(
+            "CREATE TRIGGER vanish BEFORE INSERT ON jsworker.installation"
+            " FOR EACH ROW EXECUTE FUNCTION vanish()"
+        )
+        with pytest.raises(AssertionError, match="neither inserted nor found"):
+            await registry.installation_id(database)
+        sql.execute("DROP FUNCTION vanish() CASCADE")
+
+
+class TestDeadMessages:
+    async def test_a_message_is_kept_listed_read_and_dropped(self, database: Database) -> None:
+        stored_at = datetime(2026, 1, 2, tzinfo=UTC)
+        first = await dead_messages.bury(
+            database, subject="jobs.a", stream_seq=7, stored_at=stored_at, reason="malformed", data=b"\x00{"
+        )
+        second = await dead_messages.bury(
+            database, subject="jobs.b", stream_seq=None, stored_at=None, reason="no such row", data=b""
+        )
+        listed = await dead_messages.list_dead(database, limit=10)
+        assert [row["id"] for row in listed] == [second, first]
+        assert {name: listed[1][name] for name in listed[1] if name != "at"} == {
+            "id": first,
+            "subject": "jobs.a",
+            "stream_seq": 7,
+            "stored_at": stored_at,
+            "reason": "malformed",
+            "bytes": 2,
+            "truncated": False,
+        }
+        kept = dead_messages.DeadMessage(first, "jobs.a", b"\x00{", truncated=False)
+        assert await dead_messages.read_dead(database, [first, 10**9]) == [kept]
+        assert [one.id for one in await dead_messages.read_dead(database, None)] == [first, second]
+        assert await dead_messages.drop_dead(database, [second, 10**9]) == [second]
+        assert await dead_messages.drop_dead(database, None) == [first]
+        assert await dead_messages.list_dead(database, limit=10) == []
+
+    async def test_a_long_message_is_cut(self, database: Database) -> None:
+        size = dead_messages.KEPT_BYTES
+        for length, truncated in ((size, False), (size + 1, True)):
+            found = await dead_messages.bury(
+                database,
+                subject="s" * 1000,
+                stream_seq=1,
+                stored_at=None,
+                reason="r" * 1000,
+                data=b"x" * length,
+            )
+            (kept,) = await dead_messages.read_dead(database, [found])
+            assert (len(kept.data), kept.truncated, len(kept.subject)) == (size, truncated, 500)
+
+    async def test_only_the_newest_are_kept(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dead_messages, "KEPT_MESSAGES", 3)
+        ids = [
+            await dead_messages.bury(
+                database, subject="jobs.a", stream_seq=1, stored_at=None, reason="malformed", data=b"x"
+            )
+            for _ in range(5)
+        ]
+        assert [one.id for one in await dead_messages.read_dead(database, None)] == ids[2:]
+
+
+class TestListing:
+    async def test_jobs_newest_first_by_status_and_kind(self, database: Database, sql: Sql) -> None:
+        queued, done, other = (
+            insert_job(sql),
+            insert_job(sql, "completed"),
+            insert_job(sql, "completed", kind="other-kind"),
+        )
+
+        async def found(status: str | None = None, kind: str | None = None) -> list[UUID]:
+            return [job["id"] for job in await listing.list_jobs(database, status=status, kind=kind)]
+
+        assert await found() == [other, done, queued]
+        assert await found(status="completed") == [other, done]
+        assert await found(kind=KIND) == [done, queued]
+        assert await found(status="queued", kind="other-kind") == []
+        (job,) = await listing.list_jobs(database, limit=1)
+        assert job["id"] == other
+        assert not {"payload", "result"} & job.keys()
+
+    async def test_one_job_and_its_timeline(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, payload='{"path": "a"}')
+        await control.cancel(database, [job_id])
+        job = await listing.get_job(database, job_id)
+        assert job is not None
+        assert (job["payload"], job["status"]) == ({"path": "a"}, "cancelled")
+        (event,) = await listing.timeline(database, job_id)
+        assert (event["event"], event["worker_id"], event["error"]) == ("cancelled", None, None)
+        assert await listing.get_job(database, new_job_id()) is None
+        assert await listing.timeline(database, new_job_id()) == []
+
+    async def test_what_a_filter_means(self, database: Database, sql: Sql) -> None:
+        failed = insert_job(sql, "failed")
+        silent = insert_job(sql, "processing", last_activity_at=ago(60), fencing_token=4)
+        fresh = insert_job(sql, "processing", kind="other-kind")
+        matching = listing.matching
+        assert await matching(database, statuses=("failed", "processing")) == [
+            (failed, 1),
+            (silent, 4),
+            (fresh, 1),
+        ]
+        assert await matching(database, statuses=("processing",), kind="other-kind") == [(fresh, 1)]
+        assert await matching(database, statuses=("processing",), stale_for=30.0) == [(silent, 4)]
+        assert await matching(database, statuses=("completed",)) == []
+
+    async def test_jobs_as_they_are_now(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing", fencing_token=4)
+        found = await listing.look_up(database, [job_id, new_job_id()])
+        assert found == {job_id: SeenJob(job_id, "processing", 4)}
+
+    async def test_counts(self, database: Database, sql: Sql) -> None:
+        for status in ("queued", "queued", "failed"):
+            insert_job(sql, status)
+        insert_job(sql, kind="other-kind")
+        assert await listing.count_jobs(database) == {
+            (KIND, "queued"): 2,
+            (KIND, "failed"): 1,
+            ("other-kind", "queued"): 1,
+        }

@@ -1,0 +1,109 @@
+"""The winner of a race: a transaction that is still open and holds the locks of what it has written."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from sqlalchemy import Engine, Executable, Row
+
+from jsworker.ownership import claim, control, outbox, reset, settle
+
+from .polling import eventually
+from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
+
+
+class Winner:
+    """Runs statements in one open transaction; whoever needs the same rows must wait or skip."""
+
+    def __init__(self, engine: Engine, sql: Sql) -> None:
+        self._sql = sql
+        self._connection = engine.connect()
+        self._pid = int(self._connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def run(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> Sequence[Row[Any]]:
+        """Run a statement of the code under test; its locks stay."""
+        rows = self._connection.execute(statement, parameters).all()
+        assert rows, "the winner wrote nothing"
+        return rows
+
+    def commit(self) -> None:
+        """End the transaction; what it wrote holds."""
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        """End the transaction as if it had never been."""
+        self._connection.rollback()
+
+    def blocked(self) -> int:
+        """Return how many statements wait for this transaction."""
+        found = read_value(
+            self._sql,
+            "SELECT count(*) FROM pg_stat_activity WHERE pg_blocking_pids(pid) @> ARRAY[%s::integer]",
+            self._pid,
+        )
+        return int(found)
+
+    async def blocks(self, statements: int = 1) -> None:
+        """Wait until so many statements wait for this transaction."""
+        await eventually(lambda: self.blocked() == statements, f"{statements} waiting for the winner")
+
+    def claims(self, job_id: UUID, worker_id: str) -> None:
+        """Claim, and leave the claim open."""
+        parameters = {
+            "worker_id": worker_id,
+            "kind": KIND,
+            "ids": [job_id],
+            "stale_after": LIMITS.stale_after,
+            "crash_after": LIMITS.crash_after,
+            "timeout": LIMITS.timeout,
+            "max_attempts": LIMITS.max_attempts,
+            "max_stalls": LIMITS.max_stalls,
+        }
+        self.run(claim.CLAIM, parameters)
+
+    def completes(self, job_id: UUID, token: int = 1) -> None:
+        """Complete as the owner, and leave it open."""
+        self.run(settle.complete_statement(WORKER, settle.Completion(job_id, token, '"winner"')))
+
+    def fails(self, job_id: UUID, permanent: str | None = None) -> None:
+        """Fail as the owner, and leave it open."""
+        runs = [settle.Failure(job_id, 1, "broken", permanent, 60.0)]
+        self.run(settle.FAIL, {"worker_id": WORKER} | settle._failures(runs))
+
+    def releases(self, job_id: UUID) -> None:
+        """Release as the owner, and leave it open."""
+        runs = [settle.Return(job_id, 1, "shutdown")]
+        self.run(settle.RELEASE, {"worker_id": WORKER} | settle._returns(runs))
+
+    def resets(self, job_id: UUID) -> None:
+        """Reset by the stale rule, counted, and leave it open."""
+        parameters = {
+            "worker_id": "sweeper-3-cccc",
+            "reason": "silent",
+            "counted": True,
+            "ids": [job_id],
+            "tokens": [1],
+            "activities": [read_job(self._sql, job_id)["last_activity_at"]],
+        }
+        self.run(reset.RESET_STALE, parameters)
+
+    def cancels(self, job_id: UUID) -> None:
+        """Cancel, and leave it open."""
+        self.run(control.CANCEL, {"ids": [job_id]})
+
+    def retries(self, job_id: UUID) -> None:
+        """Retry, and leave it open."""
+        self.run(control.RETRY, {"id": job_id})
+
+    def marks(self, job_id: UUID, dispatch: int = 1) -> None:
+        """Mark as published, and leave it open."""
+        self.run(outbox.MARK, {"ids": [job_id], "dispatches": [dispatch], "seqs": [7], "created": [None]})

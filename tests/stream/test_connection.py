@@ -1,0 +1,207 @@
+"""The connection outlives its servers: restarts, freezes, and a client that gives up."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+
+from jsworker.stream.wire import WireMessage
+from tests.stream.conftest import OpenStream, StartServer, TestStream, settings_for
+from tests.stream.nats_server import HOST, NatsServer
+from tests.support.polling import eventually
+
+IMPATIENT = {"patience": 1.0, "ping_interval": 0.3}
+
+
+async def until(check: Callable[[], bool], seconds: float = 10.0) -> None:
+    async def checked() -> None:
+        assert check()
+
+    await eventually(checked, seconds=seconds)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_restart_of_the_server_is_told_and_survived(
+    stream: TestStream, server: NatsServer, how: signal.Signals
+) -> None:
+    calls: list[str] = []
+    stream.on_disconnect(lambda: calls.append("lost"))
+    stream.on_reconnect(lambda: calls.append("back"))
+    await server.stop(how)
+    await until(lambda: not stream.connected)
+    assert [fields["what"] for fields in stream.told_of("worker.degraded")] == ["nats"]
+    await server.start()
+    await until(lambda: stream.connected)
+    assert stream.told_of("worker.restored") == [{"what": "nats"}]
+    assert calls == ["lost", "back"]
+    assert (await stream.state()).messages == 0
+
+
+async def test_a_callback_that_was_ended_is_not_called(stream: TestStream, server: NatsServer) -> None:
+    calls: list[str] = []
+    end = stream.on_disconnect(lambda: calls.append("ended"))
+    stream.on_disconnect(lambda: calls.append("kept"))
+    end()
+    end()
+    await server.stop()
+    await until(lambda: bool(calls))
+    assert calls == ["kept"]
+
+
+async def test_a_client_that_closed_itself_is_replaced(open_stream: OpenStream) -> None:
+    stream = await open_stream(options=IMPATIENT)
+    first = stream.connection.client
+    await first.close()
+    await until(lambda: stream.connected)
+    assert stream.connection.client is not first
+    assert stream.told_of("worker.restored") == [{"what": "nats"}]
+    await stream.ensure(["resize"], {})
+
+
+async def test_an_error_that_nats_py_takes_for_final_is_survived(
+    open_stream: OpenStream, start_server: StartServer
+) -> None:
+    server = await start_server("max_subscriptions: 3")
+    stream = await open_stream(url=server.url, options=IMPATIENT)
+    first = stream.connection.client
+    for number in range(5):
+        await first.open_inbox(f"crowd.{number}", lambda *_: None)
+    await until(lambda: stream.connected and stream.connection.client is not first)
+
+
+async def test_a_frozen_server_that_is_owed_bytes_is_left(
+    open_stream: OpenStream, start_server: StartServer, server: NatsServer
+) -> None:
+    """nats-py waits for ever for its socket to close; after ``patience`` it gets a new client."""
+    other = await start_server()
+    stream = await open_stream(url=f"{server.url},{other.url}", options=IMPATIENT)
+    held = server if stream.connection.client.connected_url.port == server.port else other  # type: ignore[union-attr] # connected
+    first = stream.connection.client
+    held.freeze()
+    for _ in range(7):
+        first.post("nobody.listens", b"x" * 1_000_000)
+    await until(lambda: stream.connection.client is not first and stream.connected, seconds=15)
+    held.thaw()
+
+
+async def test_close_takes_seconds_whatever_the_server_does(
+    open_stream: OpenStream, server: NatsServer
+) -> None:
+    stream = await open_stream()
+    server.freeze()
+    for _ in range(7):
+        stream.connection.client.post("nobody.listens", b"x" * 1_000_000)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await stream.close()
+    assert not stream.connected
+    server.thaw()
+
+
+async def test_close_while_reconnecting_with_unsent_bytes(
+    open_stream: OpenStream, server: NatsServer
+) -> None:
+    stream = await open_stream()
+    await server.stop(signal.SIGKILL)
+    await until(lambda: not stream.connected)
+    stream.connection.client.post("nobody.listens", b"x" * 100_000)
+    async with asyncio.timeout(5):
+        await stream.close()
+    await stream.close()
+
+
+async def test_a_closed_stream_leaves_no_task_behind(open_stream: OpenStream, server: NatsServer) -> None:
+    before = asyncio.all_tasks()
+    stream = await open_stream()
+    await server.stop(signal.SIGKILL)
+    await until(lambda: not stream.connected)
+    await stream.close()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert asyncio.all_tasks() - before == set()
+
+
+async def test_flush_sends_the_ping_behind_what_waits() -> None:
+    heard = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
+        while data := await reader.read(1000):
+            heard.extend(data)
+            writer.write(b"PONG\r\n" * data.count(b"PING"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    stream = TestStream(settings_for(f"nats://{HOST}:{port}"), installation_id=None)
+    await stream.connection.connect(5)
+    heard.clear()
+    stream.connection.client.post("a.subject", b"verdict")
+    assert await stream.flush()
+    assert heard.index(b"verdict") < heard.index(b"PING")
+    await stream.close()
+    server.close()
+
+
+async def test_flush_says_no_without_a_connection(stream: TestStream, server: NatsServer) -> None:
+    await server.stop()
+    await until(lambda: not stream.connected)
+    assert not await stream.flush()
+
+
+async def test_a_late_answer_to_flush_does_no_harm(stream: TestStream, server: NatsServer) -> None:
+    """nats-py stops reading for good when it comes."""
+    server.freeze()
+    assert not await stream.flush(0.1)
+    server.thaw()
+    assert await stream.flush(5.0)
+    assert stream.connected
+    assert stream.told_of("worker.degraded") == []
+
+
+async def test_what_is_not_permitted_is_told_once(open_stream: OpenStream, start_server: StartServer) -> None:
+    server = await start_server("""authorization { users: [
+      { user: a, password: b, permissions: { publish: { deny: "secret.>" } } }
+    ] }""")
+    stream = await open_stream(url=f"nats://a:b@{HOST}:{server.port}")
+    for _ in range(3):
+        stream.connection.client.post("secret.one", b"")
+        assert await stream.flush()
+    stream.connection.client.post("secret.two", b"")
+    await until(lambda: len(stream.told_of("worker.degraded")) == 2)
+    assert stream.told_of("worker.degraded") == [
+        {"what": "nats client", "reason": f'permissions violation for publish to "secret.{number}"'}
+        for number in ("one", "two")
+    ]
+
+
+async def test_of_what_waits_for_a_lost_connection_only_verdicts_are_kept(
+    stream: TestStream, plain: NatsClient
+) -> None:
+    """A request would be served to an inbox that is gone."""
+    heard: list[str] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message.subject)
+
+    await plain.subscribe("request", cb=hear)
+    await plain.subscribe("$JS.ACK.>", cb=hear)
+    await plain.flush()
+    stream.connection.client.post("request", b"")
+    stream.connection.client.post("$JS.ACK.JOBS.resize.1.1.1.1.0", b"+ACK")
+    stream.connection.client.lose()
+    assert await stream.flush()
+    await plain.flush()
+    assert heard == ["$JS.ACK.JOBS.resize.1.1.1.1.0"]
+
+
+async def test_a_stream_that_is_closed_leaves_others_alone(open_stream: OpenStream) -> None:
+    one, two = await open_stream(), await open_stream()
+    await one.ensure(["resize"], {})
+    await one.close()
+    assert (await two.publish(WireMessage(uuid4(), "resize", 1))).stream_seq == 1

@@ -1,0 +1,318 @@
+"""Connecting: every way to enter, and one clear line for every way to fail."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsworker.errors import SettingsError, StreamRefused, StreamUnavailable
+from jsworker.stream.jetstream import redact
+from tests.stream.certificates import Authority, Pair
+from tests.stream.conftest import StartServer, TestStream, settings_for
+from tests.stream.nats_server import HOST, free_port
+from tests.stream.operator_mode import operator_mode, user_identity
+
+
+async def enter(url: str, timeout: float = 5.0, **changes: Any) -> None:  # noqa: ASYNC109 -- passed on
+    """Connect, use JetStream, and close."""
+    stream = TestStream(settings_for(url, **changes), installation_id=None)
+    try:
+        await stream.connect(timeout)
+        await stream.ensure(["resize"], {})
+        assert stream.connected
+    finally:
+        await stream.close()
+    assert not stream.connected
+
+
+def at(port: int, login: str = "", scheme: str = "nats") -> str:
+    return f"{scheme}://{login}{'@' if login else ''}{HOST}:{port}"
+
+
+async def test_user_and_password(start_server: StartServer) -> None:
+    server = await start_server('authorization { user: "resizer", password: "p@ss/word" }')
+    await enter(server.url, nats_user="resizer", nats_password="p@ss/word")
+
+
+async def test_user_info_of_a_url_is_percent_decoded(start_server: StartServer) -> None:
+    server = await start_server('authorization { user: "re:sizer", password: "p@ss/word" }')
+    await enter(at(server.port, "re%3Asizer:p%40ss%2Fword"))
+
+
+async def test_a_url_with_one_word_holds_a_token(start_server: StartServer) -> None:
+    server = await start_server('authorization { token: "t@ken" }')
+    await enter(at(server.port, "t%40ken"))
+    await enter(server.url, nats_token="t@ken")
+
+
+async def test_settings_win_over_the_url(start_server: StartServer) -> None:
+    server = await start_server('authorization { user: "resizer", password: "right" }')
+    await enter(at(server.port, "resizer:wrong"), nats_user="resizer", nats_password="right")
+
+
+async def test_nkey(start_server: StartServer, tmp_path: Path) -> None:
+    user = user_identity()
+    server = await start_server(f"authorization {{ users: [ {{ nkey: {user.public} }} ] }}")
+    seed = tmp_path / "user.nk"
+    seed.write_bytes(user.seed + b"\n")
+    await enter(server.url, nats_nkey_seed_file=seed)
+
+
+async def test_credentials_file_in_operator_mode(start_server: StartServer, tmp_path: Path) -> None:
+    configuration, credentials = operator_mode()
+    server = await start_server(configuration)
+    path = tmp_path / "user.creds"
+    path.write_text(credentials)
+    await enter(server.url, nats_creds_file=path)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def tls(pair: Pair, *, clients: Authority | None = None) -> str:
+    verify = f'ca_file: "{clients.certificate}", verify: true' if clients else ""
+    return f'tls {{ cert_file: "{pair.certificate}", key_file: "{pair.key}", {verify} }}'
+
+
+@pytest.mark.parametrize("scheme", ["nats", "tls"])
+async def test_tls(start_server: StartServer, authority: Authority, scheme: str) -> None:
+    server = await start_server(tls(authority.issue("server")))
+    await enter(at(server.port, scheme=scheme), nats_tls_ca=authority.certificate)
+
+
+async def test_tls_that_the_server_only_offers_is_taken(
+    start_server: StartServer, authority: Authority
+) -> None:
+    server = await start_server(f"{tls(authority.issue('server'))}\nallow_non_tls: true")
+    stream = TestStream(
+        settings_for(at(server.port, scheme="tls"), nats_tls_ca=authority.certificate), installation_id=None
+    )
+    await stream.connect()
+    transport = stream.connection.client._transport
+    assert transport is not None
+    assert transport._io_writer.get_extra_info("cipher")  # type: ignore[attr-defined] # nats-py does not tell
+    await stream.close()
+
+
+async def test_client_certificate(start_server: StartServer, authority: Authority) -> None:
+    server = await start_server(tls(authority.issue("server"), clients=authority))
+    own = authority.issue("client")
+    await enter(
+        at(server.port, scheme="tls"),
+        nats_tls_ca=authority.certificate,
+        nats_tls_cert=own.certificate,
+        nats_tls_key=own.key,
+    )
+
+
+async def refusal(url: str, expected: type[Exception], timeout: float = 5.0, **changes: Any) -> str:  # noqa: ASYNC109
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(expected) as caught:
+        await enter(url, timeout, **changes)
+    assert asyncio.get_running_loop().time() - started < timeout + 3
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+async def test_a_wrong_password_is_refused_at_once(start_server: StartServer) -> None:
+    server = await start_server('authorization { user: "resizer", password: "right" }')
+    line = await refusal(at(server.port, "resizer:hunter2"), StreamRefused, timeout=60.0)
+    assert line == f"NATS at {HOST}:{server.port} refused the login: authorization violation"
+
+
+async def test_no_login_where_one_is_needed(start_server: StartServer) -> None:
+    server = await start_server('authorization { token: "t" }')
+    line = await refusal(server.url, StreamRefused, timeout=60.0)
+    assert "refused the login" in line
+
+
+async def test_a_certificate_of_a_stranger_is_refused_at_once(
+    start_server: StartServer, authority: Authority, tmp_path: Path
+) -> None:
+    server = await start_server(tls(Authority(tmp_path, "stranger").issue("server")))
+    line = await refusal(at(server.port), StreamRefused, timeout=60.0, nats_tls_ca=authority.certificate)
+    assert line.startswith(f"NATS at {HOST}:{server.port}: its TLS certificate cannot be verified, ")
+    assert "JSWORKER_NATS_TLS_CA" in line
+
+
+async def test_a_missing_client_certificate_is_refused_at_once(
+    start_server: StartServer, authority: Authority
+) -> None:
+    server = await start_server(tls(authority.issue("server"), clients=authority))
+    line = await refusal(at(server.port), StreamRefused, timeout=60.0, nats_tls_ca=authority.certificate)
+    assert "wants a client certificate" in line
+
+
+async def test_a_login_is_never_sent_in_clear_text_when_tls_was_asked_for(authority: Authority) -> None:
+    heard = bytearray()
+
+    async def plain_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
+        while data := await reader.read(1000):
+            heard.extend(data)
+        writer.close()
+
+    server = await asyncio.start_server(plain_server, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    for url, changes in [
+        (at(port, "resizer:hunter2", scheme="tls"), {}),
+        (at(port, "resizer:hunter2"), {"nats_tls_ca": authority.certificate}),
+    ]:
+        line = await refusal(url, StreamRefused, timeout=60.0, **changes)
+        assert "offers no TLS" in line
+    assert not heard
+    server.close()
+    await server.wait_closed()
+
+
+async def test_nobody_listens() -> None:
+    port = free_port()
+    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    assert line == f"NATS at {HOST}:{port} refused the connection: nobody listens there"
+
+
+async def test_a_silent_server_is_given_up_after_the_time_limit() -> None:
+    with socket.socket() as silent:
+        silent.bind((HOST, 0))
+        silent.listen(16)
+        port = silent.getsockname()[1]
+        line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+        assert line.startswith(f"NATS at {HOST}:{port} did not answer")
+
+
+async def test_an_unknown_host() -> None:
+    line = await refusal("nats://nowhere.invalid:4222", StreamUnavailable, timeout=0.5)
+    assert line.startswith("NATS at nowhere.invalid:4222 cannot be found")
+
+
+async def test_a_server_that_comes_up_late_is_found(start_server: StartServer) -> None:
+    port = free_port()
+    entering = asyncio.create_task(enter(at(port), 10.0))
+    await asyncio.sleep(0)
+    await start_server(port=port)
+    await entering
+
+
+async def test_a_dead_server_of_several_does_no_harm(start_server: StartServer) -> None:
+    server = await start_server()
+    await enter(f"{at(free_port())},{server.url}")
+
+
+async def test_silent_servers_do_not_use_up_the_time(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nats.aio.client.shuffle", lambda _: None)  # the good server comes last
+    server = await start_server()
+    async with AsyncExitStack() as silent:
+        ports = []
+        for _ in range(5):
+            listening = silent.enter_context(socket.socket())
+            listening.bind((HOST, 0))
+            listening.listen(16)
+            ports.append(listening.getsockname()[1])
+        await enter(",".join([*map(at, ports), server.url]), 3.0)
+
+
+async def test_a_server_that_hangs_up_during_the_login() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
+        await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    assert line == f"NATS at {HOST}:{port} closed the connection during the login"
+    server.close()
+    await server.wait_closed()
+
+
+async def test_jetstream_disabled(start_server: StartServer) -> None:
+    server = await start_server(jetstream=False)
+    line = await refusal(at(server.port, "resizer:hunter2"), StreamRefused, timeout=60.0)
+    assert "has JetStream disabled" in line
+    assert "hunter2" not in line
+
+
+async def test_a_request_that_is_not_permitted_is_named(start_server: StartServer) -> None:
+    server = await start_server("""authorization { users: [
+      { user: a, password: b, permissions: { publish: "x", subscribe: "_INBOX.>" } }
+    ] }""")
+    line = await refusal(at(server.port, "a:b"), StreamRefused)
+    assert 'permissions violation for publish to "$js.api.stream.info.jobs"' in line
+
+
+async def test_least_privilege_is_enough(start_server: StartServer) -> None:
+    server = await start_server("""authorization { users: [
+      { user: admin, password: admin }
+      { user: worker, password: worker, permissions: {
+          publish: [
+            "$JS.API.STREAM.INFO.JOBS", "$JS.API.CONSUMER.INFO.JOBS.*", "$JS.API.CONSUMER.MSG.NEXT.JOBS.*",
+            "$JS.ACK.JOBS.>", "jobs.*"
+          ]
+          subscribe: "_INBOX.>"
+      } }
+    ] }""")
+    await enter(at(server.port, "admin:admin"))
+    await enter(at(server.port, "worker:worker"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "content", "rule"),
+    [
+        ("nats_creds_file", "no credentials", "must hold a user JWT and a user nkey seed"),
+        ("nats_nkey_seed_file", "SAAB", "must hold a user nkey seed"),
+        ("nats_tls_ca", "no certificates", "must hold certificates"),
+    ],
+)
+async def test_a_file_with_the_wrong_content(tmp_path: Path, variable: str, content: str, rule: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+    changes: dict[str, Any] = {variable: path}
+    line = await refusal("nats://localhost:1", SettingsError, **changes)
+    assert line.startswith(f"JSWORKER_{variable.upper()}={path} {rule}")
+    assert content not in line
+
+
+async def test_a_key_of_another_certificate(authority: Authority) -> None:
+    one, other = authority.issue("one"), authority.issue("other")
+    line = await refusal(
+        "nats://localhost:1",
+        SettingsError,
+        nats_tls_ca=authority.certificate,
+        nats_tls_cert=one.certificate,
+        nats_tls_key=other.key,
+    )
+    assert "must be a certificate and its key: key values mismatch" in line
+
+
+async def test_servers_with_different_logins() -> None:
+    line = await refusal("nats://a:secret1@one:4222,nats://b:secret2@two:4222", SettingsError)
+    assert "must hold the same user and password for every server" in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://user:hunter2@host:4222",
+        "nats://hunter2@host:4222",
+        "nats://a:hunter2@one:4222,nats://b:hunter2@two:4222",
+        "nats://user:hunter2,x/y@host:4222",
+        "user:hunter2@host:4222",
+        "nats://user:hunter2",
+    ],
+)
+def test_credentials_are_never_shown(url: str) -> None:
+    assert "hunter2" not in redact(url)
+
+
+def test_a_redacted_url_still_names_the_servers() -> None:
+    assert "one:4222" in redact("nats://a:b@one:4222,nats://a:b@two:4222")
+    assert "two:4222" in redact("nats://a:b@one:4222,nats://a:b@two:4222")

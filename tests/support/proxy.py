@@ -1,0 +1,194 @@
+"""A TCP relay before a server, with the faults of a network: cut, silence, an answer that gets lost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+_CHUNK_BYTES = 65536
+
+
+class Proxy:
+    """Relays between clients and one server.
+
+    Attributes:
+        port: where clients connect, on 127.0.0.1.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._links: set[_Link] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._losses: list[_Loss] = []
+        self._refuses = False
+        self._silent = False
+        self.port = 0
+
+    def cut(self) -> None:
+        """Break every connection and refuse new ones."""
+        self._refuses = True
+        self.break_connections()
+
+    def black_hole(self) -> None:
+        """Swallow what either side sends; connections stay, and new ones are accepted."""
+        self._silent = True
+
+    def restore(self) -> None:
+        """Relay again. Connections of a black hole are broken: bytes are missing in them."""
+        if self._silent:
+            self.break_connections()
+        self._refuses = self._silent = False
+
+    def break_connections(self) -> None:
+        """Reset every connection."""
+        for link in tuple(self._links):
+            link.reset()
+
+    def lose_next_answer(
+        self, marker: bytes, *, hang: bool = False, then: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Lose the server's answer to the next request that contains ``marker``.
+
+        The server has executed the request when the returned future is done.
+
+        Args:
+            marker: part of the request.
+            hang: leave the client waiting, rather than break its connection.
+            then: called at the moment of the loss.
+        """
+        loss = _Loss(marker, hang, then, asyncio.get_running_loop().create_future())
+        self._losses.append(loss)
+        return loss.happened
+
+    def loss_of(self, request: bytes) -> "_Loss | None":
+        """Take the loss that a request is to suffer, if any."""
+        for loss in self._losses:
+            if loss.marker in request:
+                self._losses.remove(loss)
+                return loss
+        return None
+
+    @property
+    def silent(self) -> bool:
+        """Whether bytes are swallowed."""
+        return self._silent
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client until either side closes."""
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    async def close(self) -> None:
+        """Break every connection and wait until nothing is left of them."""
+        self.cut()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuses:
+            writer.transport.abort()
+            return
+        try:
+            server_reader, server_writer = await asyncio.open_connection(*self._target)
+        except OSError:  # the server is away, as it would be for the client
+            writer.transport.abort()
+            return
+        link = _Link(self, reader, writer, server_reader, server_writer)
+        self._links.add(link)
+        try:
+            await link.relay()
+        finally:
+            self._links.discard(link)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    marker: bytes
+    hang: bool
+    then: Callable[[], None] | None
+    happened: asyncio.Future[None]
+
+
+class _Link:
+    """One client's connection and its own to the server."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server_writer: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy = proxy
+        self._client = (reader, writer)
+        self._server = (server_reader, server_writer)
+        self._loss: _Loss | None = None
+        self._lost = False
+
+    async def relay(self) -> None:
+        ways = [asyncio.create_task(self._requests()), asyncio.create_task(self._answers())]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for _, writer in (self._client, self._server):
+                writer.close()
+
+    def reset(self) -> None:
+        for _, writer in (self._client, self._server):
+            writer.transport.abort()
+
+    async def _requests(self) -> None:
+        before = b""
+        with suppress(ConnectionError):
+            while data := await self._client[0].read(_CHUNK_BYTES):
+                if self._proxy.silent:
+                    continue
+                self._loss = self._loss or self._proxy.loss_of(before + data)
+                before = data[-1000:]
+                await _send(self._server[1], data)
+
+    async def _answers(self) -> None:
+        with suppress(ConnectionError):
+            while data := await self._server[0].read(_CHUNK_BYTES):
+                if self._loss is not None and not self._lost:
+                    self._lose(self._loss)
+                if not self._proxy.silent and not self._lost:
+                    await _send(self._client[1], data)
+
+    def _lose(self, loss: _Loss) -> None:
+        self._lost = True
+        if not loss.happened.done():
+            loss.happened.set_result(None)
+        if loss.then is not None:
+            loss.then()
+        if not loss.hang:
+            self.reset()
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    await writer.drain()
+
+
+@asynccontextmanager
+async def proxied(url: str) -> AsyncIterator[tuple[Proxy, str]]:
+    """Run a proxy before the server of ``url`` and give the URL that leads through it."""
+    parts = urlsplit(url)
+    if parts.port is None:
+        raise ValueError(f"{url} names no port")
+    proxy = Proxy(parts.hostname or "127.0.0.1", parts.port)
+    listener = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.port = listener.sockets[0].getsockname()[1]
+    login, at, _ = parts.netloc.rpartition("@")
+    try:
+        yield proxy, urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{proxy.port}"))
+    finally:
+        listener.close()
+        await proxy.close()
+        await listener.wait_closed()
