@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -15,9 +16,8 @@ from sqlalchemy.engine import make_url
 from jsworker.ownership.database import Database, upgrade_database
 from tests.support.servers import start_test_servers
 
-from .rows import Sql
-
-TEMPLATE = "migrated"
+from .rows import Sql, ago, insert_job
+from .winner import Winner
 
 
 class TestDatabases:
@@ -27,23 +27,25 @@ class TestDatabases:
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._made = 0
+        self._made: list[str] = []
 
     def create(self, template: str | None = None) -> str:
         """Create a database, a copy of ``template`` or an empty one, and return its URL."""
-        self._made += 1
-        return self.create_named(f"test_{os.getpid()}_{self._made}", template)
-
-    def create_named(self, name: str, template: str | None = None) -> str:
-        """Create a database of this name, once more if it is there, and return its URL."""
+        name = f"test_{os.getpid()}_{len(self._made)}"
+        self._made.append(name)
         with psycopg.connect(self._server_url, autocommit=True) as connection:
-            connection.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
             connection.execute(
                 SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY WAL_LOG").format(
                     Identifier(name), Identifier(template or "template0")
                 )
             )
         return make_url(self._server_url).set(database=name).render_as_string(hide_password=False)
+
+    def drop(self) -> None:
+        """Drop what was made; the server may not be ours alone."""
+        with psycopg.connect(self._server_url, autocommit=True) as connection:
+            for name in self._made:
+                connection.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
 
 
 @pytest.fixture(scope="session")
@@ -60,16 +62,18 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def databases(server_url: str) -> TestDatabases:
-    return TestDatabases(server_url)
+def databases(server_url: str) -> Iterator[TestDatabases]:
+    made = TestDatabases(server_url)
+    yield made
+    made.drop()
 
 
 @pytest.fixture(scope="session")
 def migrated(databases: TestDatabases) -> str:
-    """The name of the template that was migrated once."""
-    name = f"{TEMPLATE}_{os.getpid()}"
-    upgrade_database(databases.create_named(name))
-    return name
+    """The name of a template that was migrated once."""
+    url = databases.create()
+    upgrade_database(url)
+    return str(make_url(url).database)
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +110,15 @@ async def database(database_url: str, sql: Sql) -> AsyncIterator[Database]:
     opened = Database(database_url, statement_timeout=10.0)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def winner(engine: Engine, sql: Sql) -> Iterator[Winner]:
+    with Winner(engine, sql) as opened:
+        yield opened
+
+
+@pytest.fixture
+def running(sql: Sql) -> UUID:
+    """A job that ``WORKER`` runs with token 1, silent for twice its threshold."""
+    return insert_job(sql, "processing", last_activity_at=ago(60))

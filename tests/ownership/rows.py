@@ -1,5 +1,6 @@
 """Jobs in any state, put into the table and read from it without the code under test."""
 
+from datetime import datetime
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -94,6 +95,21 @@ def read_events(sql: Sql, job_id: UUID) -> list[dict[str, Any]]:
     columns = SQL("event, worker_id, fencing_token, error, detail")
     query = SQL("SELECT {} FROM jsworker.job_events WHERE job_id = %s ORDER BY id").format(columns)
     return sql.execute(query, [job_id]).fetchall()
+
+
+def event_names(sql: Sql, job_id: UUID) -> list[str]:
+    """Return what happened to a job, oldest first."""
+    return [event["event"] for event in read_events(sql, job_id)]
+
+
+def counters(job: dict[str, Any]) -> tuple[int, int, int]:
+    """Return attempts, errors and stalls."""
+    return job["attempts"], job["errors"], job["stalls"]
+
+
+def age(sql: Sql, instant: datetime) -> float:
+    """Return how many seconds ago an instant was, by the database's clock."""
+    return float(read_value(sql, "SELECT extract(epoch FROM clock_timestamp() - %s)", instant))
 
 
 def read_value(sql: Sql, query: LiteralString, *parameters: Any) -> Any:

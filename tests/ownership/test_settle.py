@@ -1,9 +1,7 @@
 """COMPLETE, FAIL and RELEASE: what they write, what a second try finds, who is told LOST."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -13,6 +11,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.reset import reset_by_operator
 from jsworker.ownership.settle import Completion, Failure, Return, Settled
 
+from .calls import Settle, complete, fail, release
 from .rows import (
     KIND,
     LIMITS,
@@ -20,45 +19,14 @@ from .rows import (
     WORKER,
     Sql,
     change_job,
+    counters,
     insert_job,
     read_events,
     read_job,
     read_value,
 )
 
-Settle = Callable[[Database, UUID, int], Awaitable[Settled]]
-
-
-async def complete(database: Database, job_id: UUID, token: int = 1, result: str | None = "{}") -> Settled:
-    (settled,) = await settle.complete(database, worker_id=WORKER, runs=[Completion(job_id, token, result)])
-    return settled
-
-
-async def fail(
-    database: Database,
-    job_id: UUID,
-    token: int = 1,
-    *,
-    error: str = "broken",
-    permanent: str | None = None,
-    delay: float = 60.0,
-) -> Settled:
-    (settled,) = await settle.fail(
-        database, worker_id=WORKER, runs=[Failure(job_id, token, error, permanent, delay)]
-    )
-    return settled
-
-
-async def release(database: Database, job_id: UUID, token: int = 1) -> Settled:
-    (settled,) = await settle.release(database, worker_id=WORKER, runs=[Return(job_id, token, "shutdown")])
-    return settled
-
-
 EACH_WRITE = pytest.mark.parametrize("write", [complete, fail, release])
-
-
-def counters(job: dict[str, Any]) -> tuple[int, int, int]:
-    return job["attempts"], job["errors"], job["stalls"]
 
 
 class TestComplete:
@@ -149,7 +117,7 @@ class TestFail:
 
     async def test_the_next_attempt_waits_out_the_back_off(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing")
-        assert await fail(database, job_id, delay=60.0) is Settled.SCHEDULED
+        assert await fail(database, job_id) is Settled.SCHEDULED
         left = read_value(
             sql,
             "SELECT extract(epoch FROM run_at - clock_timestamp()) FROM jsworker.jobs WHERE id = %s",
@@ -226,9 +194,9 @@ class TestSecondTry:
         self, database: Database, sql: Sql, write: Settle, row: dict[str, Any], settled: Settled
     ) -> None:
         job_id = insert_job(sql, "processing", **row)
-        assert await write(database, job_id, 1) is settled
+        assert await write(database, job_id) is settled
         after = read_job(sql, job_id), read_events(sql, job_id)
-        assert await write(database, job_id, 1) is settled
+        assert await write(database, job_id) is settled
         assert (read_job(sql, job_id), read_events(sql, job_id)) == after
 
     @pytest.mark.parametrize(("write", "settled"), [(fail, Settled.SCHEDULED), (release, Settled.QUEUED)])
@@ -236,12 +204,12 @@ class TestSecondTry:
         self, database: Database, sql: Sql, write: Settle, settled: Settled
     ) -> None:
         job_id = insert_job(sql, "processing")
-        await write(database, job_id, 1)
+        await write(database, job_id)
         change_job(sql, job_id, status="queued")
         await claim(database, worker_id=OTHER_WORKER, kind=KIND, ids=[job_id], limits=LIMITS)
         await settle.complete(database, worker_id=OTHER_WORKER, runs=[Completion(job_id, 2, "{}")])
         after = read_job(sql, job_id)
-        assert await write(database, job_id, 1) is settled
+        assert await write(database, job_id) is settled
         assert read_job(sql, job_id) == after
 
     async def test_a_fail_after_the_jobs_own_transaction_has_completed_it(
@@ -272,7 +240,7 @@ class TestLost:
     ) -> None:
         job_id = insert_job(sql, status, **row)
         before = read_job(sql, job_id)
-        assert await write(database, job_id, 1) is Settled.LOST
+        assert await write(database, job_id) is Settled.LOST
         assert read_job(sql, job_id) == before
         assert read_events(sql, job_id) == [
             {
@@ -288,7 +256,7 @@ class TestLost:
     async def test_a_row_that_is_gone(self, database: Database, sql: Sql, write: Settle) -> None:
         job_id = insert_job(sql, "processing")
         sql.execute("DELETE FROM jsworker.jobs")
-        assert await write(database, job_id, 1) is Settled.LOST
+        assert await write(database, job_id) is Settled.LOST
 
     async def test_another_workers_end_of_the_same_token_is_not_mine(
         self, database: Database, sql: Sql

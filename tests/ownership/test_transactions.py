@@ -153,7 +153,7 @@ async def test_an_error_of_the_processor_rolls_back_and_keeps_the_job(
     assert (lines(sql), read_job(sql, running)["status"], asked) == (0, "processing", [])
 
 
-async def test_a_conflict_of_the_processors_rows_shows_no_values(sessions: Sessions, running: UUID) -> None:
+async def test_the_parameters_of_a_processors_statement_are_hidden(sessions: Sessions, running: UUID) -> None:
     insert = text("INSERT INTO lines VALUES (:count)")
     with pytest.raises(IntegrityError) as refused:  # noqa: PT012 -- the commit belongs to it
         async with sessions.transaction(lambda: Completion(running, 1, "{}")) as session:

@@ -1,0 +1,162 @@
+"""PUBLISH, MARK, PROMOTE, CANCEL and RETRY: what each writes, and what it tells."""
+
+import pytest
+
+from jsworker.errors import TransitionRefused
+from jsworker.ownership import control, outbox, reset
+from jsworker.ownership.database import Database
+from jsworker.ownership.enqueue import new_job_id
+
+from .rows import (
+    KIND,
+    WORKER,
+    Sql,
+    age,
+    ago,
+    change_job,
+    counters,
+    event_names,
+    insert_job,
+    read_events,
+    read_job,
+    read_value,
+)
+
+
+class TestOutbox:
+    async def test_a_due_message_is_taken_once_in_five_seconds(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(
+            sql,
+            needs_publish=True,
+            dispatch=3,
+            cleared=True,
+            clear_reason="deploy",
+            traceparent="00-aa",
+            tracestate="b",
+        )
+        (taken,) = await outbox.take_outgoing(database, limit=10)
+        assert taken == outbox.Outgoing(job_id, KIND, 3, True, "deploy", "00-aa", "b")
+        assert -5 <= age(sql, read_job(sql, job_id)["publish_after"]) < 0
+        assert await outbox.take_outgoing(database, limit=10) == []
+        change_job(sql, job_id, publish_after=ago(0))
+        assert [one.id for one in await outbox.take_outgoing(database, limit=10)] == [job_id]
+
+    async def test_the_longest_due_goes_first(self, database: Database, sql: Sql) -> None:
+        late = insert_job(sql, needs_publish=True, publish_after=ago(10))
+        later = insert_job(sql, needs_publish=True, publish_after=ago(20))
+        assert [one.id for one in await outbox.take_outgoing(database, limit=1)] == [later]
+        assert [one.id for one in await outbox.take_outgoing(database, limit=1)] == [late]
+
+    async def test_mark_remembers_where_the_message_is(self, database: Database, sql: Sql) -> None:
+        ids = [insert_job(sql, needs_publish=True, dispatch=2) for _ in range(3)]
+        created = read_value(sql, "SELECT clock_timestamp()")
+        change_job(sql, ids[1], dispatch=3)
+        sent = [outbox.Sent(job_id, 2, 40 + place, created) for place, job_id in enumerate(ids)]
+        assert await outbox.mark(database, sent) == 2
+        rows = [read_job(sql, job_id) for job_id in ids]
+        assert [(row["needs_publish"], row["stream_seq"], row["stream_created"]) for row in rows] == [
+            (False, 40, created),
+            (True, None, None),
+            (False, 42, created),
+        ]
+        assert rows[0]["published_at"] is not None
+
+    async def test_promote_queues_what_is_due(self, database: Database, sql: Sql) -> None:
+        due = [insert_job(sql, "scheduled", run_at=ago(age), dispatch=4) for age in (1, 3, 2)]
+        insert_job(sql, "scheduled")
+        assert await outbox.promote(database, limit=2) == 2
+        assert [read_job(sql, job_id)["status"] for job_id in due] == ["scheduled", "queued", "queued"]
+        job = read_job(sql, due[1])
+        assert (job["dispatch"], job["needs_publish"]) == (5, True)
+        assert age(sql, job["queued_at"]) < 5
+        assert await outbox.promote(database, limit=2) == 1
+        assert await outbox.promote(database, limit=2) == 0
+
+
+class TestControl:
+    async def test_cancel_of_every_state(self, database: Database, sql: Sql) -> None:
+        scheduled = insert_job(sql, "scheduled")
+        queued = insert_job(sql, "queued", needs_publish=True)
+        running = insert_job(sql, "processing")
+        final = {insert_job(sql, status): status for status in ("completed", "failed", "cancelled")}
+        unknown = new_job_id()
+        answer = await control.cancel(database, [scheduled, unknown, *final, running, queued])
+        assert set(answer.cancelled) == {scheduled, queued}
+        assert answer.requested == [running]
+        assert answer.final == final
+        assert answer.unknown == [unknown]
+        for job_id in (scheduled, queued):
+            job = read_job(sql, job_id)
+            assert (job["status"], job["needs_publish"], job["cancel_requested"]) == (
+                "cancelled",
+                False,
+                False,
+            )
+            assert job["finished_at"] is not None
+            assert event_names(sql, job_id) == ["cancelled"]
+        job = read_job(sql, running)
+        assert (job["status"], job["cancel_requested"], job["worker_id"]) == ("processing", True, WORKER)
+        (event,) = read_events(sql, running)
+        assert (event["event"], event["fencing_token"], event["detail"]) == (
+            "cancel_requested",
+            1,
+            {"owner": WORKER},
+        )
+        assert [event_names(sql, job_id) for job_id in final] == [[], [], []]
+
+    async def test_retry_starts_over_but_keeps_the_token(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(
+            sql,
+            "failed",
+            fencing_token=5,
+            errors=3,
+            stalls=2,
+            attempts=5,
+            last_error="broken",
+            cancel_requested=True,
+            cleared=True,
+            clear_reason="r",
+            dispatch=5,
+        )
+        await control.retry(database, job_id)
+        job = read_job(sql, job_id)
+        assert (job["status"], counters(job), job["fencing_token"]) == ("queued", (0, 0, 0), 5)
+        assert (job["dispatch"], job["needs_publish"]) == (6, True)
+        assert (job["finished_at"], job["failure_reason"], job["cancel_requested"]) == (None, None, False)
+        assert (job["cleared"], job["clear_reason"]) == (False, None)
+        (event,) = read_events(sql, job_id)
+        assert (event["event"], event["fencing_token"]) == ("retried", 5)
+        assert event["detail"] == {"dispatch": 6, "failed_for": "attempts"}
+
+    @pytest.mark.parametrize("status", ["scheduled", "queued", "processing", "completed", "cancelled"])
+    async def test_only_a_failed_job_can_be_retried(self, database: Database, sql: Sql, status: str) -> None:
+        job_id = insert_job(sql, status)
+        with pytest.raises(
+            TransitionRefused, match=rf"^job {job_id} is {status}; only a failed job can be retried$"
+        ):
+            await control.retry(database, job_id)
+
+    async def test_retry_of_no_job(self, database: Database) -> None:
+        job_id = new_job_id()
+        with pytest.raises(TransitionRefused, match=rf"^job {job_id} does not exist$"):
+            await control.retry(database, job_id)
+
+    @pytest.mark.parametrize("status", ["scheduled", "queued", "processing"])
+    async def test_retry_while_a_live_job_holds_the_key(
+        self, database: Database, sql: Sql, status: str
+    ) -> None:
+        job_id = insert_job(sql, "failed", unique_key="order-1")
+        holder = insert_job(sql, status, unique_key="order-1")
+        before = read_job(sql, job_id)
+        with pytest.raises(TransitionRefused, match=r"a live job holds its unique key$"):
+            await control.retry(database, job_id)
+        assert read_job(sql, job_id) == before
+        await control.cancel(database, [holder])
+        if status == "processing":
+            await reset.reset_by_operator(database, seen=[(holder, 1)], reason="r")
+        await control.retry(database, job_id)
+
+    async def test_another_refusal_of_a_retry_is_not_hidden(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "failed", dispatch=2**63 - 1)
+        with pytest.raises(Exception, match="SQLSTATE 22003"):
+            await control.retry(database, job_id)
