@@ -1,9 +1,12 @@
 """The command ``jsworker``: its table of contents, and how a command is found and called."""
 
 import importlib
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -100,9 +103,19 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Run ``jsworker`` with the arguments of this process."""
+    _prepare_streams()
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def _prepare_streams() -> None:
+    """See to it that reading and writing cannot fail for the process's surroundings."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was started with this stream closed
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- lasts as long as the process
     # A job's text may hold what this terminal's encoding does not.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
-    sys.exit(run_command(sys.argv[1:]))
+    # What goes wrong is told in one line; libraries add nothing to it. A worker sets up logs of its own.
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _load(name: str) -> Any:

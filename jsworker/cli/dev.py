@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,9 +56,7 @@ def dev(
         upgrade_database(servers.database_url)
         if command:
             return _run(command, _child_environment(servers.environment()))
-        _print_variables(servers.environment())
-        tell(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
-        _wait_for_a_signal()
+        _serve(servers)
     return 0
 
 
@@ -67,31 +66,46 @@ def _child_environment(servers: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **servers}
 
 
+def _serve(servers: EmbeddedServers) -> None:
+    """Tell the variables and wait until somebody asks for the end."""
+    asked = threading.Event()
+    with _on_signals(lambda _: asked.set()):
+        _print_variables(servers.environment())
+        tell(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
+        asked.wait()
+
+
 def _print_variables(servers: Mapping[str, str]) -> None:
     others = [name for name in sorted(os.environ) if name.startswith(_OTHER_SERVERS) and name not in servers]
     if others:
         print_line(f"unset {' '.join(others)}")
     for name, value in servers.items():
-        typer.echo(f"export {name}={shlex.quote(value)}")
+        print_line(f"export {name}={shlex.quote(value)}")
+    sys.stdout.flush()
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    try:
-        # When this process dies the servers do too, and nothing that the command may still do has a place to
-        # be stored: it is killed rather than asked.
-        child = start_with_parent(command, env=environment, death_signal=signal.SIGKILL)
-    except FileNotFoundError as error:
-        tell(str(error))
-        return _NOT_FOUND
-    with _on_signals(lambda number: _forward(number, child)):
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int) -> None:
+        if child is None:
+            early.append(number)
+        elif not (number in _FROM_THE_TERMINAL and _in_the_foreground()):
+            child.send_signal(number)  # else it got it as well, and a second one often means "at once"
+
+    with _on_signals(forward):
+        try:
+            # When this process dies the servers do too, and nothing that the command may still do has a
+            # place to be stored: it is killed rather than asked.
+            child = start_with_parent(command, env=environment, death_signal=signal.SIGKILL)
+        except FileNotFoundError as error:
+            tell(str(error))
+            return _NOT_FOUND
+        for number in early:
+            child.send_signal(number)
         code = child.wait()
     return code if code >= 0 else 128 - code
-
-
-def _forward(number: int, child: subprocess.Popen[bytes]) -> None:
-    """Hand a signal on, unless the child got it as well: a second one often means "at once"."""
-    if not (number in _FROM_THE_TERMINAL and _in_the_foreground()):
-        child.send_signal(number)
 
 
 def _in_the_foreground() -> bool:
@@ -101,12 +115,6 @@ def _in_the_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-
-
-def _wait_for_a_signal() -> None:
-    stopped = threading.Event()
-    with _on_signals(lambda _: stopped.set()):
-        stopped.wait()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from jsworker.cli.output import print_json, print_line, tell
 from jsworker.cli.targets import load_processor_class
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
+from jsworker.errors import DatabaseUnavailable, StreamUnavailable
 from jsworker.names import check_kind, shown
 
 _BATCH = 10_000
@@ -110,17 +111,20 @@ def _read_payload(given: str) -> Any:
 
 
 async def _enqueue(wish: _Wish, unique_key: str | None, take: Callable[[list[Enqueued]], Any]) -> None:
+    unpublished: str | None = None
     async with JobClient.from_env() as client:
         if wish.count > 1:
             await _enqueue_many(client, wish, take)
+            unpublished = await _publish(client)
         else:
             one = await client.enqueue(wish.kind, wish.payload, unique_key=unique_key, **wish.options)
             take([one])
             if not one.created:
                 tell(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
                 return
-    if client.unpublished_because is not None and not wish.options["delay"]:
-        tell(f"stored, but not published yet, which a worker does: {client.unpublished_because}")
+    unpublished = unpublished or client.unpublished_because
+    if unpublished and not wish.options["delay"]:
+        tell(f"stored, but not published yet, which a worker does: {unpublished}")
 
 
 async def _enqueue_many(client: JobClient, wish: _Wish, take: Callable[[list[Enqueued]], Any]) -> None:
@@ -129,6 +133,15 @@ async def _enqueue_many(client: JobClient, wish: _Wish, take: Callable[[list[Enq
             payloads = [wish.payload] * min(_BATCH, wish.count - start)
             take(await client.enqueue_many(wish.kind, payloads, **wish.options))
             advance(len(payloads))
+
+
+async def _publish(client: JobClient) -> str | None:
+    """Publish what is due and return why it was not possible; everything is stored either way."""
+    try:
+        await client.publish_pending()
+    except (StreamUnavailable, DatabaseUnavailable) as error:
+        return str(error)
+    return None
 
 
 def _print_ids(enqueued: list[Enqueued]) -> None:

@@ -22,7 +22,7 @@ from jsworker.processor import JobProcessor
 from jsworker.runtime.worker import Worker, WorkerDied
 from jsworker.settings import Settings, load_settings, unknown_variables
 
-_LEAVE_SECONDS = 5.0
+_LEAVE_SECONDS = 3.0
 """For so long the interpreter may take to end after the worker has ended."""
 
 app = new_app()

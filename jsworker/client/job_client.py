@@ -137,7 +137,9 @@ class JobClient:
             max_payload_bytes=self._settings.max_payload_bytes,
         )
         name = kind_name(kind)
-        enqueued = await enqueue.enqueue(self._database, name, job, publish_after=_OWN_PUBLISHING_SECONDS)
+        connected = self._stream is not None and self._stream.connected
+        publish_after = _OWN_PUBLISHING_SECONDS if connected else 0.0
+        enqueued = await enqueue.enqueue(self._database, name, job, publish_after=publish_after)
         if enqueued.created and not delay:
             await self._publish(WireMessage(job_id=enqueued.id, kind=name, dispatch=1))
         return enqueued

@@ -28,13 +28,13 @@ class Account:
         outcome: the figures.
         complaints: what is not as it must be, one line each; none when all is well.
         remarks: what is worth knowing and no fault, one line each.
-        telling_job: a job whose timeline tells of the kill, if there was one; else any job.
+        recovered_job: one of those taken over from the killed worker, if there is any.
     """
 
     outcome: Outcome
     complaints: Sequence[str]
     remarks: Sequence[str]
-    telling_job: UUID
+    recovered_job: UUID | None
 
 
 async def draw_up(watch: Watch, database: Database, *, kill_wanted: bool) -> Account:
@@ -64,7 +64,7 @@ async def draw_up(watch: Watch, database: Database, *, kill_wanted: bool) -> Acc
         *_row_faults(watch, counts),
         *_kill_faults(watch, resets, kill_wanted=kill_wanted),
     ]
-    return Account(outcome, complaints, list(_remarks(watch, resets)), next(iter(recovered or watch.tasks)))
+    return Account(outcome, complaints, list(_remarks(watch, resets)), next(iter(recovered), None))
 
 
 def _seconds(watch: Watch) -> float:

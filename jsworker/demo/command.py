@@ -70,10 +70,11 @@ def _run(repositories: Sequence[Path], *, kill: bool, data: Path | None, charts:
     projects = read_projects(repositories)
     open_chart_folder(charts)
     folder = DemoFolder(data)
-    output.tell_beginning(projects, folder.path)
-    with folder.taken(), _no_settings_from_outside(), EmbeddedServers(folder.path) as servers:
-        upgrade_database(servers.database_url)
-        account = asyncio.run(_work(projects, kill=kill, servers=servers, folder=folder, output=output))
+    with folder.taken(), _no_settings_from_outside():
+        output.tell_beginning(projects, folder.path)
+        with EmbeddedServers(folder.path) as servers:
+            upgrade_database(servers.database_url)
+            account = asyncio.run(_work(projects, kill=kill, servers=servers, folder=folder, output=output))
     all_well = output.tell_end(account, charts=charts, data=folder.path)
     return _DONE if all_well else _FAILED
 

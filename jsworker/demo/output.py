@@ -91,8 +91,10 @@ class Output:
         self.console.print()
         self.console.print(summary_table(account.outcome))
         self.console.print()
-        command = shlex.join(["jsworker", "dev", "--data", str(data), "--", "jsworker", "job"])
-        self._remark(f"The jobs are kept; one of them: {command} {account.telling_job}")
+        job = account.recovered_job
+        look = ["jsworker", "job", str(job)] if job else ["jsworker", "jobs"]
+        command = shlex.join(["jsworker", "dev", "--data", str(data), "--", *look])
+        self._remark(f"{'What befell a recovered job' if job else 'All jobs'}: {command}")
 
     def _remark(self, text: str) -> None:
         self.console.print(Text(text, style="dim"), soft_wrap=True)

@@ -91,6 +91,10 @@ class Consumer:
     async def flush(self) -> None:
         """Wait until every claim on its way is decided."""
         await self._batches.flush()
+        # Claims that died undecided: their messages would wait out ack_wait.
+        self._put_off(
+            [job_id for job_id, [first, *_] in self._hand.claiming.items() if first.kind == self.kind.name]
+        )
 
     async def close(self) -> None:
         """Give up claims on their way."""

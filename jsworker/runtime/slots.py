@@ -1,7 +1,8 @@
 """Job slots: who runs now, who waits for a slot, and how much more may be claimed."""
 
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.kinds import Kind
@@ -20,14 +21,19 @@ _WEIGHT = 0.05
 """Of one run in the moving average of a kind's run time."""
 
 
+_SHORTEST_SECONDS = 1e-6
+
+
 class Slots:
     """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
 
-    def __init__(self, capacity: int, launch: Callable[[Run], None]) -> None:
-        """Prepare ``capacity`` slots; ``launch`` starts a run that got one."""
+    def __init__(self, capacity: int, kinds: int, launch: Callable[[Run], None]) -> None:
+        """Prepare ``capacity`` slots for so many ``kinds``; ``launch`` starts a run that got one."""
         self._capacity = capacity
+        self._kinds = kinds
         self._launch = launch
         self._waiting: dict[str, deque[Run]] = {}
+        """By kind; the kind that was served last stands last."""
         self._running: Counter[str] = Counter()
         self._in_hand = 0
         """Runs that wait or run."""
@@ -46,9 +52,12 @@ class Slots:
         if self._closed or self._settling >= _SETTLING_JOBS:
             return 0
         ahead = self._ahead(kind)
-        in_hand = claiming + self._in_hand
-        in_hand_kind = claiming_kind + len(self._waiting.get(kind.name, ())) + self._running[kind.name]
-        return min(self._capacity + ahead - in_hand, kind.concurrency + ahead - in_hand_kind)
+        in_line = claiming_kind + len(self._waiting.get(kind.name, ()))
+        free = self._capacity + ahead - claiming - self._in_hand
+        if ahead:  # slots fall free quickly: a share of the line, however many of another kind stand in it
+            free = max(free, self._share(kind, ahead) - in_line)
+        own_ahead = min(ahead, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
+        return min(free, kind.concurrency + own_ahead - in_line - self._running[kind.name])
 
     def add(self, run: Run) -> None:
         """Start a run as soon as there is a slot for it."""
@@ -63,7 +72,7 @@ class Slots:
         self._in_hand -= 1
         self.settling()
         mean = self._mean_seconds.get(name, seconds)
-        self._mean_seconds[name] = mean + _WEIGHT * (seconds - mean)
+        self._mean_seconds[name] = max(mean + _WEIGHT * (seconds - mean), _SHORTEST_SECONDS)
         self._fill()
 
     def close(self) -> None:
@@ -86,31 +95,39 @@ class Slots:
             while queue and now - queue[0].claimed_at >= older_than:
                 taken.append(queue.popleft())
                 self._in_hand -= 1
-                # Runs take longer than the mean says; without a word to it, as many would be claimed again.
-                self._mean_seconds[name] = max(self._mean_seconds.get(name, 0.0), older_than)
+                # Runs take longer than the mean says: until one has ended, nothing more is claimed ahead.
+                self._mean_seconds.pop(name, None)
         return taken
 
     def _ahead(self, kind: Kind) -> int:
-        mean = self._mean_seconds.get(kind.name)
-        if mean is None:
-            return 0
-        return min(_AHEAD_JOBS, int(self._capacity * _AHEAD_SECONDS / max(mean, 1e-6)))
+        """Return how many job slots fall free soon, if those that are free now are given to this kind."""
+        per_second, free = 0.0, self._capacity
+        for name, running in self._running.items():
+            free -= running
+            per_second += running / self._mean_seconds.get(name, math.inf)
+        return _soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
+
+    def _share(self, kind: Kind, ahead: int) -> int:
+        known = kind.name in self._mean_seconds  # else one run shows how long they take
+        return max(1, ahead // self._kinds) if known else 1
 
     def _fill(self) -> None:
         if self._closed:
             return
-        for run in self._next_runs():
+        while (run := self._next_run()) is not None:
             self._running[run.kind.name] += 1
             self._launch(run)
 
-    def _next_runs(self) -> Iterator[Run]:
-        """Yield runs while there are slots, kind after kind, so that none starves behind another."""
-        progressed = True
-        while progressed:
-            progressed = False
-            for queue in self._waiting.values():
-                if self._running.total() >= self._capacity:
-                    return
-                if queue and self._running[queue[0].kind.name] < queue[0].kind.concurrency:
-                    progressed = True
-                    yield queue.popleft()
+    def _next_run(self) -> Run | None:
+        """Take the next run that may have a slot, kind after kind, so that none starves behind another."""
+        if self._running.total() >= self._capacity:
+            return None
+        for name, queue in self._waiting.items():
+            if queue and self._running[name] < queue[0].kind.concurrency:
+                self._waiting[name] = self._waiting.pop(name)
+                return queue.popleft()
+        return None
+
+
+def _soon(per_second: float) -> int:
+    return int(min(_AHEAD_JOBS, per_second * _AHEAD_SECONDS))

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from nats.js import JetStreamManager
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
 
-from jsworker.errors import StreamRefused
+from jsworker.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.connection import Connection
 from jsworker.stream.faults import ApiRefused, NotThere, api_faults
 
@@ -174,11 +174,14 @@ class JetStreamApi:
     async def _ask(self, request: str, answer: Coroutine[Any, Any, T]) -> T:
         asking = asyncio.create_task(answer, name=request)
         try:
-            with self._connection.denial_of(f"$JS.API.{request}") as denial:
-                either: set[asyncio.Future[Any]] = {asking, denial}
+            with self._connection.hindrance_of(f"$JS.API.{request}") as hindrance:
+                either: set[asyncio.Future[Any]] = {asking, hindrance}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise ApiRefused(f"stream {self._stream}", denial.result())
+                denial = hindrance.result()
+                if denial is None:
+                    raise StreamUnavailable(f"stream {self._stream}: the connection to NATS was lost")
+                raise ApiRefused(f"stream {self._stream}", denial)
             with api_faults(f"stream {self._stream}"):
                 return await asking
         finally:

@@ -23,6 +23,7 @@ _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _TEXTS_TOLD = 100
 _CAUSE = "connection lost"
+_NO_CONNECTION = "there is no connection to NATS"
 
 Callback = Callable[[], None]
 
@@ -58,7 +59,7 @@ class Connection:
         self._up = asyncio.Event()
         self._cause = _CAUSE
         self._told: set[str] = set()
-        self._denials: dict[asyncio.Future[str], str] = {}
+        self._hindrances: dict[asyncio.Future[str | None], str] = {}
         self._lost_callbacks: list[Callback] = []
         self._restored_callbacks: list[Callback] = []
 
@@ -70,7 +71,7 @@ class Connection:
             StreamUnavailable: there is none yet, or no longer.
         """
         if self._client is None:
-            raise StreamUnavailable("there is no connection to NATS")
+            raise StreamUnavailable(_NO_CONNECTION)
         return self._client
 
     @property
@@ -95,15 +96,23 @@ class Connection:
         """Close within seconds; never raises."""
         client, self._client = self._client, None
         watch, self._watch = self._watch, None
+        self._up.set()  # whoever waits for the connection may go
         self._up.clear()
         if watch is not None:
             watch.cancel()
             await asyncio.wait({watch})
         if client is not None:
+            self._forsake(client)
             await client.discard()
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Tell whether there is a connection within ``seconds``."""
+        """Tell whether there is a connection within ``seconds``.
+
+        Raises:
+            StreamUnavailable: it was closed, or never made.
+        """
+        if self._client is None:
+            raise StreamUnavailable(_NO_CONNECTION)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._up.wait()
@@ -133,14 +142,18 @@ class Connection:
         return False
 
     @contextmanager
-    def denial_of(self, subject: str) -> Iterator[asyncio.Future[str]]:
-        """Yield what holds the server's words when it does not permit to publish to a subject."""
-        denial: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._denials[denial] = f'"{subject.lower()}"'
+    def hindrance_of(self, subject: str) -> Iterator[asyncio.Future[str | None]]:
+        """Yield what is done when a request cannot be answered.
+
+        It then holds the server's words when publishing to ``subject`` is not permitted, and None when the
+        connection is lost.
+        """
+        hindrance: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._hindrances[hindrance] = f'"{subject.lower()}"'
         try:
-            yield denial
+            yield hindrance
         finally:
-            del self._denials[denial]
+            del self._hindrances[hindrance]
 
     async def _open(self, seconds: float) -> Client:
         login = login_of(self._settings)
@@ -190,9 +203,15 @@ class Connection:
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():
             self._up.clear()
-            client.lose()
             self._events.emit("worker.degraded", what="nats", reason=self._cause)
-            _call(self._lost_callbacks)
+            self._forsake(client)
+
+    def _forsake(self, client: Client) -> None:
+        client.lose()
+        for hindrance in self._hindrances:
+            if not hindrance.done():
+                hindrance.set_result(None)
+        _call(self._lost_callbacks)
 
     def _restore(self, client: Client) -> None:
         if client is self._client:
@@ -209,9 +228,9 @@ class Connection:
         text = reason_of(error)
         if "permissions violation" in text:
             self._complain(text)
-            for denial, quoted in self._denials.items():
-                if quoted in text and not denial.done():
-                    denial.set_result(text)
+            for hindrance, quoted in self._hindrances.items():
+                if quoted in text and not hindrance.done():
+                    hindrance.set_result(text)
         elif isinstance(error, nats.errors.SlowConsumerError):
             self._complain(f"messages of {error.subject} were dropped: too many are waiting")
         elif isinstance(error, nats.errors.Error | OSError):

@@ -126,8 +126,8 @@ class Publisher:
         if not await self._connection.wait_connected(flight.seconds_left()):
             flight.reason = "NATS is not connected"
             return
-        flight.interrupted = False
         client = self._connection.client
+        flight.interrupted = False
         await self._listen(client)
         for index in flight.missing():
             if len(flight.under_way) >= _WINDOW:

@@ -1,7 +1,7 @@
 """The pull loop: asks JetStream for as many messages as there is room for, and starts over when it must."""
 
 import asyncio
-import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,8 @@ from jsworker.stream.client import Client
 from jsworker.stream.delivery import Delivery, Undecodable, read
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.outstanding import Outstanding
+from jsworker.stream.pauses import Pauses
 
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 5.0
 _SETTLE_SECONDS: Final = 1.0
 _CRAMPED_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
@@ -75,8 +74,7 @@ class Puller:
         self._request = 0
         self._heard_at = 0.0
         self._cramped_at: float | None = None
-        self._stumbles = 0
-        self._resume_at = 0.0
+        self._pauses = Pauses()
         self._gone = False
         self._ailing = False
 
@@ -89,18 +87,18 @@ class Puller:
     async def start(self) -> None:
         """Begin to pull."""
         if self._task is None and not self._stopping:
-            self._clock = asyncio.get_running_loop().time
             self._registrations = [
                 self._stream.on_disconnect(self._on_disconnect),
                 self._stream.on_reconnect(self._on_reconnect),
             ]
             self._task = asyncio.create_task(self._run(), name=f"pull {self._kind}")
+            self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
-        """Stop pulling. Messages that arrive meanwhile are handed back at once; then nothing is outstanding.
+        """Stop pulling. What arrives meanwhile is handed back at once; then nothing is outstanding.
 
         Raises:
-            Exception: what killed the pull loop, if anything did.
+            Exception: what ended the loop before, as from ``join``.
         """
         self._stopping = True
         task, self._task = self._task, None
@@ -122,12 +120,13 @@ class Puller:
         """Wait until the pull loop has ended, which it does only when stopped.
 
         Raises:
-            Exception: what killed the pull loop.
+            Exception: the mistake, in it or in what it calls, that ended it.
         """
-        if self._task is not None:
-            await asyncio.wait({self._task})
-            if self._task is not None and not self._task.cancelled():
-                self._task.result()
+        task = self._task
+        if task is not None:
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
 
     def wake(self) -> None:
         """Look again how much room there is; cheap, any number of calls make one look."""
@@ -160,15 +159,12 @@ class Puller:
 
     async def _step(self) -> float:
         """Do what is due; return the seconds until something may be due again."""
-        now = self._clock()
         if self._paused or not self._stream.connected:
             self._leave()
             return self._idle_heartbeat
-        if now < self._resume_at:
-            return self._resume_at - now
-        if self._gone and not await self._bring_back():
-            return self._resume_at - self._clock()
-        room = self._room()
+        if self._pauses.seconds_left() > 0 or (self._gone and not await self._bring_back()):
+            return self._pauses.seconds_left()
+        now, room = time.monotonic(), self._room()
         if self._is_silent(now) or self._is_cramped(now, room):
             self._leave()
         wanted = self._outstanding.wanted(room)
@@ -194,16 +190,16 @@ class Puller:
         try:
             inbox = await self._open_inbox()
             if not self._outstanding.total:
-                self._heard_at = self._clock()
+                self._heard_at = time.monotonic()
             self._request += 1
-            deadline = self._clock() + self._expires + 2 * self._idle_heartbeat
+            deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
             self._outstanding.ask(self._request, batch, deadline)
             limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
             request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
             await inbox.client.publish(self._request_subject, request, f"{inbox.subject}{self._request}")
         except (nats.errors.Error, OSError):  # the connection is going; its loss is told elsewhere
             self._leave()
-            self._stumble()
+            self._pauses.failed()
 
     async def _open_inbox(self) -> _Inbox:
         client = self._stream.connection.client
@@ -237,7 +233,7 @@ class Puller:
             await self._stream.restore(self._kind)
         except JsworkerError as fault:
             self._ail(str(fault))
-            self._stumble()
+            self._pauses.failed()
             return False
         self._gone = False
         return True
@@ -278,7 +274,7 @@ class Puller:
             if status == "408":
                 self._sign_of_life()
             else:
-                self._stumble()
+                self._pauses.failed()
         elif status == "408":  # from a server that does not say what it owes
             self._leave()
         else:
@@ -286,12 +282,12 @@ class Puller:
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"
             self._ail(f"JetStream answered {status} {text}".rstrip())
             self._leave()
-            self._stumble()
+            self._pauses.failed()
         self._signal.set()
 
     def _sign_of_life(self) -> None:
-        self._heard_at = self._clock()
-        self._stumbles = 0
+        self._heard_at = time.monotonic()
+        self._pauses.worked()
         if self._ailing:
             self._ailing = False
             self._stream.events.emit("worker.restored", what=f"consumer {self._kind}")
@@ -301,19 +297,15 @@ class Puller:
             self._ailing = True
             self._stream.events.emit("worker.degraded", what=f"consumer {self._kind}", reason=reason)
 
-    def _stumble(self) -> None:
-        """Pause before the next request, longer each time; many requests may fail for one cause."""
-        now = self._clock()
-        if now >= self._resume_at:
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._stumbles, 10))
-            self._resume_at = now + pause * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads a fleet
-            self._stumbles += 1
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._ail(f"{type(error).__name__}: {error}")
 
     def _on_disconnect(self) -> None:
         self._leave()
         self._signal.set()
 
     def _on_reconnect(self) -> None:
-        self._stumbles = 0
-        self._resume_at = 0.0
+        self._pauses.end()
         self._signal.set()

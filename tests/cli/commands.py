@@ -22,7 +22,7 @@ import pytest
 
 from jsworker.cli.app import run_command
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 COMMAND = (sys.executable, "-m", "jsworker")
 
 
@@ -87,6 +87,11 @@ class Process:
     def read_line(self) -> str:
         assert self.popen.stdout is not None
         return self.popen.stdout.readline().rstrip("\n")
+
+    def read_errors_until(self, part: str) -> None:
+        assert self.popen.stderr is not None
+        while part not in (line := self.popen.stderr.readline()):
+            assert line, f"ended before it wrote {part!r}"
 
 
 class Spawn:

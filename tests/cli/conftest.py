@@ -1,11 +1,13 @@
 """One migrated database and one stream for all tests of the command line; each test finds empty tables."""
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
@@ -137,8 +139,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def _logs_as_before() -> Iterator[None]:
+    """``run`` sends this process's logs to a stream that ends with the test."""
+    configured, handlers = structlog.get_config(), logging.getLogger().handlers[:]
+    yield
+    structlog.configure(**configured)
+    logging.getLogger().handlers[:] = handlers
+
+
+@pytest.fixture
 def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
+    _logs_as_before: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cli_environment: Mapping[str, str],
 ) -> Cli:
     """Calls commands in this process, with the variables of the tests' servers."""
     monkeypatch.delenv("COLUMNS", raising=False)

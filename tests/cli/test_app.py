@@ -1,4 +1,5 @@
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -41,6 +42,12 @@ def test_the_version_is_told(cli: Cli) -> None:
 def test_python_m_jsworker_is_the_command() -> None:
     done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"jsworker {__version__}\n"
+
+
+def test_closed_streams_are_no_obstacle(cli_environment: Mapping[str, str]) -> None:
+    script = f"exec {shlex.join(COMMAND)} jobs --json <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", script], env=os.environ | cli_environment, check=False)
+    assert done.returncode == 0
 
 
 def test_help_and_version_load_neither_sqlalchemy_nor_nats() -> None:

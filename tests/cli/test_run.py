@@ -10,7 +10,7 @@ import pytest
 
 from tests.ownership.rows import Sql, read_value
 
-from .commands import Cli, Process, Spawn, wait_until
+from .commands import Cli, Spawn, wait_until
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -42,14 +42,6 @@ def wait_for_status(sql: Sql, status: str, count: int = 1) -> None:
 def wait_for_stage(sql: Sql, stage: str, count: int = 1) -> None:
     query = "SELECT count(*) FROM jsworker.jobs WHERE stage = %s"
     wait_until(lambda: read_value(sql, query, stage) == count, f"{count} jobs are {stage}")
-
-
-def wait_for_worker(sql: Sql, process: Process) -> None:
-    def runs() -> bool:
-        assert process.popen.poll() is None, process.wait()
-        return bool(read_value(sql, "SELECT count(*) FROM jsworker.workers WHERE state = 'running'"))
-
-    wait_until(runs, "a worker runs")
 
 
 def test_jobs_are_done_until_a_signal_stops_the_worker(cli: Cli, sql: Sql, spawn: Spawn) -> None:
@@ -85,13 +77,7 @@ def test_a_second_signal_hands_back_at_once(cli: Cli, sql: Sql, spawn: Spawn) ->
     worker = spawn("run", "cli_jobs:Sleepy", *FAST)
     wait_for_stage(sql, "asleep")
     worker.signal(signal.SIGINT)
-    wait_until(
-        lambda: (
-            read_value(sql, "SELECT count(*) FROM jsworker.workers WHERE state = 'draining'")
-            or worker.popen.poll() is not None
-        ),
-        "the worker drains",
-    )
+    worker.read_errors_until("worker.draining")
     asked_at = time.monotonic()
     worker.signal(signal.SIGINT)
     ended = worker.wait()

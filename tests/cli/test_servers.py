@@ -16,7 +16,7 @@ from jsworker.embedded.ports import free_port, is_free
 from jsworker.embedded.wheels import find_nats_server
 from tests.support.servers import TestServers
 
-from .commands import COMMAND, Cli, Result, wait_until
+from .commands import COMMAND, DEADLINE, Cli, wait_until
 from .conftest import JOBS_MODULE
 
 NO_ONE = "127.0.0.1:1"
@@ -122,30 +122,24 @@ CASES = [
 ABOUT_NATS = CASES[-4:]
 
 
-@pytest.fixture(scope="session")
-def workers(
-    unfit: dict[str, tuple[dict[str, str], str]],
-    cli_environment: Mapping[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """A worker for each case, all started at once: the first connection is tried for ten seconds."""
-    folder = tmp_path_factory.mktemp("workers")
+@pytest.fixture(scope="module", autouse=True)
+def worker_without_nats(
+    cli_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[str]]:
+    """Started before all tests of this module: it tries to connect for ten seconds."""
+    folder = tmp_path_factory.mktemp("worker")
     (folder / "cli_jobs.py").write_text(JOBS_MODULE)
-    started = {
-        case: subprocess.Popen(
-            [*COMMAND, "run", "cli_jobs:Double"],
-            cwd=folder,
-            env={**os.environ, **cli_environment, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for case, (variables, _) in unfit.items()
-    }
-    yield started
-    for process in started.values():
-        process.kill()
-        process.communicate()
+    process = subprocess.Popen(
+        [*COMMAND, "run", "cli_jobs:Double"],
+        cwd=folder,
+        env={**os.environ, **cli_environment, "JSWORKER_NATS_URL": f"nats://{NO_ONE}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -186,14 +180,26 @@ def test_the_right_password_opens(
     cli("jobs").ok()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_worker_says_what_is_wrong_and_ends(
-    case: str,
-    unfit: dict[str, tuple[dict[str, str], str]],
-    workers: dict[str, subprocess.Popen[str]],
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("case", [case for case in CASES if case != "no nats"])
+def test_a_worker_says_what_is_wrong(
+    case: str, unfit: dict[str, tuple[dict[str, str], str]], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, err = workers[case].communicate(timeout=30)
-    ended = Result(workers[case].returncode, out, err.replace("this line is no JSON\n", ""))
-    said = ended.refused(1)
-    assert unfit[case][1] in said
+    variables, line = unfit[case]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ended = cli("run", "cli_jobs:Double")
+    assert (ended.code, ended.out) == (1, "")
+    [target_prints, said] = ended.errors
+    assert target_prints == "this line is no JSON"
+    assert line in said
     assert "battery staple" not in said
+
+
+def test_a_worker_without_nats_gives_up(worker_without_nats: subprocess.Popen[str]) -> None:
+    out, err = worker_without_nats.communicate(timeout=DEADLINE)
+    assert (worker_without_nats.returncode, out) == (1, "")
+    assert err.splitlines() == [
+        "this line is no JSON",
+        f"NATS at {NO_ONE} refused the connection: nobody listens there",
+    ]

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import nats
 import pytest
+from nats.js import JetStreamContext
 
 from jsworker.processor import JobProcessor
 from jsworker.settings import Settings
@@ -16,6 +18,14 @@ async def rows(settings: Settings) -> AsyncIterator[Rows]:
     opened = await open_rows(settings)
     yield opened
     await opened.connection.close()
+
+
+@pytest.fixture
+async def js(settings: Settings) -> AsyncIterator[JetStreamContext]:
+    """JetStream over a connection of the test's own, for raw messages and the server's own figures."""
+    connection = await nats.connect(settings.nats_url)
+    yield connection.jetstream()
+    await connection.close()
 
 
 @pytest.fixture

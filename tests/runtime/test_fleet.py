@@ -11,7 +11,6 @@ import nats
 import psycopg
 import pytest
 from nats.js.client import JetStreamContext
-from psycopg.rows import dict_row
 
 from jsworker.client import JobClient
 from jsworker.events import Event
@@ -20,23 +19,13 @@ from jsworker.processor import JobProcessor
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
 from jsworker.stream.wire import WireMessage, encode, message_id, subject_of
-from tests.support.fleet import Fleet, fleet_of
+from tests.runtime.processors import Gate, echo, scripted
+from tests.runtime.rows import Rows
+from tests.runtime.running import StartWorker
+from tests.support.fleet import PATIENT, WAITING_CLAIMS, Fleet, fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
-
-PATIENT = {
-    "statement_timeout": 10.0,
-    "heartbeat_interval": 11.0,
-    "crash_threshold": 40.0,
-    "stale_threshold": 60.0,
-    "ack_wait": 120.0,
-}
-"""For tests in which locks are held or signals sent: nothing is taken for late meanwhile."""
-
-LOCK_WAITERS = """
-SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%status = ''processing'',%'
-"""
+from tests.support.rounds import count_rounds, rounds_pass
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +38,6 @@ async def _nothing_left(database_url: str) -> AsyncIterator[None]:
 def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
     with fleet_of(settings, tmp_path) as running:
         yield running
-
-
-@pytest.fixture
-def sql(database_url: str) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
-    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
-        yield lambda query: connection.execute(query.encode()).fetchall()
 
 
 @pytest.fixture
@@ -92,11 +75,11 @@ async def stream_holds(jetstream: JetStreamContext, settings: Settings, messages
     await eventually(check, seconds=30)
 
 
-async def ended(sql: Callable[[str], list[dict[str, Any]]], seconds: float = 60) -> None:
-    """Wait until every job has ended."""
-
+async def all_ended(rows: Rows, seconds: float = 60) -> None:
     async def check() -> None:
-        live = sql("SELECT status, count(*) FROM jsworker.jobs WHERE finished_at IS NULL GROUP BY status")
+        live = await rows.query(
+            "SELECT status, count(*) FROM jsworker.jobs WHERE finished_at IS NULL GROUP BY 1"
+        )
         assert not live, live
 
     await eventually(check, seconds=seconds)
@@ -107,14 +90,14 @@ async def test_thousand_jobs_with_three_messages_each_run_once_on_four_processes
     settings: Settings,
     fleet: Fleet,
     jetstream: JetStreamContext,
-    sql: Callable[[str], list[dict[str, Any]]],
+    rows: Rows,
 ) -> None:
     workers = await fleet.started(4)
     ids = [job.id for job in await client.enqueue_many("timed", [{"seconds": 0.05}] * 1000)]
     await stream_took(jetstream, settings, 1000)
     await publish_copies(jetstream, settings, "timed", ids, "second")
     await publish_copies(jetstream, settings, "timed", ids, "third")
-    await ended(sql)
+    await all_ended(rows)
     await stream_holds(jetstream, settings, 0)
     assert (await jetstream.stream_info(settings.stream)).state.last_seq == 3000
 
@@ -122,10 +105,10 @@ async def test_thousand_jobs_with_three_messages_each_run_once_on_four_processes
     assert sum(len(worker.lines("finish")) for worker in workers) == 1000
     assert all(worker.runs() for worker in workers)
     assert any(worker.lines("job.skipped") for worker in workers)
-    ends = sql("SELECT DISTINCT status, attempts, fencing_token, dispatch FROM jsworker.jobs")
+    ends = await rows.query("SELECT DISTINCT status, attempts, fencing_token, dispatch FROM jsworker.jobs")
     assert ends == [{"status": "completed", "attempts": 1, "fencing_token": 1, "dispatch": 1}]
-    assert sql("SELECT * FROM jsworker.job_events") == []
-    assert sql("SELECT * FROM jsworker.dead_messages") == []
+    assert await rows.query("SELECT * FROM jsworker.job_events") == []
+    assert await rows.query("SELECT * FROM jsworker.dead_messages") == []
     for worker in workers:
         worker.send(signal.SIGTERM)
     assert [await worker.ends() for worker in workers] == [0, 0, 0, 0]
@@ -148,7 +131,7 @@ async def test_of_two_workers_with_the_same_messages_one_gets_each_job(
     make_settings: Callable[..., Settings],
     jetstream: JetStreamContext,
     database_url: str,
-    sql: Callable[[str], list[dict[str, Any]]],
+    rows: Rows,
 ) -> None:
     settings = make_settings(**PATIENT, concurrency=8)
     ids = [job.id for job in await client.enqueue_many("recorded", [{}] * 8)]
@@ -162,27 +145,30 @@ async def test_of_two_workers_with_the_same_messages_one_gets_each_job(
         holder.execute("SELECT FROM jsworker.jobs FOR NO KEY UPDATE")
         async with first:
             # Every message is in the first worker's hands, every copy in the second's: both claims wait.
-            await eventually(lambda: waiting_claims(sql, 1))
+            await claims_wait(rows, 1)
             await publish_copies(jetstream, settings, "recorded", ids, "copy")
             async with second:
-                await eventually(lambda: waiting_claims(sql, 2))
+                await claims_wait(rows, 2)
                 holder.rollback()
-                await ended(sql)
+                await all_ended(rows)
                 await stream_holds(jetstream, settings, 0)
 
     assert sorted(runs) == sorted((job_id, 1) for job_id in ids)
     assert len(skipped) == 8
-    assert sql("SELECT * FROM jsworker.job_events") == []
+    assert await rows.query("SELECT * FROM jsworker.job_events") == []
 
 
-async def waiting_claims(sql: Callable[[str], list[dict[str, Any]]], count: int) -> None:
-    assert sql(LOCK_WAITERS) == [{"count": count}]
+async def claims_wait(rows: Rows, count: int) -> None:
+    async def check() -> None:
+        assert await rows.value(WAITING_CLAIMS) == count
+
+    await eventually(check)
 
 
 async def test_a_job_cancelled_right_before_sigterm_is_cancelled_and_not_queued_again(
     client: JobClient,
     fleet: Fleet,
-    sql: Callable[[str], list[dict[str, Any]]],
+    rows: Rows,
 ) -> None:
     # The next heartbeat is far away: the worker hands the job back without knowing of the cancellation.
     [worker] = await fleet.started(1, **PATIENT)
@@ -198,7 +184,7 @@ async def test_a_job_cancelled_right_before_sigterm_is_cancelled_and_not_queued_
     assert (row["status"], row["attempts"], row["errors"]) == ("cancelled", 1, 1)
     assert worker.lines("job.cancelled")
     assert [event["event"] for event in await client.timeline(job.id)] == ["cancel_requested", "cancelled"]
-    assert sql("SELECT * FROM jsworker.jobs WHERE needs_publish") == []
+    assert await rows.query("SELECT * FROM jsworker.jobs WHERE needs_publish") == []
 
 
 async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_rest(
@@ -206,7 +192,7 @@ async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_r
     settings: Settings,
     fleet: Fleet,
     jetstream: JetStreamContext,
-    sql: Callable[[str], list[dict[str, Any]]],
+    rows: Rows,
 ) -> None:
     leaver, *_ = await fleet.started(3)
     ids = [job.id for job in await client.enqueue_many("timed", [{"seconds": 0.1}] * 600)]
@@ -216,13 +202,16 @@ async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_r
     assert await leaver.ends() == 0
     assert [line["left"] for line in leaver.lines("worker.stopped")] == [0]
     assert len(leaver.lines("finish")) == len(leaver.lines("start")) < 300
-    await ended(sql)
+    await all_ended(rows)
     await stream_holds(jetstream, settings, 0)
     # Each job began once, at whatever token: what the leaver handed back had not begun.
     assert sorted(job for job, _ in fleet.runs().elements()) == sorted(str(job_id) for job_id in ids)
-    ends = sql("SELECT DISTINCT status, attempts, stalls, errors FROM jsworker.jobs")
+    ends = await rows.query("SELECT DISTINCT status, attempts, stalls, errors FROM jsworker.jobs")
     assert ends == [{"status": "completed", "attempts": 1, "stalls": 0, "errors": 0}]
-    assert {row["event"] for row in sql("SELECT event FROM jsworker.job_events")} <= {"released", "claimed"}
+    assert {row["event"] for row in await rows.query("SELECT event FROM jsworker.job_events")} <= {
+        "released",
+        "claimed",
+    }
 
 
 async def test_a_second_sigterm_hands_a_running_job_back_at_once(
@@ -244,3 +233,24 @@ async def test_a_second_sigterm_hands_a_running_job_back_at_once(
     row = await client.get(job.id)
     assert (row["attempts"], row["stalls"]) == (1, 0)
     assert [event["event"] for event in await client.timeline(job.id)] == ["released", "claimed"]
+
+
+async def test_jobs_claimed_ahead_of_runs_that_take_long_go_back_and_are_not_claimed_again(
+    client: JobClient, start: StartWorker, rows: Rows
+) -> None:
+    gate = Gate()
+    running = await start(scripted(echo, kind="quick"), scripted(gate.process, kind="slow"))
+    # As far as the worker has seen, a job of this kind ends at once: it claims many ahead.
+    running.worker._slots._mean_seconds["slow"] = 0.001
+    await client.enqueue_many("slow", [{}] * 60)
+    await running.events.told("job.released", times=50)
+    beats = count_rounds(running.worker._beats)
+    await rounds_pass(beats, 6)
+    assert len(running.events.of("job.released")) == 50
+    running_now = await rows.query("SELECT id FROM jsworker.jobs WHERE status = 'processing'")
+    assert len(running_now) == gate.waiting == 10
+
+    gate.open()
+    await all_ended(rows)
+    assert gate.waiting == 60
+    await running.stream_is_empty()

@@ -9,37 +9,14 @@ from uuid import UUID
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.events import Event, Events
-from jsworker.settings import Settings
 from jsworker.stream.client import Client
-from jsworker.stream.jetstream import Stream
+from tests.stream.desk import Desk
 from tests.stream.nats_server import NatsServer
-
-INSTALLATION = UUID("00000000-0000-4000-8000-000000000001")
+from tests.stream.streams import INSTALLATION, TestStream, settings_for
 
 StartServer = Callable[..., Awaitable[NatsServer]]
-OpenStream = Callable[..., Awaitable["TestStream"]]
-
-
-class TestStream(Stream):
-    """A stream that remembers what it told."""
-
-    __test__ = False
-
-    def __init__(self, settings: Settings, *, installation_id: UUID | None, **options: Any) -> None:
-        self.told: list[Event] = []
-        events = Events()
-        events.on("*", self.told.append)
-        super().__init__(
-            settings, installation_id=installation_id, events=events, client_name="test", **options
-        )
-
-    def told_of(self, name: str) -> list[dict[str, Any]]:
-        return [event.fields for event in self.told if event.name == name]
-
-
-def settings_for(url: str, **changes: Any) -> Settings:
-    return Settings(**{"database_url": "postgresql://nobody@localhost/nothing", "nats_url": url} | changes)
+OpenStream = Callable[..., Awaitable[TestStream]]
+OpenDesk = Callable[..., Awaitable[Desk]]
 
 
 @pytest.fixture
@@ -86,6 +63,20 @@ async def stream(open_stream: OpenStream) -> TestStream:
     stream = await open_stream()
     await stream.ensure(["resize"], {"resize": 600.0})
     return stream
+
+
+@pytest.fixture
+async def open_desk() -> AsyncIterator[OpenDesk]:
+    """Return desks whose pullers pull; keyword arguments are those of the desk."""
+    async with AsyncExitStack() as opened:
+
+        async def open_(stream: TestStream, **options: Any) -> Desk:
+            desk = Desk(stream, **options)
+            opened.push_async_callback(desk.puller.stop)
+            await desk.puller.start()
+            return desk
+
+        yield open_
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import signal
-from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
@@ -11,18 +10,12 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from jsworker.stream.wire import WireMessage
-from tests.stream.conftest import OpenStream, StartServer, TestStream, settings_for
+from tests.stream.conftest import OpenStream, StartServer
+from tests.stream.desk import until
 from tests.stream.nats_server import HOST, NatsServer
-from tests.support.polling import eventually
+from tests.stream.streams import TestStream, settings_for
 
 IMPATIENT = {"patience": 1.0, "ping_interval": 0.3}
-
-
-async def until(check: Callable[[], bool], seconds: float = 10.0) -> None:
-    async def checked() -> None:
-        assert check()
-
-    await eventually(checked, seconds=seconds)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -101,6 +94,17 @@ async def test_close_takes_seconds_whatever_the_server_does(
         await stream.close()
     assert not stream.connected
     server.thaw()
+
+
+async def test_what_a_frozen_server_is_owed_is_bounded(stream: TestStream, server: NatsServer) -> None:
+    server.freeze()
+    client = stream.connection.client
+    for _ in range(40):
+        client.post("nobody.listens", b"x" * 1_000_000)
+        await asyncio.sleep(0)
+    assert client.pending_data_size < 16_000_000
+    server.thaw()
+    assert await stream.flush()
 
 
 async def test_close_while_reconnecting_with_unsent_bytes(

@@ -11,9 +11,10 @@ import pytest
 from jsworker.errors import SettingsError, StreamRefused, StreamUnavailable
 from jsworker.stream.jetstream import redact
 from tests.stream.certificates import Authority, Pair
-from tests.stream.conftest import StartServer, TestStream, settings_for
+from tests.stream.conftest import StartServer
 from tests.stream.nats_server import HOST, free_port
 from tests.stream.operator_mode import operator_mode, user_identity
+from tests.stream.streams import TestStream, settings_for
 
 
 async def enter(url: str, timeout: float = 5.0, **changes: Any) -> None:  # noqa: ASYNC109 -- passed on

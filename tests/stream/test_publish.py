@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
+from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,8 +13,9 @@ from nats.aio.msg import Msg
 from jsworker.errors import PublishFailed
 from jsworker.stream.publish import Published
 from jsworker.stream.wire import WireMessage, decode
-from tests.stream.conftest import OpenStream, TestStream
+from tests.stream.conftest import OpenStream
 from tests.stream.nats_server import NatsServer
+from tests.stream.streams import TestStream
 from tests.support.polling import eventually
 
 
@@ -218,5 +220,29 @@ async def test_a_cancelled_call_leaves_nothing_behind(stream: TestStream, server
 async def test_a_closed_stream_fails_at_once(open_stream: OpenStream) -> None:
     stream = await open_stream()
     await stream.close()
-    with pytest.raises(PublishFailed):
-        await stream.publish(WireMessage(UUID(int=1), "resize", 1), timeout=0.2)
+    async with asyncio.timeout(5):
+        with pytest.raises(PublishFailed, match="there is no connection to NATS"):
+            await stream.publish(WireMessage(UUID(int=1), "resize", 1), timeout=60.0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_closing_ends_a_call_that_waits(
+    open_stream: OpenStream, server: NatsServer, how: signal.Signals
+) -> None:
+    stream = await open_stream()
+    if how == signal.SIGSTOP:
+        server.freeze()
+    else:
+        await server.stop(how)
+        await eventually(partial(not_connected, stream))
+    publishing = asyncio.create_task(stream.publish(WireMessage(UUID(int=1), "resize", 1), timeout=60.0))
+    await asyncio.sleep(0.05)
+    assert not publishing.done()
+    async with asyncio.timeout(8):
+        await stream.close()
+        with pytest.raises(PublishFailed):
+            await publishing
+
+
+async def not_connected(stream: TestStream) -> None:
+    assert not stream.connected

@@ -1,6 +1,7 @@
 """Stream and consumers: made, compared, changed, or refused with a clear line."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,9 +15,10 @@ from nats.js import JetStreamContext
 
 from jsworker.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.shape import INSTALLATION, stream_config, stream_differences
-from tests.stream.conftest import INSTALLATION as OWN
-from tests.stream.conftest import OpenStream, StartServer, settings_for
+from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.nats_server import HOST, NatsServer
+from tests.stream.streams import INSTALLATION as OWN
+from tests.stream.streams import settings_for
 
 WAITS = {"resize": 600.0}
 
@@ -367,6 +369,16 @@ async def test_a_closed_stream_says_so(open_stream: OpenStream) -> None:
         await stream.state()
 
 
+async def test_a_request_ends_with_the_connection(open_stream: OpenStream, server: NatsServer) -> None:
+    stream = await open_stream()
+    server.freeze()
+    asking = asyncio.create_task(stream.state())
+    await asyncio.sleep(0.05)
+    await server.stop(signal.SIGKILL)
+    with pytest.raises(StreamUnavailable, match="stream JOBS: the connection to NATS was lost"):
+        await asking
+
+
 async def test_ensure_waits_for_a_server_that_is_just_restarted(
     open_stream: OpenStream, server: NatsServer
 ) -> None:
@@ -375,4 +387,4 @@ async def test_ensure_waits_for_a_server_that_is_just_restarted(
     ensuring = asyncio.create_task(stream.ensure(["resize"], WAITS))
     await server.start()
     await ensuring
-    assert settings_for(server.url).stream == stream.name
+    assert (await stream.state()).messages == 0

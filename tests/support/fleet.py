@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jsworker.embedded import start_with_parent
@@ -34,6 +35,24 @@ _TOLD = (
     "job.failed",
     "stale.recovered",
 )
+
+PATIENT = MappingProxyType(
+    {
+        "statement_timeout": 10.0,
+        "heartbeat_interval": 11.0,
+        "crash_threshold": 40.0,
+        "stale_threshold": 60.0,
+        "ack_wait": 120.0,
+    }
+)
+"""Settings for tests that hold locks or send signals: nothing is taken for late meanwhile."""
+
+WAITING_CLAIMS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock'
+  AND strpos(query, 'status = ''processing'',') > 0
+"""
+"""How many CLAIMs wait for a row's lock."""
 
 
 class Journal:

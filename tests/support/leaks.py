@@ -14,6 +14,9 @@ _CONNECTIONS = (
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
 
+_LASTING = ("asyncio_", "jsworker-child-starter")
+"""The event loop's own threads (name resolution), and the one from which tests restart servers."""
+
 
 @asynccontextmanager
 async def nothing_left(database_url: str) -> AsyncIterator[None]:
@@ -24,8 +27,7 @@ async def nothing_left(database_url: str) -> AsyncIterator[None]:
     assert not tasks, f"tasks left: {tasks}"
 
     async def gone() -> None:
-        # The event loop's own threads (name resolution) stay until the loop is closed.
-        left = [each for each in set(threading.enumerate()) - threads if not each.name.startswith("asyncio_")]
+        left = [each for each in set(threading.enumerate()) - threads if not each.name.startswith(_LASTING)]
         assert not left, f"threads left: {left}"
         with psycopg.connect(database_url, autocommit=True) as connection:
             connections = connection.execute(_CONNECTIONS).fetchall()

@@ -1,0 +1,328 @@
+"""Messages that nobody of ours sent: a message is a hint, and whatever it says, only the row decides."""
+
+import json
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from jsworker.client import JobClient
+from jsworker.job import Job
+from jsworker.settings import Settings
+from tests.runtime.processors import KIND, Gate, echo, scripted
+from tests.runtime.rows import Rows
+from tests.runtime.running import StartWorker
+from tests.support.polling import eventually
+
+MARKER = "hunter2-do-not-show"
+
+
+class Publisher:
+    """Publishes on the subjects of the test's stream, without the code under test."""
+
+    def __init__(self, js: JetStreamContext, settings: Settings) -> None:
+        self._js = js
+        self._settings = settings
+
+    async def raw(self, data: bytes, *, kind: str = KIND) -> int:
+        """Publish bytes and return their number in the stream."""
+        ack = await self._js.publish(f"{self._settings.subject_prefix}.{kind}", data)
+        return ack.seq
+
+    async def message(self, job_id: UUID, *, on: str = KIND, **fields: Any) -> int:
+        """Publish a well-formed message about a job, some fields other than usual."""
+        content = {
+            "v": 1,
+            "job_id": str(job_id),
+            "kind": on,
+            "dispatch": 1,
+            "cleared": False,
+            "clear_reason": None,
+        }
+        return await self.raw(json.dumps(content | fields).encode(), kind=on)
+
+    async def waiting(self, kind: str = KIND) -> tuple[int, int]:
+        """Return how many messages of a kind were delivered so far, and how many are in the stream."""
+        consumer = await self._js.consumer_info(self._settings.stream, kind)
+        stream = await self._js.stream_info(self._settings.stream)
+        return consumer.delivered.consumer_seq if consumer.delivered else 0, stream.state.messages
+
+
+@pytest.fixture
+async def publisher(js: JetStreamContext, settings: Settings) -> Publisher:
+    return Publisher(js, settings)
+
+
+GOOD: dict[str, Any] = {
+    "v": 1,
+    "job_id": str(UUID(int=7)),
+    "kind": KIND,
+    "dispatch": 1,
+    "cleared": False,
+    "clear_reason": None,
+}
+
+
+def _with(**fields: Any) -> bytes:
+    return json.dumps(GOOD | fields).encode()
+
+
+UNREADABLE: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "not JSON"),
+    "no JSON": (b'{"v":1,' + MARKER.encode(), "not JSON"),
+    "no UTF-8": (b"\xff\xfe\x00", "not JSON"),
+    "a list": (b"[1]", "not a JSON object"),
+    "null": (b"null", "not a JSON object"),
+    "deep": (b"[" * 30_000, "not JSON"),
+    "another version": (_with(v=2), "wrong version: v must be 1"),
+    "no version": (b'{"hello":"%b"}' % MARKER.encode(), "wrong version: v must be 1"),
+    "no UUID": (_with(job_id=MARKER), "job_id must be a UUID"),
+    "a number for an id": (_with(job_id=7), "job_id must be a UUID"),
+    "another kind": (_with(kind=MARKER), f"kind is not {KIND}, the kind of the consumer that delivered it"),
+    "dispatch 0": (_with(dispatch=0), "dispatch must be an integer"),
+    "a huge dispatch": (_with(dispatch=10**30), "dispatch must be an integer"),
+    "a text for a dispatch": (_with(dispatch="1"), "dispatch must be an integer"),
+    "a text for cleared": (_with(cleared="yes"), "cleared must be true or false"),
+    "a number for the reason": (_with(clear_reason=1), "clear_reason must be a text or null"),
+    "large": (b'"' + b"x" * 60_000 + b'"', "not a JSON object"),
+}
+
+
+async def test_what_cannot_be_read_is_kept_for_people_and_terminated(
+    client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher, settings: Settings
+) -> None:
+    running = await start(scripted(echo))
+    sent = {await publisher.raw(data): (data, reason) for data, reason in UNREADABLE.values()}
+    job = await client.enqueue(KIND, {})
+    await rows.becomes(job.id, "completed")
+    told = await running.events.told("message.dead", times=len(sent))
+    await running.stream_is_empty()
+    kept = {row["stream_seq"]: row for row in await rows.query("SELECT * FROM jsworker.dead_messages")}
+    assert kept.keys() == sent.keys()
+    for number, (data, reason) in sent.items():
+        row = kept[number]
+        assert row["reason"].startswith(reason), (row["reason"], reason)
+        assert row["subject"] == f"{settings.subject_prefix}.{KIND}"
+        assert bytes(row["data"]) == data[:4096]
+        assert row["truncated"] is (len(data) > 4096)
+        assert row["stored_at"] is not None
+    assert {event["stream_seq"] for event in told} == sent.keys()
+    assert MARKER not in str(told) + str([row["reason"] for row in kept.values()])
+
+
+async def test_the_stream_takes_no_message_of_more_than_64_kib(
+    start: StartWorker, publisher: Publisher
+) -> None:
+    running = await start(scripted(echo))
+    with pytest.raises(APIError, match="message size exceeds maximum allowed"):
+        await publisher.raw(b"x" * 65_537)
+    await running.stream_is_empty()
+    assert not running.events.of("message.dead")
+
+
+async def test_a_message_without_a_row_waits_while_it_is_young_and_is_then_dead(
+    rows: Rows, start: StartWorker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jsworker.runtime.consumer._NO_ROW_DELAY", 0.02)
+    running = await start(scripted(echo))
+    number = await publisher.message(UUID(int=7))
+
+    async def delivered_again() -> None:
+        delivered, messages = await publisher.waiting()
+        assert delivered >= 3
+        assert messages == 1
+
+    await eventually(delivered_again)
+    assert await rows.query("SELECT id FROM jsworker.dead_messages") == []
+    monkeypatch.setattr("jsworker.runtime.consumer._NO_ROW_SECONDS", 0.0)  # now it is old
+    await running.stream_is_empty()
+    [row] = await rows.query("SELECT stream_seq, reason FROM jsworker.dead_messages")
+    assert row == {"stream_seq": number, "reason": "no job of this kind has this id"}
+    [told] = await running.events.told("message.dead")
+    assert told["stream_seq"] == number
+
+
+async def test_young_is_less_than_a_minute() -> None:
+    from jsworker.runtime import consumer
+
+    assert (consumer._NO_ROW_SECONDS, consumer._NO_ROW_DELAY) == (60.0, 5.0)
+
+
+async def test_a_message_that_overtook_its_rows_commit_starts_the_job_all_the_same(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jsworker.runtime.consumer._NO_ROW_DELAY", 0.02)
+    running = await start(scripted(echo))
+    job_id = uuid4()
+    await publisher.message(job_id)
+
+    async def delivered() -> None:
+        assert (await publisher.waiting())[0] >= 1
+
+    await eventually(delivered)
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at) "
+        "VALUES (%s, %s, '{}', 'queued', 1, clock_timestamp())",
+        job_id,
+        KIND,
+    )
+    await rows.becomes(job_id, "completed")
+    await running.stream_is_empty()
+
+
+async def test_a_message_that_names_a_job_of_another_kind_disturbs_nobody(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jsworker.runtime.consumer._NO_ROW_SECONDS", 0.0)
+    job = await client.enqueue("other", {"mine": True}, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 1, queued_at = clock_timestamp() WHERE id = %s",
+        job.id,
+    )
+    running = await start(scripted(echo), scripted(echo, kind="other"))
+    await publisher.message(job.id, on=KIND)
+    await running.events.told("message.dead")
+    await running.stream_is_empty()
+    assert (await rows.job(job.id))["status"] == "queued"
+    await publisher.message(job.id, on="other")
+    assert (await rows.becomes(job.id, "completed"))["result"] == {"mine": True}
+
+
+async def test_what_a_message_says_about_clearing_is_not_believed(
+    client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher
+) -> None:
+    async def process(job: Job[Any]) -> Any:
+        return {"cleared": job.cleared, "reason": job.clear_reason, "payload": job.payload}
+
+    job = await client.enqueue(KIND, {"a": 1}, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 1, queued_at = clock_timestamp() WHERE id = %s",
+        job.id,
+    )
+    running = await start(scripted(process))
+    await publisher.message(job.id, cleared=True, clear_reason="forged", payload={"a": 2})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"cleared": False, "reason": None, "payload": {"a": 1}}
+    await running.stream_is_empty()
+
+
+@pytest.mark.parametrize("dispatch", [1, 3, 2**31 - 1], ids=["lower", "equal", "higher"])
+async def test_a_queued_job_is_run_once_whatever_dispatch_a_message_names(
+    client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher, dispatch: int
+) -> None:
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 3, queued_at = clock_timestamp() WHERE id = %s",
+        job.id,
+    )
+    running = await start(scripted(echo))
+    await publisher.message(job.id, dispatch=dispatch)
+    await publisher.message(job.id, dispatch=3)
+    row = await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
+    assert (row["attempts"], row["fencing_token"]) == (1, 1)
+    assert running.events.names(job.id).count("job.started") == 1
+
+
+async def test_copies_for_a_running_job_never_start_it_twice(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy that the run has used up is answered at once; a newer one may be the job's only message."""
+    monkeypatch.setattr("jsworker.runtime.consumer._ANOTHER_COPY_DELAY", 0.02)
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    await publisher.message(job.id, dispatch=1)
+
+    async def one_left() -> None:
+        assert (await publisher.waiting())[1] == 1
+
+    await eventually(one_left)
+    await publisher.message(job.id, dispatch=9)
+    before = (await publisher.waiting())[0]
+
+    async def nakked_again_and_again() -> None:
+        delivered, messages = await publisher.waiting()
+        assert delivered >= before + 3
+        assert messages == 2
+
+    await eventually(nakked_again_and_again)
+    assert gate.waiting == 0
+    gate.open()
+    row = await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
+    assert (row["attempts"], row["fencing_token"]) == (1, 1)
+    assert await rows.told(job.id) == []
+
+
+async def test_copies_delivered_together_with_the_first_message_are_one_job(
+    client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher
+) -> None:
+    jobs = await client.enqueue_many(KIND, [{"n": n} for n in range(30)], delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 1, queued_at = clock_timestamp()"
+    )
+    first = await start(scripted(echo))
+    second = await start(scripted(echo))
+    for _ in range(3):
+        for job in jobs:
+            await publisher.message(job.id)
+    for job in jobs:
+        row = await rows.becomes(job.id, "completed")
+        assert (row["attempts"], row["fencing_token"]) == (1, 1)
+    await first.stream_is_empty()
+    started = first.events.of("job.started") + second.events.of("job.started")
+    assert len(started) == len(jobs)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "scheduled"])
+async def test_a_message_for_a_job_that_waits_for_none_is_skipped(
+    client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher, status: str
+) -> None:
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    if status != "scheduled":
+        await rows.query(
+            "UPDATE jsworker.jobs SET status = %s, finished_at = clock_timestamp(), attempts = %s WHERE id = %s",
+            status,
+            int(status == "completed"),
+            job.id,
+        )
+    before = await rows.job(job.id)
+    running = await start(scripted(echo))
+    await publisher.message(job.id)
+    [skipped] = await running.events.told("job.skipped")
+    assert (skipped["job_id"], skipped["status"]) == (str(job.id), status)
+    await running.stream_is_empty()
+    assert await rows.job(job.id) == before
+
+
+async def test_a_message_for_a_job_that_another_worker_runs_is_skipped(
+    client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher
+) -> None:
+    gate = Gate()
+    owner = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    owner.worker._pullers[0].pause()
+    other = await start(scripted(gate.process))
+    await publisher.message(job.id, dispatch=5)
+    [skipped] = await other.events.told("job.skipped")
+    assert (skipped["status"], skipped["owner"]) == ("processing", owner.worker.id)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+    await other.stream_is_empty()

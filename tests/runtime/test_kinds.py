@@ -1,0 +1,175 @@
+"""Several kinds in one worker: each within its own limit, none behind another, what has no room goes on."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.client import JobClient
+from jsworker.errors import InvalidTarget
+from jsworker.job import Job
+from jsworker.processor import JobProcessor
+from jsworker.runtime.worker import Worker
+from jsworker.settings import Settings
+from tests.runtime.processors import Gate, echo, scripted
+from tests.runtime.rows import Rows
+from tests.runtime.running import StartWorker
+from tests.support.polling import eventually
+
+MakeSettings = Callable[..., Settings]
+
+
+class Busy:
+    """Notes how many runs of each kind there are at once, and in which order jobs start."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.order: list[str] = []
+
+    async def process(self, job: Job[Any]) -> None:
+        self.order.append(job.kind)
+        for name in (job.kind, "all"):
+            self._now[name] += 1
+            self.most[name] = max(self.most[name], self._now[name])
+        await asyncio.sleep(self._seconds)
+        for name in (job.kind, "all"):
+            self._now[name] -= 1
+
+
+async def test_each_kind_keeps_to_its_own_limit_and_all_to_the_workers(
+    client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    busy = Busy(0.01)
+    for kind in ("one", "two", "any"):
+        await client.enqueue_many(kind, [{}] * 40)
+    running = await start(
+        scripted(busy.process, kind="one", concurrency=1),
+        scripted(busy.process, kind="two", concurrency=2),
+        scripted(busy.process, kind="any"),
+        with_settings=make_settings(concurrency=5),
+    )
+    await running.events.told("job.completed", times=120, seconds=20.0)
+    assert busy.most == {"one": 1, "two": 2, "any": 5, "all": 5}
+    await running.stream_is_empty()
+
+
+@pytest.mark.parametrize("kinds", [("flood", "rare"), ("rare", "flood")], ids=["first", "last"])
+@pytest.mark.parametrize(("concurrency", "seconds"), [(1, 0.02), (10, 0.005)], ids=["one slot", "many"])
+async def test_a_flood_of_one_kind_does_not_starve_another(
+    client: JobClient,
+    make_settings: MakeSettings,
+    start: StartWorker,
+    kinds: tuple[str, str],
+    concurrency: int,
+    seconds: float,
+) -> None:
+    busy = Busy(seconds)
+    flood = int(3.0 * concurrency / seconds)
+    settings = make_settings(concurrency=concurrency)
+    await client.enqueue_many("flood", [{}] * flood)
+    running = await start(*(scripted(busy.process, kind=kind) for kind in kinds), with_settings=settings)
+    running.expects_short_runs("flood")
+    await running.events.told("job.completed", times=3)
+    await client.enqueue_many("rare", [{}] * 10)
+
+    async def all_started() -> None:
+        assert busy.order.count("rare") == 10
+
+    await eventually(all_started)
+    assert len(busy.order) < flood * 0.8
+    first = busy.order.index("rare")
+    between = busy.order[first : len(busy.order) - busy.order[::-1].index("rare")]
+    assert between.count("flood") <= 4 * between.count("rare")
+
+
+async def test_what_a_worker_has_no_room_for_goes_on_to_another_at_once(
+    client: JobClient, rows: Rows, js: JetStreamContext, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    """Each kind pulls for all free slots, so together they may ask for more than there are."""
+    settings = make_settings(concurrency=2, ack_wait=600.0)
+    gate = Gate()
+    kinds = ("a", "b", "c")
+    full = await start(*(scripted(gate.process, kind=kind) for kind in kinds), with_settings=settings)
+    jobs = [await client.enqueue(kind, {}) for kind in kinds for _ in range(4)]
+    for _ in range(2):
+        await gate.met()
+    other = await start(*(scripted(echo, kind=kind) for kind in kinds), with_settings=settings)
+    await other.events.told("job.completed", times=len(jobs) - 2, seconds=5.0)
+    assert len(full.worker._hand.runs) == 2
+    assert gate.waiting == 0
+    gate.open()
+    for job in jobs:
+        await rows.becomes(job.id, "completed")
+    await full.stream_is_empty()
+    assert full.events.names().count("job.started") == 2
+
+
+async def test_workers_take_only_the_kinds_that_they_know(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    left, right = await start(scripted(echo, kind="left")), await start(scripted(echo, kind="right"))
+    jobs = {kind: [await client.enqueue(kind, {}) for _ in range(5)] for kind in ("left", "right", "nobodys")}
+    for kind in ("left", "right"):
+        for job in jobs[kind]:
+            await rows.becomes(job.id, "completed")
+    for running, kind in ((left, "left"), (right, "right")):
+        assert {event["kind"] for event in running.events.of("job.started")} == {kind}
+    for job in jobs["nobodys"]:
+        assert (await rows.job(job.id))["status"] == "queued"
+
+
+async def test_overdue_claims_go_back_when_no_slot_falls_free(
+    client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    """Runs that were short turn out to be long: others may do what waits here."""
+    gate = Gate()
+    running = await start(scripted(gate.process, kind="now-slow"), with_settings=make_settings(concurrency=1))
+    running.expects_short_runs("now-slow")
+    await client.enqueue("now-slow", {})
+    await gate.met()
+    waiting = await client.enqueue("now-slow", {})
+    await rows.becomes(waiting.id, "processing")
+    [told] = await running.events.told("job.released")
+    assert told["job_id"] == str(waiting.id)
+    assert told["reason"] == "claimed ahead, but no job slot fell free"
+    row = await rows.job(waiting.id)
+    assert row["errors"] == row["stalls"] == 0
+    gate.open()
+    await rows.becomes(waiting.id, "completed")
+
+
+class NoProcessor:
+    kind = "a"
+
+
+class Same(JobProcessor):
+    kind = "same"
+
+    async def process(self, job: Job[Any]) -> None:
+        raise AssertionError
+
+
+class Twin(Same):
+    kind = "same"
+
+
+@pytest.mark.parametrize(
+    ("processors", "line"),
+    [
+        ([], "a worker needs at least one processor"),
+        ([NoProcessor()], "NoProcessor .* is no JobProcessor"),
+        ([Same, Twin], "kind same has two processors; give one of them another `kind`"),
+    ],
+    ids=["none", "something else", "two of a kind"],
+)
+def test_what_is_no_set_of_processors_is_refused_in_one_line(
+    make_settings: MakeSettings, processors: Any, line: str
+) -> None:
+    with pytest.raises(InvalidTarget, match=line) as refusal:
+        Worker(processors, make_settings())
+    assert "\n" not in str(refusal.value)

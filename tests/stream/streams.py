@@ -1,0 +1,31 @@
+"""Streams that tests can look into."""
+
+from typing import Any
+from uuid import UUID
+
+from jsworker.events import Event, Events
+from jsworker.settings import Settings
+from jsworker.stream.jetstream import Stream
+
+INSTALLATION = UUID("00000000-0000-4000-8000-000000000001")
+
+
+class TestStream(Stream):
+    """A stream that remembers what it told."""
+
+    __test__ = False
+
+    def __init__(self, settings: Settings, *, installation_id: UUID | None, **options: Any) -> None:
+        self.told: list[Event] = []
+        events = Events()
+        events.on("*", self.told.append)
+        super().__init__(
+            settings, installation_id=installation_id, events=events, client_name="test", **options
+        )
+
+    def told_of(self, name: str) -> list[dict[str, Any]]:
+        return [event.fields for event in self.told if event.name == name]
+
+
+def settings_for(url: str, **changes: Any) -> Settings:
+    return Settings(**{"database_url": "postgresql://nobody@localhost/nothing", "nats_url": url} | changes)

@@ -1,0 +1,235 @@
+"""The pull loop in bad times: no accident of server, stream or consumer stops it or loses a message."""
+
+import asyncio
+import signal
+from uuid import uuid4
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from jsworker.stream.delivery import Delivery
+from jsworker.stream.wire import WireMessage
+from tests.stream.conftest import OpenDesk, OpenStream
+from tests.stream.desk import Desk, publish, pulls_heard, until
+from tests.stream.nats_server import NatsServer
+from tests.stream.streams import TestStream
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_pulling_goes_on_after_a_restart_of_the_server(
+    stream: TestStream, server: NatsServer, open_desk: OpenDesk, how: signal.Signals
+) -> None:
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller.outstanding == 10)
+    await server.restart(how)
+    await until(lambda: stream.connected)
+    jobs = await publish(stream, 3)
+    await desk.has(3, seconds=3)
+    assert desk.jobs == jobs
+    await until(lambda: desk.puller.outstanding == 7)
+
+
+async def test_a_deleted_consumer_is_made_again(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller.outstanding == 10)
+    await plain.jetstream().delete_consumer("JOBS", "resize")
+    [job] = await publish(stream, 1)
+    await desk.has(1, seconds=3)
+    assert desk.jobs == [job]
+    assert (await stream.consumer_state("resize")).ack_wait == 600.0
+    assert [told["what"] for told in stream.told_of("worker.degraded")] == ["consumer resize"]
+    assert stream.told_of("worker.restored") == [{"what": "consumer resize"}]
+
+
+async def test_a_deleted_stream_is_made_again(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    created = (await stream.state()).created
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller.outstanding == 10)
+    await plain.jetstream().delete_stream("JOBS")
+    published = await stream.publish(WireMessage(uuid4(), "resize", 1))
+    await desk.has(1, seconds=3)
+    assert (published.stream_seq, desk.deliveries[0].stream_seq) == (1, 1)
+    state = await stream.state()
+    assert state.created > created
+    assert ("stream JOBS", "created") in {
+        (told["what"], told["setting"]) for told in stream.told_of("stream.changed")
+    }
+
+
+async def test_a_consumer_that_was_deleted_while_nobody_was_connected(
+    stream: TestStream, open_desk: OpenDesk, server: NatsServer, plain: NatsClient
+) -> None:
+    desk = await open_desk(stream, room=0)
+    await plain.jetstream().delete_consumer("JOBS", "resize")
+    desk.places = 10
+    desk.puller.wake()
+    [job] = await publish(stream, 1)
+    await desk.has(1, seconds=3)
+    assert desk.jobs == [job]
+
+
+async def test_missed_heartbeats_lead_to_a_new_request(
+    stream: TestStream, open_stream: OpenStream, server: NatsServer, open_desk: OpenDesk
+) -> None:
+    desk = await open_desk(stream, expires=1.0, idle_heartbeat=0.2)
+    await until(lambda: desk.puller.outstanding == 10)
+    first = desk.puller._inbox
+    server.freeze()
+    await until(lambda: desk.puller._inbox is not first)
+    server.thaw()
+    jobs = await publish(stream, 3)
+    await desk.has(3)
+    assert desk.jobs == jobs
+    assert stream.connected
+    assert (await stream.consumer_state("resize")).num_ack_pending == 3
+
+
+async def test_a_frozen_server_loses_no_message_that_it_sends_to_an_inbox_given_up(
+    stream: TestStream, open_stream: OpenStream, server: NatsServer, open_desk: OpenDesk
+) -> None:
+    desk = await open_desk(stream, room=5, expires=30.0, idle_heartbeat=0.2)
+    await until(lambda: desk.puller.outstanding == 5)
+    other = await open_stream()
+    first = desk.puller._inbox
+    server.freeze()
+    publishing = asyncio.create_task(publish(other, 5))
+    await until(lambda: desk.puller._inbox is not first)
+    server.thaw()
+    jobs = await publishing
+    await desk.has(5)
+    assert sorted(desk.jobs) == sorted(jobs)
+
+
+async def test_a_request_that_the_server_forgets_is_made_again(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    """With more waiting requests than ``max_waiting`` a server says nothing."""
+    jetstream = plain.jetstream()
+    await jetstream.delete_consumer("JOBS", "resize")
+    await jetstream.add_consumer(
+        "JOBS", name="resize", durable_name="resize", filter_subject="jobs.resize", max_waiting=1
+    )
+    inbox, request = plain.new_inbox(), b'{"batch":1,"expires":700000000}'
+    occupying = await plain.subscribe(inbox)
+    await plain.publish("$JS.API.CONSUMER.MSG.NEXT.JOBS.resize", request, reply=inbox)
+    await plain.flush()
+    desk = await open_desk(stream, room=2, expires=0.4, idle_heartbeat=0.1)
+    await until(lambda: desk.puller._request >= 2)
+    assert ((await occupying.next_msg(5)).headers or {})["Status"] == "408"
+    jobs = await publish(stream, 2)
+    await desk.has(2)
+    assert desk.jobs == jobs
+
+
+async def test_a_request_that_the_server_forgets_beside_another_is_found(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    """The other one's heartbeats say that all is well."""
+    jetstream = plain.jetstream()
+    await jetstream.delete_consumer("JOBS", "resize")
+    await jetstream.add_consumer(
+        "JOBS", name="resize", durable_name="resize", filter_subject="jobs.resize", max_waiting=1
+    )
+    async with pulls_heard(plain) as heard:
+        desk = await open_desk(stream, room=2, expires=0.6, idle_heartbeat=0.1)
+        await until(lambda: len(heard) == 1)
+        desk.places = 10
+        desk.puller.wake()
+        await until(lambda: len(heard) == 2)
+        assert ['"batch":2,' in heard[0], '"batch":8,' in heard[1]] == [True, True]
+        await until(lambda: '"batch":10,' in heard[-1])
+
+
+async def test_a_refusal_is_not_asked_for_in_a_hot_loop(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    async with pulls_heard(plain) as heard:
+        desk = await open_desk(stream, expires=0.1, idle_heartbeat=0.1)  # a heartbeat must fit in twice
+        await until(lambda: len(heard) >= 3)
+        await asyncio.sleep(1.0)
+        await plain.flush()
+    assert len(heard) < 10
+    assert desk.puller.outstanding == 0
+    assert stream.told_of("worker.degraded") == [
+        {
+            "what": "consumer resize",
+            "reason": "JetStream answered 400 Bad Request - heartbeat value too large",
+        }
+    ]
+
+
+async def test_a_stream_that_cannot_be_made_again_is_not_tried_in_a_hot_loop(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    jetstream = plain.jetstream()
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller.outstanding == 10)
+    await jetstream.delete_stream("JOBS")
+    await jetstream.add_stream(name="OTHER", subjects=["jobs.>"])
+    async with pulls_heard(plain) as heard:
+        await asyncio.sleep(1.5)
+        await plain.flush()
+    assert 1 < len(heard) < 40
+    await jetstream.delete_stream("OTHER")
+    await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
+    await desk.has(1)
+
+
+async def test_a_fault_of_the_receiver_does_not_end_the_connection(
+    stream: TestStream, open_desk: OpenDesk
+) -> None:
+    def refuse(_: Delivery) -> None:
+        raise TypeError("a mistake")
+
+    desk = await open_desk(stream)
+    desk.puller._deliver = refuse
+    await publish(stream, 1)
+    await until(lambda: bool(stream.told_of("worker.degraded")))
+    assert stream.told_of("worker.degraded") == [{"what": "nats client", "reason": "TypeError: a mistake"}]
+    desk.puller._deliver = desk.deliveries.append
+    [job] = await publish(stream, 1)
+    await desk.has(1)
+    assert desk.jobs == [job]
+
+
+async def test_a_mistake_that_ends_the_loop_is_told(stream: TestStream, open_desk: OpenDesk) -> None:
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller.outstanding == 10)
+    joining = asyncio.create_task(desk.puller.join())
+
+    def no_room() -> int:
+        raise RuntimeError("a mistake")
+
+    desk.puller._room = no_room
+    desk.puller.wake()
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await joining
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await desk.puller.stop()
+    assert stream.told_of("worker.degraded") == [
+        {"what": "consumer resize", "reason": "RuntimeError: a mistake"}
+    ]
+
+
+async def test_joining_ends_when_the_puller_is_stopped(stream: TestStream, open_desk: OpenDesk) -> None:
+    desk = await open_desk(stream)
+    joining = asyncio.create_task(desk.puller.join())
+    await until(lambda: desk.puller.outstanding == 10)
+    assert not joining.done()
+    await desk.puller.stop()
+    await joining
+
+
+async def test_stopping_after_the_stream_was_closed(open_stream: OpenStream) -> None:
+    stream = await open_stream()
+    await stream.ensure(["resize"], {})
+    desk = Desk(stream)
+    await desk.puller.start()
+    await until(lambda: desk.puller.outstanding == 10)
+    await stream.close()
+    async with asyncio.timeout(5):
+        await desk.puller.stop()
