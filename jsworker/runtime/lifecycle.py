@@ -37,6 +37,7 @@ class Loop:
         self._died = died
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._ending = False
 
     def start(self) -> None:
         """Begin with a first round at once."""
@@ -54,9 +55,17 @@ class Loop:
         self._task.cancel()
         await asyncio.wait({self._task})
 
+    async def finish(self, seconds: float) -> None:
+        """Let the present round end, within ``seconds``, and begin no other."""
+        self._ending = True
+        self._woken.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=seconds)
+        await self.stop()
+
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
-        while True:
+        while not self._ending:
             started = clock()
             self._woken.clear()
             try:

@@ -33,6 +33,8 @@ from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
 
 _PROBE_SECONDS = 0.5
+_FIRST_CONNECT_SECONDS = 10.0
+_CONNECT_AGAIN_SECONDS = 0.25
 _TEARDOWN_SECONDS = 5.0
 
 _SCAN_JITTER = 0.2
@@ -158,7 +160,7 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        await self._database.check_migrated()
+        await self._check_database()
         self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
         self._opened.push_async_callback(self._sessions.close)
         self._stream = Stream(
@@ -170,6 +172,17 @@ class Worker:
         self._opened.push_async_callback(self._stream.close)
         await self._stream.connect()
         await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, settings.ack_wait))
+
+    async def _check_database(self) -> None:
+        """Wait for a database that is just starting; one that refuses is told at once."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(DatabaseUnavailable),
+            stop=stop_after_delay(_FIRST_CONNECT_SECONDS),
+            wait=wait_fixed(_CONNECT_AGAIN_SECONDS),
+            reraise=True,
+        ):
+            with attempt:
+                await self._database.check_migrated()
 
     def _wire(self) -> None:
         settings, database, events, died = self._settings, self._database, self.events, self._died
@@ -348,7 +361,8 @@ class Worker:
     async def _publish_the_rest(self) -> None:
         """Send released jobs to the others now, not with their next relay tick."""
         await self._scans.stop()
-        await self._relay.stop()
+        # Cut short, a round would keep what it has taken from the others for five seconds.
+        await self._relay.finish(2 * self._settings.statement_timeout)
         try:
             await Relay(database=self._database, health=self._health, stream=self._stream).step()
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too

@@ -127,15 +127,29 @@ class Spawn:
 class Terminal:
     """A command on a terminal of 100 columns; what it writes is collected."""
 
-    def __init__(
-        self, *arguments: object, cwd: Path, environment: Mapping[str, str], width: int = 100
-    ) -> None:
+    # A session's leader gets the first terminal that it opens as its controlling one: Ctrl-C works.
+    _TAKE_TERMINAL = ': <>"$0"; exec "$@"'
+
+    def __init__(self, *arguments: object, cwd: Path, environment: Mapping[str, str]) -> None:
         self._collected = b""
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-            os.chdir(cwd)
-            os.execvpe(COMMAND[0], [*COMMAND, *map(str, arguments)], dict(environment))  # noqa: S606 -- our own command
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+        variables = {**environment, "TERM": "xterm-256color"}
+        variables.pop("COLUMNS", None)
+        self._process = subprocess.Popen(
+            ["sh", "-c", self._TAKE_TERMINAL, os.ttyname(slave), *COMMAND, *map(str, arguments)],
+            cwd=cwd,
+            env=variables,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
@@ -151,7 +165,7 @@ class Terminal:
         while self._read():
             pass
         os.close(self._master)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._process.wait(DEADLINE)
 
     @property
     def text(self) -> str:

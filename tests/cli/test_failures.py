@@ -92,7 +92,7 @@ def test_a_reader_that_has_gone_is_no_traceback(
     with os.fdopen(writing, "wb") as nobody:
         done = subprocess.run(
             [*COMMAND, "jobs", "--json"],
-            env=os.environ | cli_environment,
+            env=os.environ | cli_environment | {"PYTHONUNBUFFERED": ""},  # a few words are written at the end
             stdout=nobody,
             stderr=subprocess.PIPE,
             text=True,
