@@ -6,7 +6,9 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from jsworker.errors import JsworkerError
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from jsworker.errors import DatabaseUnavailable, JsworkerError
 from jsworker.events import Events, Listener
 from jsworker.ownership import registry
 from jsworker.ownership.database import Database
