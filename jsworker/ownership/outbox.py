@@ -11,15 +11,12 @@ from sqlalchemy import Row, text
 from jsworker.ownership.database import Database
 
 # publish_after moves on before anything is sent: whoever dies in between leaves the row to the next tick.
+# Skipping while it picks gives every relay jobs of its own; a statement that never waits needs no lock order.
 PUBLISH = text("""
-WITH due AS (
+WITH mine AS (
   SELECT id FROM jsworker.jobs
-  WHERE CAST(needs_publish AS integer) = 1 AND publish_after <= clock_timestamp()
-  ORDER BY publish_after LIMIT :limit
-), mine AS (
-  SELECT j.id FROM jsworker.jobs AS j JOIN due ON due.id = j.id
-  WHERE j.needs_publish AND j.status = 'queued' AND j.publish_after <= clock_timestamp()
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+  WHERE CAST(needs_publish AS integer) = 1 AND status = 'queued' AND publish_after <= clock_timestamp()
+  ORDER BY publish_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE jsworker.jobs AS j SET publish_after = clock_timestamp() + interval '5 seconds'
 FROM mine WHERE j.id = mine.id AND j.needs_publish AND j.status = 'queued'
@@ -47,14 +44,10 @@ RETURNING j.id
 
 # Only here is run_at compared with the clock.
 PROMOTE = text("""
-WITH due AS (
+WITH mine AS (
   SELECT id FROM jsworker.jobs
   WHERE status || '' = 'scheduled' AND run_at <= clock_timestamp()
-  ORDER BY run_at LIMIT :limit
-), mine AS (
-  SELECT j.id FROM jsworker.jobs AS j JOIN due ON due.id = j.id
-  WHERE j.status = 'scheduled' AND j.run_at <= clock_timestamp()
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+  ORDER BY run_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE jsworker.jobs AS j SET
   status = 'queued', dispatch = j.dispatch + 1, needs_publish = true,

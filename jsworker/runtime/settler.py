@@ -14,7 +14,7 @@ from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.runtime.run import Run
 
-_BATCH = 500
+_BATCH = 200
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
 
