@@ -3,9 +3,8 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
 from jsworker import strict_json
+from jsworker.client.plain import plain
 from jsworker.errors import InvalidPayload
 from jsworker.names import check_kind, check_unique_key
 from jsworker.ownership import enqueue
@@ -75,7 +74,7 @@ def kind_name(kind: Kind) -> str:
     Raises:
         InvalidName: it holds characters that are not allowed.
     """
-    return check_kind(kind if isinstance(kind, str) else kind.kind)
+    return check_kind(kind.kind if isinstance(kind, type) and issubclass(kind, JobProcessor) else kind)
 
 
 def new_job(
@@ -89,6 +88,7 @@ def new_job(
     max_payload_bytes: int,
 ) -> NewJob:
     """Return a checked job with a fresh id; see ``enqueue_statement`` for arguments and errors."""
+    kind_name(kind)
     if unique_key is not None:
         check_unique_key(unique_key)
     if not (math.isfinite(delay) and 0 <= delay <= LONGEST_DELAY):
@@ -108,8 +108,7 @@ def new_job(
 
 def _payload_text(kind: Kind, payload: Any, most: int) -> str:
     if isinstance(kind, str):
-        plain = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
-        text = strict_json.dumps(plain, what="payload")
+        text = strict_json.dumps(plain(payload, what="payload"), what="payload")
     else:
         text = write_payload(kind, payload)
     size = len(text) if text.isascii() else len(text.encode())

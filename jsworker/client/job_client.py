@@ -18,6 +18,7 @@ from jsworker.errors import (
     TransitionRefused,
 )
 from jsworker.events import Events
+from jsworker.names import printable
 from jsworker.ownership import control, enqueue, listing, outbox, reset
 from jsworker.ownership.control import Cancelled
 from jsworker.ownership.database import Database
@@ -36,6 +37,7 @@ _PUBLISH_SECONDS = 2.0
 _CONNECT_SECONDS = 3.0
 _INSERT_BATCH = 5000
 _PUBLISH_BATCH = 1000
+_REASON_CHARACTERS = 1000
 
 
 class JobClient:
@@ -137,8 +139,7 @@ class JobClient:
             max_payload_bytes=self._settings.max_payload_bytes,
         )
         name = kind_name(kind)
-        connected = self._stream is not None and self._stream.connected
-        publish_after = _OWN_PUBLISHING_SECONDS if connected else 0.0
+        publish_after = _OWN_PUBLISHING_SECONDS if self._reachable_stream() else 0.0
         enqueued = await enqueue.enqueue(self._database, name, job, publish_after=publish_after)
         if enqueued.created and not delay:
             await self._publish(WireMessage(job_id=enqueued.id, kind=name, dispatch=1))
@@ -190,12 +191,16 @@ class JobClient:
         Raises:
             StreamUnavailable: NATS does not answer; workers publish it later.
         """
-        if self._stream is None or not self._stream.connected:
-            raise StreamUnavailable(self.unpublished_because or "NATS is not connected")
+        stream = self._reachable_stream()
+        if stream is None:
+            raise StreamUnavailable(self.unpublished_because)
         published = 0
-        while taken := await publish_due(self._database, self._stream, limit=_PUBLISH_BATCH):
-            published += taken
-            if taken < _PUBLISH_BATCH:
+        while answers := await publish_due(self._database, stream, limit=_PUBLISH_BATCH):
+            failures = [answer for answer in answers if isinstance(answer, PublishFailed)]
+            published += len(answers) - len(failures)
+            if failures:
+                self.unpublished_because = str(failures[0])
+            if len(answers) < _PUBLISH_BATCH:
                 break
         return published
 
@@ -238,7 +243,7 @@ class JobClient:
 
         Args:
             job_id: the job.
-            reason: told to its next run as ``job.clear_reason``.
+            reason: told to its next run as ``job.clear_reason``, in one line of at most 1,000 characters.
 
         Raises:
             JobNotFound: no job has this id.
@@ -251,7 +256,7 @@ class JobClient:
         if seen.status != "processing":
             raise TransitionRefused(f"job {job_id} is {seen.status}; only a running job can be cleared")
         taken = await reset.reset_by_operator(
-            self._database, seen=[(wanted, seen.fencing_token)], reason=reason
+            self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
         )
         if not taken:
             raise TransitionRefused(f"job {job_id}: its owner has just settled it, or writes it right now")
@@ -277,11 +282,19 @@ class JobClient:
         else:
             self._stream = stream
 
+    def _reachable_stream(self) -> Stream | None:
+        """Return the stream when it can be reached; else note why nothing is published."""
+        if self._stream is None or self._stream.connected:
+            return self._stream
+        self.unpublished_because = "NATS is not connected"
+        return None
+
     async def _publish(self, message: WireMessage) -> None:
-        if self._stream is None or not self._stream.connected:
+        stream = self._reachable_stream()
+        if stream is None:
             return
         try:
-            published = await self._stream.publish(message, timeout=_PUBLISH_SECONDS)
+            published = await stream.publish(message, timeout=_PUBLISH_SECONDS)
         except (PublishFailed, StreamUnavailable) as error:
             # The job is committed; the relay of any worker publishes it in five seconds.
             self.unpublished_because = str(error)
@@ -291,7 +304,7 @@ class JobClient:
         )
 
     def _publish_in_background(self) -> None:
-        if self._stream is None or not self._stream.connected or self._background:
+        if self._reachable_stream() is None or self._background:
             return
         task = asyncio.create_task(self._publish_all(), name="jsworker publish")
         self._background.add(task)

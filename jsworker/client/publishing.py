@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jsworker.errors import PublishFailed
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing, Sent, mark, take_outgoing
 from jsworker.stream.jetstream import Stream
@@ -20,8 +21,10 @@ def wire_message(job: Outgoing) -> WireMessage:
     )
 
 
-async def publish_due(database: Database, stream: Stream, *, limit: int) -> int:
-    """Publish up to ``limit`` jobs of the outbox and return how many were taken.
+async def publish_due(
+    database: Database, stream: Stream, *, limit: int
+) -> Sequence[Published | PublishFailed]:
+    """Publish up to ``limit`` jobs of the outbox and return an answer for each.
 
     What is not acknowledged stays in the outbox and is due again in five seconds.
 
@@ -29,12 +32,12 @@ async def publish_due(database: Database, stream: Stream, *, limit: int) -> int:
         DatabaseUnavailable: PostgreSQL did not answer.
     """
     outgoing = await take_outgoing(database, limit=limit)
-    if outgoing:
-        answers = await stream.publish_many([wire_message(job) for job in outgoing])
-        sent = _acknowledged(outgoing, answers)
-        if sent:
-            await mark(database, sent)
-    return len(outgoing)
+    if not outgoing:
+        return []
+    answers = await stream.publish_many([wire_message(job) for job in outgoing])
+    if sent := _acknowledged(outgoing, answers):
+        await mark(database, sent)
+    return answers
 
 
 def _acknowledged(outgoing: Sequence[Outgoing], answers: Sequence[object]) -> list[Sent]:

@@ -76,6 +76,8 @@ def _run(repositories: Sequence[Path], *, kill: bool, data: Path | None, charts:
             upgrade_database(servers.database_url)
             account = asyncio.run(_work(projects, kill=kill, servers=servers, folder=folder, output=output))
     all_well = output.tell_end(account, charts=charts, data=folder.path)
+    if account.outcome.lost:
+        output.complain(folder.ends_of_logs())
     return _DONE if all_well else _FAILED
 
 

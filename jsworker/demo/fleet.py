@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from jsworker.demo.folder import end_of_log
 from jsworker.embedded import start_with_parent
 from jsworker.errors import JsworkerError
 from jsworker.ownership.database import Database
@@ -21,7 +22,6 @@ _REGISTER_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _NEWEST_WORKERS = 100
-_SHOWN_LOG_LINES = 8
 
 
 class WorkerEnded(JsworkerError):
@@ -83,9 +83,7 @@ class WorkerProcess:
 
     def ended(self, how: str) -> WorkerEnded:
         """Return the error that says how it ended and what it said last."""
-        lines = self.log.read_text(errors="replace").splitlines()[-_SHOWN_LOG_LINES:]
-        said = f"the end of {self.log}:" if lines else f"{self.log} is empty"
-        return WorkerEnded("\n".join([f"{self.name} {how}; {said}", *lines]))
+        return WorkerEnded(f"{self.name} {how}; {end_of_log(self.log)}")
 
 
 class Fleet:

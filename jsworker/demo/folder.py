@@ -9,6 +9,8 @@ from jsworker.embedded.locks import EXCLUSIVE, try_lock
 from jsworker.embedded.servers import default_data_folder
 from jsworker.errors import JsworkerError
 
+_SHOWN_LINES = 8
+
 
 class FolderTaken(JsworkerError):
     """Another demo uses the data folder."""
@@ -29,6 +31,10 @@ class DemoFolder:
         self.path = (path or default_data_folder().with_name("demo")).expanduser().resolve()
         self.logs = self.path / "logs"
 
+    def ends_of_logs(self) -> str:
+        """Return the last lines of each worker's log."""
+        return "\n".join(end_of_log(log) for log in sorted(self.logs.glob("*.log")))
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Hold the folder, so that no other demo counts, kills and cancels among this one's jobs.
@@ -48,3 +54,9 @@ class DemoFolder:
                     "--data"
                 )
             yield
+
+
+def end_of_log(log: Path) -> str:
+    """Return a headline and the last lines of a log."""
+    lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+    return "\n".join([f"the end of {shown(log)}:" if lines else f"{shown(log)} is empty", *lines])

@@ -55,11 +55,11 @@ def render(snapshot: Snapshot) -> RenderableType:
     """Return the picture of one moment."""
     parts: list[RenderableType] = [
         _repositories(snapshot),
-        Padding(_workers(snapshot.workers), (1, 0, 0, 0)),
+        Padding(_workers(snapshot.workers), (1, 0, 0, 0), expand=False),
     ]
     if snapshot.recoveries:
-        parts.append(Padding(_recoveries(snapshot.recoveries), (1, 0, 0, 0)))
-    parts.append(Padding(_thresholds(snapshot.thresholds), (1, 0, 0, 0)))
+        parts.append(Padding(_recoveries(snapshot.recoveries), (1, 0, 0, 0), expand=False))
+    parts.append(Padding(_thresholds(snapshot.thresholds), (1, 0, 0, 0), expand=False))
     return Group(*parts)
 
 

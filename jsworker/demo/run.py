@@ -14,7 +14,7 @@ from jsworker.demo.watch import Watch
 from jsworker.demo.work import Project, Task, tasks_of
 from jsworker.ownership import listing
 
-_FIRST_JOBS = 18
+_FIRST_JOBS = 12
 _FEWEST_RESERVED = 6
 _RESERVED_SHARE = 0.25
 _UNDERWAY_SHARE = 0.25
@@ -25,8 +25,8 @@ _HUNT_SECONDS = 20.0
 _HUNT_STEP_SECONDS = 0.002
 """Shorter than any job: a frozen worker goes on for so long until somebody looks at it again."""
 
-_SHORT_QUEUE = 6
-_PORTION = 12
+_SHORT_QUEUE = 4
+_PORTION = 6
 _WATCH_SECONDS = 0.1
 _LIVE = ("scheduled", "queued", "processing")
 
@@ -74,7 +74,7 @@ class Run:
             await self._begin_and_kill(tasks)
         else:
             await self._enqueue(tasks)
-        while self._watch.open and not self._watch.stuck:
+        while self._watch.moving:
             await self._look()
             await asyncio.sleep(_WATCH_SECONDS)
         await self._watch.look()
@@ -97,7 +97,7 @@ class Run:
 
     async def _until_underway(self, enough: int) -> None:
         started_at: float | None = None
-        while self._watch.open and len(self._watch.ended) < max(1, enough):
+        while self._watch.moving and len(self._watch.ended) < max(1, enough):
             if self._watch.ended:
                 started_at = started_at or time.monotonic()
                 if time.monotonic() - started_at > _UNDERWAY_SECONDS:
@@ -125,11 +125,11 @@ class Run:
 
     async def _feed(self) -> None:
         """Enqueue the rest; keep the queue short until the victim's jobs, which join its end, run again."""
-        while self._reserve and self._watch.to_recover:
+        while self._reserve and self._watch.to_recover and self._watch.moving:
             if self._watch.queued < _SHORT_QUEUE:
                 await self._enqueue_reserve(_PORTION)
             await self._look()
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(_WATCH_SECONDS / 2)
         await self._enqueue_reserve()
 
     async def _enqueue_reserve(self, most: int | None = None) -> None:

@@ -61,9 +61,9 @@ class Watch:
         return len(self.kill.held) - len(self._takeovers) if self.kill else 0
 
     @property
-    def stuck(self) -> bool:
-        """Whether no job has moved for a minute."""
-        return time.monotonic() - self._moved_at > STUCK_SECONDS
+    def moving(self) -> bool:
+        """Whether there are open jobs, and one of them has moved lately."""
+        return self.open > 0 and time.monotonic() - self._moved_at <= STUCK_SECONDS
 
     def follow(self, tasks: Mapping[UUID, Task]) -> None:
         """Follow jobs that have just been enqueued."""

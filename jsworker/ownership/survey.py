@@ -38,7 +38,7 @@ TAKEOVERS = text("""
 SELECT DISTINCT ON (e.job_id) e.job_id, e.worker_id, e.fencing_token, e.at
 FROM jsworker.job_events AS e
 JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = e.job_id
-WHERE e.event = 'claimed' AND e.fencing_token > h.token
+WHERE e.job_id = ANY(CAST(:ids AS uuid[])) AND e.event = 'claimed' AND e.fencing_token > h.token
 ORDER BY e.job_id, e.id
 """)
 

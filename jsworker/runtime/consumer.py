@@ -22,7 +22,7 @@ from jsworker.runtime.slots import Slots
 from jsworker.stream.delivery import Delivery, Undecodable
 
 _CLAIM_BATCH = 200
-_ANOTHER_COPY_DELAY = 5.0
+_ANOTHER_COPY_DELAY = 1.0
 _DATABASE_DELAY = 2.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
 from jsworker import strict_json
+from jsworker.client.plain import plain
 from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.processor import Backoff
 from jsworker.runtime.run import Run, Stop
@@ -82,7 +81,7 @@ def result_text(value: Any, max_bytes: int) -> str | None:
     if value is None:
         return None
     try:
-        text = strict_json.dumps(_plain(value), what="result")
+        text = strict_json.dumps(plain(value, what="result"), what="result")
     except InvalidJson as error:
         raise InvalidResult(str(error)) from None
     size = len(text) if text.isascii() else len(text.encode())
@@ -183,22 +182,18 @@ def _handed_back(run: Run) -> HandedBack:
     return HandedBack("the worker was stopped")
 
 
-def _delay(run: Run, wanted: float | None = None) -> float:
-    """Return the seconds until the next attempt: those wanted, or the back-off."""
+def _delay(run: Run, wanted: Any = None) -> float:
+    """Return the seconds until the next attempt: those wanted, or the back-off; whatever is a number."""
     attempt = run.claimed.attempt
-    try:
-        seconds = float(run.kind.processor.backoff.delay(attempt) if wanted is None else wanted)
-    except Exception:  # noqa: BLE001 -- somebody else's code and values; the attempt has failed anyway
-        seconds = math.nan
-    if math.isnan(seconds):
-        seconds = Backoff().delay(attempt)
-    return min(max(seconds, 0.0), _LONGEST_DELAY)
-
-
-def _plain(value: Any) -> Any:
-    if not isinstance(value, BaseModel):
-        return value
-    try:  # warnings would show values
-        return value.model_dump(mode="json", warnings=False)
-    except ValueError:
-        raise InvalidJson(f"result of type {type(value).__name__} has no JSON form") from None
+    for choose in (
+        lambda: wanted,
+        lambda: run.kind.processor.backoff.delay(attempt),
+        lambda: Backoff().delay(attempt),
+    ):
+        try:
+            seconds = float(choose())
+        except Exception:  # noqa: BLE001, S112 -- somebody else's code and values; the attempt has failed anyway
+            continue
+        if not math.isnan(seconds):
+            return min(max(seconds, 0.0), _LONGEST_DELAY)
+    raise AssertionError

@@ -26,7 +26,7 @@ class Relay:
             while await promote(self._database, limit=_BATCH) == _BATCH:
                 continue
             while self._stream.connected:
-                if await publish_due(self._database, self._stream, limit=_BATCH) < _BATCH:
+                if len(await publish_due(self._database, self._stream, limit=_BATCH)) < _BATCH:
                     return
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)

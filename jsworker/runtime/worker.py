@@ -1,10 +1,10 @@
 """The worker: one constructor wires everything, start and stop are lists of steps."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -33,6 +33,8 @@ from jsworker.runtime.sweeper import Sweeper
 from jsworker.settings import Settings, check_timing
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
+
+T = TypeVar("T")
 
 _PROBE_SECONDS = 0.5
 _FIRST_CONNECT_SECONDS = 10.0
@@ -162,29 +164,18 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        await self._check_database()
+        await _patiently(self._database.check_migrated)
         self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
         self._opened.push_async_callback(self._sessions.close)
         self._stream = Stream(
             settings,
-            installation_id=await registry.installation_id(self._database),
+            installation_id=await _patiently(lambda: registry.installation_id(self._database)),
             events=self.events,
             client_name=f"jsworker {self.id}",
         )
         self._opened.push_async_callback(self._stream.close)
         await self._stream.connect()
         await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, settings.ack_wait))
-
-    async def _check_database(self) -> None:
-        """Wait for a database that is just starting; one that refuses is told at once."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(DatabaseUnavailable),
-            stop=stop_after_delay(_FIRST_CONNECT_SECONDS),
-            wait=wait_fixed(_CONNECT_AGAIN_SECONDS),
-            reraise=True,
-        ):
-            with attempt:
-                await self._database.check_migrated()
 
     def _wire(self) -> None:
         settings, database, events, died = self._settings, self._database, self.events, self._died
@@ -293,7 +284,7 @@ class Worker:
 
     async def _begin(self) -> None:
         """Heartbeat first: whatever is claimed from here on is renewed."""
-        await registry.seen(self._database, self._me, state="running")
+        await _patiently(lambda: registry.seen(self._database, self._me, state="running"))
         for loop in (self._beats, self._probes, self._relay, self._scans):
             self._opened.push_async_callback(loop.stop)
             loop.start()
@@ -423,3 +414,16 @@ class Worker:
             self._error.__cause__ = error
             self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
         self._stopping.set()
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Wait for a database that is just starting; one that refuses is told at once."""
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(DatabaseUnavailable),
+        stop=stop_after_delay(_FIRST_CONNECT_SECONDS),
+        wait=wait_fixed(_CONNECT_AGAIN_SECONDS),
+        reraise=True,
+    ):
+        with attempt:
+            return await ask()
+    raise AssertionError("unreachable: the last attempt raises")

@@ -7,10 +7,22 @@ import nats
 import pytest
 from nats.js import JetStreamContext
 
+from jsworker.ownership.database import Database
 from jsworker.processor import JobProcessor
 from jsworker.settings import Settings
 from tests.runtime.rows import Rows, open_rows
 from tests.runtime.running import Running, StartWorker, new_worker
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let statements take as long as a busy machine needs, for tests that are not about silent databases."""
+
+    def patient_database(dsn: str, *, statement_timeout: float) -> Database:
+        return Database(dsn, statement_timeout=max(statement_timeout, 5.0))
+
+    monkeypatch.setattr("jsworker.runtime.worker.Database", patient_database)
+    monkeypatch.setattr("jsworker.client.job_client.Database", patient_database)
 
 
 @pytest.fixture

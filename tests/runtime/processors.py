@@ -35,22 +35,21 @@ def scripted(process: Callable[[Job[Any]], Any], *, kind: str = KIND, **attribut
         kind: what its jobs are called.
         attributes: further class attributes, for example ``max_attempts``.
     """
-    if inspect.iscoroutinefunction(process):
 
-        async def method(self: Scripted, job: Job[Any]) -> Any:
-            return await process(job)
-    else:
+    async def coroutine(_self: Scripted, job: Job[Any]) -> Any:
+        return await process(job)
 
-        def method(self: Scripted, job: Job[Any]) -> Any:
-            return process(job)
+    def plain(_self: Scripted, job: Job[Any]) -> Any:
+        return process(job)
 
+    method = coroutine if inspect.iscoroutinefunction(process) else plain
     body = {"process": method, "kind": kind, "backoff": AT_ONCE, "__module__": __name__, **attributes}
     made: Scripted = type("Made", (Scripted,), body)()
     return made
 
 
 class Gate:
-    """A processor's function that stops at a gate: a test meets each job there and lets all through at once."""
+    """A processor's function that stops at a gate: a test meets each job there and lets all through."""
 
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[Job[Any]] = asyncio.Queue()

@@ -10,11 +10,14 @@ from nats.js.errors import APIError
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.runtime import consumer
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 MARKER = "hunter2-do-not-show"
 
@@ -144,9 +147,7 @@ async def test_a_message_without_a_row_waits_while_it_is_young_and_is_then_dead(
     assert told["stream_seq"] == number
 
 
-async def test_young_is_less_than_a_minute() -> None:
-    from jsworker.runtime import consumer
-
+def test_young_is_less_than_a_minute() -> None:
     assert (consumer._NO_ROW_SECONDS, consumer._NO_ROW_DELAY) == (60.0, 5.0)
 
 
@@ -176,6 +177,16 @@ async def test_a_message_that_overtook_its_rows_commit_starts_the_job_all_the_sa
     await running.stream_is_empty()
 
 
+async def enter_the_queue(job_id: UUID, rows: Rows, *, dispatch: int = 1) -> None:
+    """Put a scheduled job into the queue without a message."""
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', dispatch = %s, queued_at = clock_timestamp() "
+        "WHERE id = %s",
+        dispatch,
+        job_id,
+    )
+
+
 async def test_a_message_that_names_a_job_of_another_kind_disturbs_nobody(
     client: JobClient,
     rows: Rows,
@@ -185,10 +196,7 @@ async def test_a_message_that_names_a_job_of_another_kind_disturbs_nobody(
 ) -> None:
     monkeypatch.setattr("jsworker.runtime.consumer._NO_ROW_SECONDS", 0.0)
     job = await client.enqueue("other", {"mine": True}, delay=3600.0)
-    await rows.query(
-        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 1, queued_at = clock_timestamp() WHERE id = %s",
-        job.id,
-    )
+    await enter_the_queue(job.id, rows)
     running = await start(scripted(echo), scripted(echo, kind="other"))
     await publisher.message(job.id, on=KIND)
     await running.events.told("message.dead")
@@ -205,10 +213,7 @@ async def test_what_a_message_says_about_clearing_is_not_believed(
         return {"cleared": job.cleared, "reason": job.clear_reason, "payload": job.payload}
 
     job = await client.enqueue(KIND, {"a": 1}, delay=3600.0)
-    await rows.query(
-        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 1, queued_at = clock_timestamp() WHERE id = %s",
-        job.id,
-    )
+    await enter_the_queue(job.id, rows)
     running = await start(scripted(process))
     await publisher.message(job.id, cleared=True, clear_reason="forged", payload={"a": 2})
     row = await rows.becomes(job.id, "completed")
@@ -221,10 +226,7 @@ async def test_a_queued_job_is_run_once_whatever_dispatch_a_message_names(
     client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher, dispatch: int
 ) -> None:
     job = await client.enqueue(KIND, {}, delay=3600.0)
-    await rows.query(
-        "UPDATE jsworker.jobs SET status = 'queued', dispatch = 3, queued_at = clock_timestamp() WHERE id = %s",
-        job.id,
-    )
+    await enter_the_queue(job.id, rows, dispatch=3)
     running = await start(scripted(echo))
     await publisher.message(job.id, dispatch=dispatch)
     await publisher.message(job.id, dispatch=3)
@@ -297,7 +299,8 @@ async def test_a_message_for_a_job_that_waits_for_none_is_skipped(
     job = await client.enqueue(KIND, {}, delay=3600.0)
     if status != "scheduled":
         await rows.query(
-            "UPDATE jsworker.jobs SET status = %s, finished_at = clock_timestamp(), attempts = %s WHERE id = %s",
+            "UPDATE jsworker.jobs SET status = %s, finished_at = clock_timestamp(), attempts = %s "
+            "WHERE id = %s",
             status,
             int(status == "completed"),
             job.id,

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from jsworker.client import JobClient
 from jsworker.job import Job
 from jsworker.settings import Settings
@@ -11,6 +13,8 @@ from tests.runtime.processors import KIND, LATER, Gate, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
 from tests.support.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def count_beats(running: Running) -> list[float]:
@@ -76,7 +80,8 @@ async def test_a_running_job_learns_of_it_with_the_next_heartbeat(
     assert await rows.told(job.id) == ["cancel_requested", "cancelled"]
     await running.events.told("job.cancelled")
     await running.stream_is_empty()
-    assert processor.failed == processor.lost == []
+    assert not processor.lost
+    assert not processor.failed
     assert "job.failed" not in running.events.names()
 
 

@@ -1,4 +1,4 @@
-"""A worker that lost one of its loops would look alive and lose jobs: it stops, and hands back what it has."""
+"""A worker that lost one of its loops would look alive and lose jobs: it stops and hands back what it has."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,6 +14,8 @@ from jsworker.settings import Settings
 from tests.runtime.processors import KIND, Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker, new_worker
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 MakeSettings = Callable[..., Settings]
 
@@ -46,7 +48,7 @@ def break_pull(worker: Worker) -> None:
 
 def break_answers(worker: Worker) -> None:
     worker._answers._bursts._write = broken
-    worker._answers._bursts.post(worker._stream.flush)
+    worker._answers._bursts.post(broken)
 
 
 def break_claims(worker: Worker) -> None:
@@ -119,24 +121,32 @@ async def test_inside_an_application_the_worker_ends_by_itself_and_tells_at_the_
 ) -> None:
     gate = Gate()
     running = new_worker(scripted(gate.process), settings=make_settings(shutdown_timeout=0.2))
-    with pytest.raises(WorkerDied, match="^scan ended in ZeroDivisionError: a bug$"):
+    job = await client.enqueue(KIND, {})
+
+    async def application() -> None:
         async with running.worker:
-            job = await client.enqueue(KIND, {})
             await gate.met()
             break_scans(running.worker)
             await running.events.told("worker.stopped")
             assert (await rows.job(job.id))["status"] == "queued"
+
+    with pytest.raises(WorkerDied, match=r"^scan ended in ZeroDivisionError: a bug$"):
+        await application()
 
 
 async def test_an_error_of_the_applications_own_is_not_replaced(
     client: JobClient, make_settings: MakeSettings
 ) -> None:
     running = new_worker(scripted(echo), settings=make_settings(shutdown_timeout=0.2))
-    with pytest.raises(KeyError):
+
+    async def application() -> None:
         async with running.worker:
             break_scans(running.worker)
             await running.events.told("worker.stopped")
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await application()
 
 
 async def test_outcomes_that_cannot_be_written_for_a_bug_stop_the_worker(

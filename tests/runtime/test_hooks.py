@@ -15,6 +15,8 @@ from tests.runtime.processors import KIND, Scripted, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker, new_worker
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 class Opened(JobProcessor):
     """Notes the order of what happens to it."""
@@ -30,7 +32,7 @@ class Opened(JobProcessor):
         if self._setup_error is not None:
             raise self._setup_error
 
-    async def process(self, job: Job[Any]) -> None:
+    async def process(self, _job: Job[Any]) -> None:
         self.order.append("process")
 
     async def teardown(self) -> None:
@@ -187,10 +189,10 @@ async def test_a_payload_that_cannot_be_read_calls_no_hook(
         kind = KIND
         hooked = False
 
-        async def process(self, job: Job[int]) -> None:
+        async def process(self, _job: Job[int]) -> None:
             raise AssertionError
 
-        async def on_failed(self, job: Job[int], error: BaseException) -> None:
+        async def on_failed(self, _job: Job[int], _error: BaseException) -> None:
             Typed.hooked = True
 
     running = await start(Typed())

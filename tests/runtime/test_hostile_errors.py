@@ -16,6 +16,8 @@ from tests.runtime.processors import KIND, LATER, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 MARKER = "hunter2-do-not-show"
 
 TEXTS = {
@@ -80,7 +82,7 @@ class Unspoken(BaseException):
 
 class NoText(Exception):
     def __str__(self) -> str:
-        return 42  # type: ignore[return-value]  # what sloppy libraries do
+        return 42  # type: ignore[return-value]  # noqa: PLE0307 -- what sloppy libraries do
 
 
 def _deep_chain() -> Exception:
@@ -117,7 +119,8 @@ async def test_whatever_a_processor_raises_is_an_attempt_and_stops_nobody(
 
     def blocking(job: Job[Any]) -> Any:
         if "raise" in job.payload:
-            raise RAISED[job.payload["raise"]]()
+            error = RAISED[job.payload["raise"]]()
+            raise error
         return "fine"
 
     async def process(job: Job[Any]) -> Any:
@@ -156,7 +159,7 @@ async def test_an_awaited_task_that_somebody_else_cancelled_is_an_ordinary_error
 
 
 class Broken:
-    def delay(self, attempt: int) -> float:
+    def delay(self, _attempt: int) -> float:
         raise RuntimeError("no idea how long")
 
 

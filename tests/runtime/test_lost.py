@@ -14,8 +14,10 @@ from jsworker.settings import Settings
 from tests.runtime.processors import KIND, Gate, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
-from tests.support.polling import eventually
 from tests.runtime.test_cancel import count_beats
+from tests.support.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 async def test_a_run_whose_job_was_taken_back_is_stopped_with_the_next_heartbeat(

@@ -24,7 +24,6 @@ from jsworker.ownership.database import Database, upgrade_database
 from jsworker.ownership.enqueue import NewJob, new_job_id
 from jsworker.processor import JobProcessor
 from jsworker.runtime.run import Phase
-from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.wire import decode
@@ -67,6 +66,13 @@ async def through_proxy(
         yield proxy, make_settings(database_url=url)
 
 
+@pytest.fixture
+async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
+    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
+    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
+        yield opened
+
+
 class Load(JobProcessor):
     """Works for the payload's ``seconds`` and notes each run."""
 
@@ -104,8 +110,6 @@ async def test_postgres_stops_under_load(
     await asyncio.to_thread(stop_at_once, servers)
     proxy.cut()  # until the test has looked around, also when PostgreSQL is back
 
-    [degraded, *_] = await running.events.told("worker.degraded")
-    assert degraded["what"] == "postgresql"
     await eventually(lambda: only_outcomes_are_left(running))
     kept = [run.id for run in running.worker._hand.runs.values()]
     stored = await jobs_with_messages(running.worker._stream)
@@ -121,12 +125,13 @@ async def test_postgres_stops_under_load(
     assert ids - stored <= ended
     proxy.restore()
 
-    await running.events.told("worker.restored")
     await all_completed(rows, 300)
     await running.stream_is_empty()
     assert {job_id for job_id, _ in load.runs} == ids
     assert load.runs.total() == 300  # each once, those whose outcomes waited among them
     assert {load.runs[job_id, 1] for job_id in kept} == {1}
+    for name in ("worker.degraded", "worker.restored"):
+        assert "postgresql" in [event["what"] for event in running.events.of(name)]
     counts = await rows.query("SELECT DISTINCT attempts, stalls, errors FROM jsworker.jobs")
     assert counts == [{"attempts": 1, "stalls": 0, "errors": 0}]
     assert await rows.query("SELECT * FROM jsworker.job_events WHERE event IN ('reset', 'rejected')") == []
@@ -301,6 +306,25 @@ async def test_transactions_that_take_every_connection_silence_no_heartbeat(
     assert (await rows.becomes(wanting.id, "completed"))["result"] == "had"
 
 
+async def test_a_silent_database_does_not_hold_up_the_end_for_every_unreadable_message(
+    start: StartWorker, make_settings: Callable[..., Settings], database_url: str
+) -> None:
+    async with proxied(database_url) as (proxy, url):
+        settings = make_settings(database_url=url, concurrency=100)
+        running = await start(scripted(echo, kind="load"), with_settings=settings)
+        proxy.black_hole()
+        connection = await nats.connect(settings.nats_url)
+        for _ in range(100):
+            await connection.jetstream().publish(f"{settings.subject_prefix}.load", b"no JSON")
+        await connection.close()
+        await running.events.told("worker.degraded")
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await running.worker.close(force=True)
+        assert clock() - began < 100 * settings.statement_timeout / 2
+        assert not running.events.of("message.dead")
+
+
 # --- NATS ---
 
 
@@ -314,8 +338,7 @@ async def test_nats_is_killed_and_started_again_under_load(
     await asyncio.to_thread(servers.nats.kill)
     for _ in range(20):
         ids.append((await client.enqueue("load", {"seconds": 0.01})).id)  # noqa: PERF401 -- one after the other
-    lost = await running.events.told("worker.degraded")
-    assert [event["what"] for event in lost] == ["nats"]
+    await eventually(lambda: nats_is_missed(running))
     # What runs goes on and ends in the database.
     await eventually(lambda: nothing_runs(running))
     await asyncio.to_thread(servers.nats.start)
@@ -327,8 +350,43 @@ async def test_nats_is_killed_and_started_again_under_load(
     assert "nats" in [event["what"] for event in running.events.of("worker.restored")]
 
 
+async def nats_is_missed(running: Running) -> None:
+    assert "nats" in [event["what"] for event in running.events.of("worker.degraded")]
+
+
 async def nothing_runs(running: Running) -> None:
     assert not running.worker._hand.runs
+
+
+async def test_a_worker_ends_in_time_while_nats_is_away(
+    client: JobClient, servers: TestServers, start: StartWorker, rows: Rows
+) -> None:
+    running = await start(scripted(Gate().process))
+    job = await client.enqueue("scripted", {})
+    await rows.becomes(job.id, "processing")
+    await asyncio.to_thread(servers.nats.kill)
+    await eventually(lambda: nats_is_missed(running))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    assert await running.worker.close(force=True) == 0
+    assert clock() - began < 10
+    row = await rows.becomes(job.id, "queued")
+    assert (row["needs_publish"], row["attempts"]) == (True, 0)
+
+
+async def test_a_worker_ends_in_time_while_postgres_is_away(
+    client: JobClient, start: StartWorker, rows: Rows, through_proxy: tuple[Proxy, Settings]
+) -> None:
+    proxy, settings = through_proxy
+    running = await start(scripted(Gate().process), with_settings=settings)
+    job = await client.enqueue("scripted", {})
+    await rows.becomes(job.id, "processing")
+    proxy.black_hole()
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    assert await running.worker.close(force=True) == 1
+    assert clock() - began < 10
+    assert (await rows.job(job.id))["worker_id"] == running.worker.id  # left to the stale rule
 
 
 async def test_a_deleted_consumer_is_made_again_under_load(
@@ -393,26 +451,22 @@ async def test_a_client_without_nats_leaves_its_jobs_to_the_relay_at_once(
 
 
 async def test_a_server_that_is_missing_at_the_start_is_told_in_one_line_within_10_seconds(
-    settings: Settings, tmp_path: Path
+    settings: Settings, tmp_path: Path, through_proxy: tuple[Proxy, Settings]
 ) -> None:
+    proxy, silent = through_proxy
+    proxy.black_hole()
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, so that nobody else listens there
         port = nobody.getsockname()[1]
         with fleet_of(settings, tmp_path) as fleet:
             without_nats = fleet.start(nats_url=f"nats://127.0.0.1:{port}")
             without_postgres = fleet.start(database_url=f"postgresql://postgres@127.0.0.1:{port}/none")
-            assert await without_postgres.ends() == 1
+            without_answer = fleet.start(database_url=silent.database_url)
+            assert await without_postgres.ends(seconds=30) == 1
+            assert await without_answer.ends(seconds=30) == 1
             assert await without_nats.ends(seconds=30) == 1
     assert without_postgres.errors.strip().count("\n") == 0
     assert f"PostgreSQL at 127.0.0.1:{port}/none is not available" in without_postgres.errors
     assert without_nats.errors == (f"NATS at 127.0.0.1:{port} refused the connection: nobody listens there\n")
-
-
-async def test_a_database_that_never_answers_at_the_start_is_told_and_leaves_nothing_open(
-    through_proxy: tuple[Proxy, Settings],
-) -> None:
-    proxy, settings = through_proxy
-    proxy.black_hole()
-    worker = Worker([Load()], settings)
-    with pytest.raises(Exception, match=r"^PostgreSQL at \S+ did not answer within 0\.25 s$"):
-        await worker.start()
+    assert without_answer.errors.startswith(f"PostgreSQL at 127.0.0.1:{proxy.port}/")
+    assert without_answer.errors.endswith(" did not answer within 0.25 s\n")

@@ -19,6 +19,8 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 tenant = contextvars.ContextVar("tenant", default="nobody")
 
 
@@ -210,13 +212,13 @@ def offloaded(process: Callable[..., bool]) -> Callable[..., Coroutine[Any, Any,
 
 class Traced(JobProcessor):
     @traced
-    async def process(self, job: Job[Any]) -> bool:
+    async def process(self, _job: Job[Any]) -> bool:
         return threading.current_thread() is threading.main_thread()
 
 
 class Offloaded(JobProcessor):
     @offloaded
-    def process(self, job: Job[Any]) -> bool:
+    def process(self, _job: Job[Any]) -> bool:
         return threading.current_thread() is threading.main_thread()
 
 

@@ -10,6 +10,7 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.errors import DatabaseUnavailable, Fail, Retry
 from jsworker.job import Job
+from jsworker.ownership import claim as claims
 from jsworker.processor import JobProcessor
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, LATER, Gate, echo, scripted
@@ -17,11 +18,9 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker, new_worker
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 MakeSettings = Callable[..., Settings]
-
-
-async def elapsed(since: float) -> float:
-    return asyncio.get_running_loop().time() - since
 
 
 def now() -> float:
@@ -159,8 +158,6 @@ async def test_messages_that_come_while_it_stops_go_to_others_at_once(
 async def test_claims_on_their_way_are_decided_before_the_worker_ends(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jsworker.ownership import claim as claims
-
     claim, decide, asked = claims.claim, asyncio.Event(), asyncio.Event()
 
     async def slow_claim(*arguments: Any, **named: Any) -> Any:
@@ -236,11 +233,15 @@ async def test_a_body_that_raises_hands_the_jobs_back(
 ) -> None:
     gate = Gate()
     running = new_worker(scripted(gate.process), settings=settings)
-    with pytest.raises(ZeroDivisionError):
+    job = await client.enqueue(KIND, {})
+
+    async def application() -> None:
         async with running.worker:
-            job = await client.enqueue(KIND, {})
             await gate.met()
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await application()
     assert (await rows.job(job.id))["status"] == "queued"
     assert running.events.names()[-1] == "worker.stopped"
 
@@ -301,7 +302,7 @@ class SlowSetup(JobProcessor):
         self.entered.set()
         await self.go_on.wait()
 
-    async def process(self, job: Job[Any]) -> None:
+    async def process(self, _job: Job[Any]) -> None:
         raise AssertionError
 
     async def teardown(self) -> None:
@@ -422,7 +423,7 @@ async def stopped_with(
 async def test_an_error_that_a_stop_provokes_is_not_held_against_the_job(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:
-    """Many libraries turn a cancellation into an error of their own; a deployment must not use up attempts."""
+    """Many libraries turn a cancellation into an error of theirs; a deployment must not use up attempts."""
     row, names = await stopped_with(ConnectionError("aborted"), client, rows, start, settings)
     assert (row["status"], row["attempts"], row["errors"]) == ("queued", 0, 0)
     assert names[-1] == "job.released"
@@ -441,7 +442,7 @@ async def test_a_processor_that_sees_the_drain_may_hand_its_job_on_with_retry(
 ) -> None:
     async def process(job: Job[Any]) -> None:
         met.set()
-        while not job.should_stop:
+        while not job.should_stop:  # noqa: ASYNC110 -- what a processor has to do
             await asyncio.sleep(0.005)
         await job.save_checkpoint("so far")
         raise Retry(after=after)

@@ -18,6 +18,8 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 async def test_heartbeats_renew_every_run_in_one_rhythm_and_keep_its_message(
     client: JobClient,
@@ -126,7 +128,9 @@ async def test_a_quiet_phase_lengthens_the_patience_of_others_and_takes_it_back_
     job = await client.enqueue(KIND, {})
     await gate.met()
     row = await rows.job(job.id)
-    stale, crash = (timedelta(seconds=s) for s in (settings.stale_threshold, settings.crash_threshold))
+    stale = timedelta(seconds=settings.stale_threshold)
+    assert settings.crash_threshold is not None
+    crash = timedelta(seconds=settings.crash_threshold)
     half = timedelta(seconds=0.5)
     assert (row["stale_after"], row["crash_after"]) == (stale + half, crash + half)
 
@@ -161,7 +165,7 @@ async def test_quiet_phases_that_no_date_can_hold_are_refused(
     client: JobClient, rows: Rows, start: StartWorker, seconds: float
 ) -> None:
     async def process(job: Job[Any]) -> str:
-        with pytest.raises(ValueError, match="quiet for .* must be from 0 to 1000000000") as refusal:
+        with pytest.raises(ValueError, match=r"quiet for .* must be from 0 to 1000000000") as refusal:
             await job.quiet(seconds)
         return type(refusal.value).__name__
 
@@ -209,6 +213,7 @@ async def test_a_locked_row_is_not_lost_and_silences_no_other(
 ) -> None:
     gate = Gate()
     running = await start(scripted(gate.process))
+    running.worker._database._statement_timeout = settings.statement_timeout  # it waits for the lock
     locked, free = await client.enqueue_many(KIND, [{}] * 2)
     for _ in range(2):
         await gate.met()
@@ -234,12 +239,9 @@ async def test_a_worker_whose_row_was_deleted_registers_again(
     await rows.query("DELETE FROM jsworker.workers")
 
     async def is_back() -> None:
-        [row] = await rows.query("SELECT id, state, kinds, concurrency FROM jsworker.workers")
-        assert row == {
-            "id": running.worker.id,
-            "state": "running",
-            "kinds": [KIND],
-            "concurrency": settings.concurrency,
-        }
+        found = await rows.query("SELECT id, state, kinds, concurrency FROM jsworker.workers")
+        me = running.worker.id
+        concurrency = settings.concurrency
+        assert found == [{"id": me, "state": "running", "kinds": [KIND], "concurrency": concurrency}]
 
     await eventually(is_back)

@@ -1,4 +1,4 @@
-"""``timeout`` and ``progress_timeout``: the attempt fails, and however the processor takes it, the job ends."""
+"""Time limits: the attempt fails, and however the processor takes it, the job ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,6 +16,8 @@ from tests.runtime.processors import KIND, LATER, Scripted, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 async def for_ever(job: Job[Any]) -> None:
@@ -136,7 +138,8 @@ async def test_a_processor_that_finishes_in_spite_of_its_time_out_has_finished(
     row = await rows.becomes(job.id, "completed")
     assert row["result"] == "saved, should_stop=True, cancelled=False"
     await running.stream_is_empty()
-    assert processor.failed == processor.lost == []
+    assert not processor.lost
+    assert not processor.failed
 
 
 async def test_a_processor_may_use_time_outs_of_its_own_after_it_was_cancelled(
@@ -149,10 +152,10 @@ async def test_a_processor_may_use_time_outs_of_its_own_after_it_was_cancelled(
         timeout = 0.1
         waited = ""
 
-        async def process(self, job: Job[Any]) -> None:
+        async def process(self, _job: Job[Any]) -> None:
             await asyncio.Event().wait()
 
-        async def on_failed(self, job: Job[Any], error: BaseException) -> None:
+        async def on_failed(self, _job: Job[Any], error: BaseException) -> None:
             try:
                 async with asyncio.timeout(0.01):
                     await asyncio.Event().wait()

@@ -23,10 +23,10 @@ async def nothing_left(database_url: str) -> AsyncIterator[None]:
     """Check after the block that no task, no thread and no connection to the database outlived it."""
     threads = set(threading.enumerate())
     yield
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not tasks, f"tasks left: {tasks}"
 
     async def gone() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not tasks, f"tasks left: {tasks}"
         left = [each for each in set(threading.enumerate()) - threads if not each.name.startswith(_LASTING)]
         assert not left, f"threads left: {left}"
         with psycopg.connect(database_url, autocommit=True) as connection:
