@@ -19,7 +19,8 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
 
 
 def first_commands() -> list[list[str]]:

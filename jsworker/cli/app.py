@@ -15,6 +15,7 @@ from typer.main import get_command
 
 import jsworker
 from jsworker.cli.failures import exit_code_of
+from jsworker.cli.leaving import LEAVE_SECONDS, leave_within
 from jsworker.cli.options import new_app
 
 _START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
@@ -104,7 +105,9 @@ def run_command(arguments: Sequence[str]) -> int:
 def main() -> NoReturn:
     """Run ``jsworker`` with the arguments of this process."""
     _prepare_streams()
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    leave_within(LEAVE_SECONDS, code)
+    sys.exit(code)
 
 
 def _prepare_streams() -> None:

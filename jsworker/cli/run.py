@@ -1,18 +1,16 @@
 """``jsworker run``: a worker in this process, from its settings to its exit code."""
 
 import asyncio
-import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import structlog
 import typer
 
 from jsworker.cli.failures import exit_code_of
+from jsworker.cli.leaving import LEAVE_SECONDS, leave_now, leave_within
 from jsworker.cli.options import new_app
 from jsworker.cli.setting_options import with_setting_options
 from jsworker.cli.targets import load_processor
@@ -21,9 +19,6 @@ from jsworker.observe.logs import configure_logs, log_events
 from jsworker.processor import JobProcessor
 from jsworker.runtime.worker import Worker, WorkerDied
 from jsworker.settings import Settings, load_settings, unknown_variables
-
-_LEAVE_SECONDS = 3.0
-"""For so long the interpreter may take to end after the worker has ended."""
 
 app = new_app()
 
@@ -58,11 +53,10 @@ def run(
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
     processors = [load_processor(target) for target in targets]
-    with asyncio.Runner() as runner:
+    with ExitStack() as last, asyncio.Runner() as runner:
         # The error is reported in here, for behind this line a thread may keep the process from going on.
         code = exit_code_of(lambda: runner.run(_work(processors, loaded)))
-        if _threads_are_left():
-            _leave_within(_LEAVE_SECONDS, code)
+        last.callback(leave_within(LEAVE_SECONDS, code))
     return code
 
 
@@ -82,7 +76,7 @@ async def _work(processors: Sequence[JobProcessor[Any]], settings: Settings) -> 
             structlog.get_logger().error("worker.died", exc_info=died.__cause__)
         raise
     if stop.left:
-        _leave_now(0)
+        leave_now(0)
 
 
 class _Stop:
@@ -113,32 +107,3 @@ class _Stop:
 
     def _note_end(self, left: int) -> None:
         self.left = left
-
-
-def _threads_are_left() -> bool:
-    """Tell whether there are threads that the interpreter waits for at its end, for ever if need be.
-
-    A processor may have called ``asyncio.to_thread`` for something that never returns.
-    """
-    return any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
-
-
-def _leave_within(seconds: float, code: int) -> None:
-    """End the process at the latest then."""
-
-    def leave() -> None:
-        time.sleep(seconds)
-        _leave_now(code)
-
-    threading.Thread(target=leave, name="jsworker exit", daemon=True).start()
-
-
-def _leave_now(code: int) -> None:
-    """End the process without the interpreter's end.
-
-    The thread of a processor that does not return runs on. If it writes while the interpreter is taken down
-    under it, Python aborts the process; nothing else is left to do, the worker has closed everything.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

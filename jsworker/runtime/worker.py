@@ -319,8 +319,8 @@ class Worker:
         self._slots.close()
         self._watch.cancel()
         await asyncio.wait({self._watch})
-        for puller in self._pullers:
-            await self._stop_puller(puller)
+        # All at once: each waits for seconds when NATS has frozen.
+        await asyncio.gather(*(self._stop_puller(puller) for puller in self._pullers))
         for consumer in self._consumers:
             await consumer.flush()
         for run in self._slots.take_waiting():

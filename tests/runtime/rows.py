@@ -65,13 +65,12 @@ class Rows:
 
     async def silence(self, job_id: UUID) -> float:
         """Return for how many seconds a running job has given no sign of life."""
-        return float(
-            await self.value(
-                "SELECT extract(epoch FROM clock_timestamp() - last_activity_at)::float8 "
-                "FROM jsworker.jobs WHERE id = %s",
-                job_id,
-            )
+        seconds = await self.value(
+            "SELECT extract(epoch FROM clock_timestamp() - last_activity_at)::float8 "
+            "FROM jsworker.jobs WHERE id = %s",
+            job_id,
         )
+        return float(seconds or 0.0)  # NULL: it has just ended
 
 
 async def open_rows(settings: Settings) -> Rows:

@@ -27,12 +27,12 @@ class Running:
         self.worker._slots._mean_seconds[kind] = 0.01
 
     async def stream_is_empty(self) -> None:
-        """Wait until no message is left, answered or not."""
+        """Wait until no message is left, answered or not; sooner than one would be delivered again."""
 
         async def empty() -> None:
             assert (await self.worker._stream.state()).messages == 0
 
-        await eventually(empty)
+        await eventually(empty, seconds=3.0)
 
     async def end(self) -> None:
         """Close the worker, at once if it still runs."""

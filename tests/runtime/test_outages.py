@@ -374,6 +374,24 @@ async def test_a_worker_ends_in_time_while_nats_is_away(
     assert (row["needs_publish"], row["attempts"]) == (True, 0)
 
 
+async def test_a_worker_of_many_kinds_ends_in_time_while_nats_is_frozen(
+    client: JobClient, servers: TestServers, start: StartWorker, rows: Rows
+) -> None:
+    others = [scripted(echo, kind=kind) for kind in ("one", "two", "three")]
+    running = await start(scripted(Gate().process), *others)
+    job = await client.enqueue("scripted", {})
+    await rows.becomes(job.id, "processing")
+    os.kill(servers.nats.pid, signal.SIGSTOP)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    try:
+        assert await running.worker.close(force=True) == 0
+        assert clock() - began < 14
+        assert (await rows.job(job.id))["status"] == "queued"
+    finally:
+        os.kill(servers.nats.pid, signal.SIGCONT)
+
+
 async def test_a_worker_ends_in_time_while_postgres_is_away(
     client: JobClient, start: StartWorker, rows: Rows, through_proxy: tuple[Proxy, Settings]
 ) -> None:

@@ -123,7 +123,7 @@ async def test_it_may_block_for_longer_than_the_stale_threshold(
     await rows.becomes(job.id, "processing")
     longest = 0.0
     while (await rows.job(job.id))["status"] == "processing":
-        longest = max(longest, await rows.silence(job.id) or 0.0)
+        longest = max(longest, await rows.silence(job.id))
         await asyncio.sleep(0.02)
     assert (await rows.job(job.id))["result"] == 1
     assert longest < settings.stale_threshold / 2

@@ -54,6 +54,13 @@ async def test_rows_and_completion_are_one_commit_and_returning_writes_nothing_m
 ) -> None:
     processor = scripted(process)
     running = await start(processor)
+    settle, settled = running.worker._settler.settle, []
+
+    async def noted_settle(*arguments: Any) -> Any:
+        settled.append(arguments)
+        return await settle(*arguments)
+
+    running.worker._settler.settle = noted_settle  # type: ignore[method-assign]  # to see that it is not asked
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     assert row["result"] == {"by": "thread" if process is plain else "coroutine"}
@@ -62,6 +69,7 @@ async def test_rows_and_completion_are_one_commit_and_returning_writes_nothing_m
     assert await rows.value(one_commit) is True
     await running.events.told("job.completed")
     await running.stream_is_empty()
+    assert settled == []
     assert (await rows.job(job.id)) == row
     assert await rows.told(job.id) == []
     assert not processor.lost
