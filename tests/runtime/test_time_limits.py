@@ -156,7 +156,7 @@ async def test_a_processor_may_use_time_outs_of_its_own_after_it_was_cancelled(
         async def process(self, _job: Job[Any]) -> None:
             await asyncio.Event().wait()
 
-        async def on_failed(self, _job: Job[Any], error: BaseException) -> None:
+        async def on_failed(self, _job: Job[Any], _error: BaseException) -> None:
             task = asyncio.current_task()
             self.cancellations = task.cancelling() if task else -1
             try:

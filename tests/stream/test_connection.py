@@ -26,10 +26,12 @@ async def test_a_restart_of_the_server_is_told_and_survived(
     stream.on_disconnect(lambda: calls.append("lost"))
     stream.on_reconnect(lambda: calls.append("back"))
     await server.stop(how)
-    await until(lambda: not stream.connected)
+    await until(lambda: bool(stream.told_of("worker.degraded")))
+    assert not stream.connected
     assert [fields["what"] for fields in stream.told_of("worker.degraded")] == ["nats"]
     await server.start()
-    await until(lambda: stream.connected)
+    await until(lambda: bool(stream.told_of("worker.restored")))
+    assert stream.connected
     assert stream.told_of("worker.restored") == [{"what": "nats"}]
     assert calls == ["lost", "back"]
     assert (await stream.state()).messages == 0
