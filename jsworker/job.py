@@ -87,7 +87,11 @@ class Job(Generic[P]):
 
     @property
     def should_stop(self) -> bool:
-        """True once the worker drains, the job is cancelled, timed out, or lost: save and return soon."""
+        """True once the worker drains, or the job is cancelled, timed out or lost: come to an end soon.
+
+        Returning means that the job is done. To go on in another run, save a checkpoint and raise
+        ``Retry()``: while the worker drains, that hands the job to another worker and counts no error.
+        """
         return self._ownership.should_stop
 
     @property

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,10 @@ from jsworker.settings import Settings
 from tests.support.servers import TestServers, new_servers_folder, start_test_servers
 
 TEMPLATE = "jsworker_template"
+
+# Started in the background, a process ignores Ctrl-C, and so would every command that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The time scale of the fault suite: everything happens a few hundred times faster than by default.
 FAST = {

@@ -92,12 +92,13 @@ async def test_the_worker_stops_and_hands_its_jobs_back(
 async def test_messages_whose_claim_died_go_back_to_the_stream(
     client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
 ) -> None:
-    running = await start(scripted(echo), with_settings=make_settings(ack_wait=600.0))
+    settings = make_settings(ack_wait=600.0)
+    running = await start(scripted(echo), with_settings=settings)
     running.may_die = True
     break_claims(running.worker)
     job = await client.enqueue(KIND, {})
     await running.events.told("worker.stopped")
-    other = await start(scripted(echo))
+    other = await start(scripted(echo), with_settings=settings)
     await rows.becomes(job.id, "completed")
     await other.stream_is_empty()
 

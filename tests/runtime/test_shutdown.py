@@ -340,7 +340,10 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(client: JobClient
     assert await running.worker.close() == 0
 
 
-async def test_a_start_without_a_database_ends_in_one_line(make_settings: MakeSettings) -> None:
+async def test_a_start_without_a_database_ends_in_one_line(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jsworker.runtime.worker._FIRST_CONNECT_SECONDS", 0.3)
     settings = make_settings(database_url="postgresql://nobody@127.0.0.1:1/nothing")
     running = new_worker(scripted(echo), settings=settings)
     before = asyncio.all_tasks()
