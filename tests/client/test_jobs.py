@@ -160,6 +160,22 @@ async def test_only_a_running_job_is_cleared(client: JobClient, rows: Rows, stat
     assert await rows.job(job.id) == before
 
 
+async def test_a_clear_gives_way_to_an_owner_that_is_just_settling(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    async with rows.connection.transaction():
+        await rows.query("SELECT 1 FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
+        with pytest.raises(TransitionRefused, match="its owner has just settled it, or writes it right now"):
+            await client.clear_and_reenqueue(job.id, "why")
+    gate.open()
+    assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
+    await running.stream_is_empty()
+
+
 @pytest.mark.parametrize(
     ("reason", "told"),
     [

@@ -108,12 +108,17 @@ async def test_what_the_stream_does_not_take_is_not_counted_as_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await client.database.run(enqueue_statement(KIND, {}))
+    monkeypatch.setattr("jsworker.client.job_client._PUBLISH_SECONDS", 0.3)
     await js.delete_stream(settings.stream)
     assert Stream.publish_many.__kwdefaults__ is not None
     monkeypatch.setitem(Stream.publish_many.__kwdefaults__, "timeout", 0.3)
     assert await client.publish_pending() == 0
     assert await rows.value("SELECT needs_publish FROM jsworker.jobs")
     assert client.unpublished_because is not None
+    client.unpublished_because = None
+    job = await client.enqueue(KIND, {})  # accepted all the same
+    assert (await rows.job(job.id))["needs_publish"]
+    assert f"message {job.id}:1 was not stored" in (client.unpublished_because or "")
 
 
 async def test_without_a_database_a_client_says_so_in_one_line(make_settings: MakeSettings) -> None:

@@ -10,6 +10,7 @@ from nats.js.errors import APIError
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.ownership import claim as claims
 from jsworker.runtime import consumer
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, Gate, echo, scripted
@@ -290,6 +291,30 @@ async def test_copies_delivered_together_with_the_first_message_are_one_job(
     await first.stream_is_empty()
     started = first.events.of("job.started") + second.events.of("job.started")
     assert len(started) == len(jobs)
+
+
+async def test_a_job_that_enters_the_queue_right_after_its_claim_was_refused_keeps_its_message(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message may be the job's only one: it is not acknowledged for what the row was a moment ago."""
+    look = claims.look_at_refused
+
+    async def look_after_it_was_queued(*arguments: Any, **named: Any) -> Any:
+        if (await rows.job(job.id))["status"] == "scheduled":
+            await enter_the_queue(job.id, rows)
+        return await look(*arguments, **named)
+
+    monkeypatch.setattr(claims, "look_at_refused", look_after_it_was_queued)
+    monkeypatch.setattr("jsworker.runtime.consumer._DATABASE_DELAY", 0.02)
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    running = await start(scripted(echo))
+    await publisher.message(job.id)
+    await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "scheduled"])

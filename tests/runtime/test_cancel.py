@@ -8,8 +8,9 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.runtime.run import Run, Stop
 from jsworker.settings import Settings
-from tests.runtime.processors import KIND, LATER, Gate, scripted
+from tests.runtime.processors import KIND, LATER, Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
 from tests.support.polling import eventually
@@ -138,6 +139,29 @@ async def test_a_cancel_right_before_the_worker_stops_is_not_forgotten(
     row = await rows.job(job.id)
     assert (row["status"], row["errors"], row["attempts"]) == ("cancelled", 1, 1)
     assert running.events.names(job.id)[-1] == "job.cancelled"
+
+
+async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """A task that is cancelled before its first step would settle nothing and stay in hand for ever."""
+    running = await start(scripted(echo))
+    launch = running.worker._slots._launch
+    launched: list[Run] = []
+
+    def launch_and_stop(run: Run) -> None:
+        launch(run)
+        if not launched:
+            run.signal(Stop.SHUTDOWN)
+        launched.append(run)
+
+    running.worker._slots._launch = launch_and_stop
+    job = await client.enqueue(KIND, {"n": 1})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["fencing_token"], row["attempts"]) == (2, 1)
+    assert running.events.names(job.id).count("job.started") == 1
+    await running.stream_is_empty()
+    assert not running.worker._hand.runs
 
 
 async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
