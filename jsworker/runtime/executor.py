@@ -13,7 +13,7 @@ from jsworker.runtime import outcome as outcomes
 from jsworker.runtime.answers import Answers
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.lease import LeaseServices, RunLease
-from jsworker.runtime.outcome import Failed, HandedBack, Outcome
+from jsworker.runtime.outcome import Failed, HandedBack, InvalidResult, Outcome
 from jsworker.runtime.processing import forget_cancellation, process
 from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.settler import Settler
@@ -123,11 +123,15 @@ class Executor:
         except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
             outcome, error = outcomes.raised(run, raised), raised
         forget_cancellation()
+        if run.abandoned:  # the worker has gone; the stale rule has the job
+            return
         run.phase = Phase.SETTLING
         self._slots.leave(run, boottime() - started)
         self._on_room()
         await self._settle(run, outcome)
         if job is not None:
+            if isinstance(outcome, Failed):
+                error = error or InvalidResult(outcome.error)
             await self._call_hooks(run, job, error)
 
     async def _process(self, run: Run, job: Job[Any]) -> Outcome:

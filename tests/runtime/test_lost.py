@@ -256,13 +256,15 @@ async def test_a_lost_thread_is_told_to_stop_and_its_return_is_refused(
 
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
-    await rows.becomes(job.id, "processing")
-    await rows.take_back(job.id)
+
+    async def met() -> None:
+        assert jobs
 
     async def told() -> None:
-        assert jobs
         assert jobs[0].should_stop
 
+    await eventually(met)
+    await rows.take_back(job.id)
     await eventually(told)
     go_on.set()
     await running.events.told("job.lost")

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from jsworker.client import JobClient
-from jsworker.errors import Fail, InvalidPayload, Retry
+from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.job import Job
 from jsworker.processor import Backoff, JobProcessor
 from jsworker.settings import Settings
@@ -271,7 +271,10 @@ async def test_results_that_cannot_be_stored_fail_at_once_and_harm_no_neighbour(
     for job in good:
         assert (await rows.becomes(job.id, "completed"))["result"] == "fine"
     await running.stream_is_empty()
-    assert len(processor.failed) == len(UNSTORABLE)
+    told = {job.id: error for job, error in processor.failed}
+    for job in bad:
+        assert isinstance(told[job.id], InvalidJson)
+        assert str(told[job.id]) == (await rows.job(job.id))["last_error"]
 
 
 async def test_a_result_that_only_postgresql_refuses_fails_at_once_and_harms_no_neighbour(

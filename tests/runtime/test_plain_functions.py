@@ -177,13 +177,15 @@ async def test_a_thread_that_raises_after_its_time_out_fails_the_attempt(
 
 async def test_a_cancel_reaches_it_as_should_stop(client: JobClient, rows: Rows, start: StartWorker) -> None:
     def process(job: Job[Any]) -> None:
+        met.set()
         while not job.should_stop:
             time.sleep(0.005)
         raise ValueError(f"cancelled={job.cancelled}")
 
+    met = threading.Event()
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
-    await rows.becomes(job.id, "processing")
+    await asyncio.to_thread(met.wait, 10.0)
     await client.cancel(job.id)
     row = await rows.becomes(job.id, "cancelled")
     assert row["last_error"].startswith("ValueError: cancelled=True")

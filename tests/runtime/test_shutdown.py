@@ -385,10 +385,11 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
 ) -> None:
     swallowed = 0
-    go_on = asyncio.Event()
+    met, go_on = asyncio.Event(), asyncio.Event()
 
     async def process(job: Job[Any]) -> None:
         nonlocal swallowed
+        met.set()
         while not go_on.is_set():
             try:
                 await go_on.wait()
@@ -397,11 +398,15 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
 
     running = await start(scripted(process), with_settings=make_settings(shutdown_timeout=0.1))
     job = await client.enqueue(KIND, {})
-    await rows.becomes(job.id, "processing")
+    await met.wait()
     assert await asyncio.wait_for(running.worker.close(), 5.0) == 1
     assert swallowed == 2  # told to stop, and given up
-    assert (await rows.job(job.id))["worker_id"] == running.worker.id
+    row = await rows.job(job.id)
+    assert row["worker_id"] == running.worker.id
+    [task] = running.worker._executor._tasks
     go_on.set()
+    await asyncio.wait_for(task, 5.0)
+    assert await rows.job(job.id) == row  # nobody writes for a worker that has gone
 
 
 async def stopped_with(
