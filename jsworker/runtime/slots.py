@@ -27,9 +27,10 @@ _SHORTEST_SECONDS = 1e-6
 class Slots:
     """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
 
-    def __init__(self, capacity: int, launch: Callable[[Run], None]) -> None:
-        """Prepare ``capacity`` slots; ``launch`` starts a run that got one."""
+    def __init__(self, capacity: int, kinds: int, launch: Callable[[Run], None]) -> None:
+        """Prepare ``capacity`` slots for so many ``kinds``; ``launch`` starts a run that got one."""
         self._capacity = capacity
+        self._kinds = kinds
         self._launch = launch
         self._waiting: dict[str, deque[Run]] = {}
         """By kind; the kind that was served last stands last."""
@@ -53,6 +54,8 @@ class Slots:
         ahead = self._ahead(kind)
         in_line = claiming_kind + len(self._waiting.get(kind.name, ()))
         free = self._capacity + ahead - claiming - self._in_hand
+        if ahead:  # slots fall free quickly: each kind has its place in the line, however long others' are
+            free = max(free, self._share(kind, ahead) - in_line)
         own_ahead = min(ahead, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
         return min(free, kind.concurrency + own_ahead - in_line - self._running[kind.name])
 
@@ -103,6 +106,10 @@ class Slots:
             free -= running
             per_second += running / self._mean_seconds.get(name, math.inf)
         return _soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
+
+    def _share(self, kind: Kind, ahead: int) -> int:
+        known = kind.name in self._mean_seconds  # else one run shows how long they take
+        return max(1, ahead // self._kinds) if known else 1
 
     def _fill(self) -> None:
         if self._closed:

@@ -182,7 +182,7 @@ class Worker:
         self._hand = Hand()
         self._health = DatabaseHealth(events)
         self._answers = Answers(died)
-        self._slots = Slots(settings.concurrency, self._launch)
+        self._slots = Slots(settings.concurrency, len(self._kinds), self._launch)
         self._settler = Settler(worker_id=self.id, database=database, health=self._health, died=died)
         self._dead_letters = DeadLetters(
             database=database, health=self._health, answers=self._answers, events=events, died=died

@@ -1,6 +1,7 @@
 """A client without NATS, or without a database: a committed job is accepted, all else is one clear line."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -73,6 +74,7 @@ async def nats_server() -> AsyncIterator[EmbeddedNats]:
     server.start()
     yield server
     server.stop()
+    shutil.rmtree(folder)
 
 
 async def test_when_nats_goes_away_later_jobs_are_accepted_and_published_when_it_is_back(

@@ -101,6 +101,30 @@ async def test_a_flood_of_one_kind_does_not_starve_another(
     assert len(busy.order) < flood / 2
 
 
+async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
+    client: JobClient, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    gate = Gate()
+    running = await start(
+        scripted(gate.process, kind="flood"),
+        scripted(echo, kind="rare"),
+        with_settings=make_settings(concurrency=1),
+    )
+    flood, rare = running.worker._consumers
+    assert (flood.room(), rare.room()) == (1, 1)
+    running.expects_short_runs("flood")
+    assert (flood.room(), rare.room()) == (11, 1)  # ten more fall free within a tenth of a second
+    await client.enqueue_many("flood", [{}] * 50)
+    await gate.met()
+
+    async def full() -> None:
+        assert flood.room() == 0
+
+    await eventually(full)
+    assert rare.room() == 1
+    gate.open()
+
+
 async def test_what_a_worker_has_no_room_for_goes_on_to_another_at_once(
     client: JobClient, rows: Rows, js: JetStreamContext, make_settings: MakeSettings, start: StartWorker
 ) -> None:
