@@ -61,11 +61,11 @@ WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_
 RETURNING id
 """)
 
-# NULL limits stay NULL: who never takes the job back for silence need not be asked for patience.
+# Absolute values, so that a second try after a lost answer does no harm.
 QUIET = text("""
 UPDATE jsworker.jobs SET
-  stale_after = stale_after + make_interval(secs => CAST(:longer AS double precision)),
-  crash_after = crash_after + make_interval(secs => CAST(:longer AS double precision)),
+  stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
+  crash_after = make_interval(secs => CAST(:crash_after AS double precision)),
   last_activity_at = clock_timestamp()
 WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
 RETURNING id
@@ -161,13 +161,16 @@ async def save_checkpoint(database: Database, *, worker_id: str, held: Held, che
     _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | {"checkpoint": checkpoint}))
 
 
-async def lengthen(database: Database, *, worker_id: str, held: Held, seconds: float) -> None:
-    """Lengthen (or, below zero, shorten again) the silence after which a run may be taken back.
+async def set_patience(
+    database: Database, *, worker_id: str, held: Held, stale_after: float | None, crash_after: float | None
+) -> None:
+    """Set the seconds of silence after which a run may be taken back; the same again changes nothing.
 
     Raises:
         OwnershipLost: nothing was stored.
     """
-    _owned(held, await database.run(QUIET, _mine(worker_id, held) | {"longer": seconds}))
+    values = {"stale_after": stale_after, "crash_after": crash_after}
+    _owned(held, await database.run(QUIET, _mine(worker_id, held) | values))
 
 
 async def strays(

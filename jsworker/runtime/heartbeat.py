@@ -163,8 +163,8 @@ class Heartbeat:
         for run in runs:
             if run.quiet_seconds and boottime() > run.quiet_until and run.phase is Phase.RUNNING:
                 try:
-                    await lease.lengthen(
-                        self._database, worker_id=self._worker.id, held=run.held, seconds=-run.quiet_seconds
+                    await lease.set_patience(
+                        self._database, worker_id=self._worker.id, held=run.held, **run.patience(0.0)
                     )
                 except OwnershipLost:
                     continue  # the next heartbeat tells

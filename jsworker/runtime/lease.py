@@ -97,9 +97,11 @@ class RunLease:
         """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
-        longer = seconds - self._run.quiet_seconds
-        write = lease.lengthen(
-            self._services.database, worker_id=self._services.worker_id, held=self._run.held, seconds=longer
+        write = lease.set_patience(
+            self._services.database,
+            worker_id=self._services.worker_id,
+            held=self._run.held,
+            **self._run.patience(seconds),
         )
         await self._sign_of_life(write)
         self._run.quiet_seconds = seconds

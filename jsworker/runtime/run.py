@@ -88,6 +88,14 @@ class Run:
         """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
         return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
 
+    def patience(self, quiet_seconds: float) -> dict[str, float | None]:
+        """Return the limits of silence while the run is quiet for so long; None stays None: no such limit."""
+        limits = self.kind.limits
+        return {
+            "stale_after": None if limits.stale_after is None else limits.stale_after + quiet_seconds,
+            "crash_after": None if limits.crash_after is None else limits.crash_after + quiet_seconds,
+        }
+
     def facts(self) -> dict[str, object]:
         """Return what every event about this run tells."""
         return {

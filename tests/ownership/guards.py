@@ -209,7 +209,13 @@ TRANSITIONS = [
         lambda job: _held(job) | {"checkpoint": "[1]"},
         _mine(_TOKEN),
     ),
-    Transition("QUIET", lease.QUIET, "processing", lambda job: _held(job) | {"longer": 60.0}, _mine(_TOKEN)),
+    Transition(
+        "QUIET",
+        lease.QUIET,
+        "processing",
+        lambda job: _held(job) | {"stale_after": 90.0, "crash_after": 75.0},
+        _mine(_TOKEN),
+    ),
     Transition(
         "STRAYS",
         lease.STRAYS,

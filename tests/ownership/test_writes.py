@@ -157,10 +157,18 @@ class TestLease:
         assert job["checkpoint"] == {"page": 7}
         assert age(sql, job["last_activity_at"]) < 5
 
-    async def test_a_quiet_phase_lengthens_and_shortens(self, database: Database, sql: Sql) -> None:
+    async def test_a_quiet_phase_sets_the_patience_and_a_second_try_changes_nothing(
+        self, database: Database, sql: Sql
+    ) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))
-        for longer, stale_after in ((60.0, 90), (-60.0, 30)):
-            await lease.lengthen(database, worker_id=WORKER, held=(job_id, 1), seconds=longer)
+        for stale_after in (90, 90, 30, 30):
+            await lease.set_patience(
+                database,
+                worker_id=WORKER,
+                held=(job_id, 1),
+                stale_after=float(stale_after),
+                crash_after=stale_after - 15.0,
+            )
             job = read_job(sql, job_id)
             assert job["stale_after"] == timedelta(seconds=stale_after)
             assert job["crash_after"] == timedelta(seconds=stale_after - 15)
@@ -170,8 +178,11 @@ class TestLease:
         self, database: Database, sql: Sql
     ) -> None:
         job_id = insert_job(sql, "processing", stale_after=None)
-        await lease.lengthen(database, worker_id=WORKER, held=(job_id, 1), seconds=60.0)
-        assert read_job(sql, job_id)["stale_after"] is None
+        await lease.set_patience(
+            database, worker_id=WORKER, held=(job_id, 1), stale_after=None, crash_after=None
+        )
+        job = read_job(sql, job_id)
+        assert (job["stale_after"], job["crash_after"]) == (None, None)
 
     async def test_a_lost_run_is_told_so(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", fencing_token=2)
@@ -182,7 +193,7 @@ class TestLease:
                 database, worker_id=WORKER, held=held, stage="s", progress=None, message=None
             ),
             lease.save_checkpoint(database, worker_id=WORKER, held=held, checkpoint="1"),
-            lease.lengthen(database, worker_id=WORKER, held=held, seconds=1.0),
+            lease.set_patience(database, worker_id=WORKER, held=held, stale_after=9.0, crash_after=3.0),
         ):
             with pytest.raises(OwnershipLost, match=rf"^job {job_id}: token 1 no longer owns it$"):
                 await write
