@@ -26,6 +26,7 @@ EVENT_NAMES = frozenset(
         "heartbeat.failed",
         "message.dead",
         "message.refused",
+        "message.republished",
         "stream.changed",
         "worker.started",
         "worker.draining",

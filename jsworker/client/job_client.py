@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from jsworker import fault_points
 from jsworker.batcher import Batcher
 from jsworker.client.enqueueing import Kind, kind_name, new_job
 from jsworker.client.publishing import publish_due
@@ -142,6 +143,7 @@ class JobClient:
         publish_after = _OWN_PUBLISHING_SECONDS if self._reachable_stream() else 0.0
         enqueued = await enqueue.enqueue(self._database, name, job, publish_after=publish_after)
         if enqueued.created and not delay:
+            await fault_points.reach("after_commit_before_publish")
             await self._publish(WireMessage(job_id=enqueued.id, kind=name, dispatch=1))
         return enqueued
 

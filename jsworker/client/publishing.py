@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jsworker import fault_points
 from jsworker.errors import PublishFailed
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing, Sent, mark, take_outgoing
@@ -36,6 +37,7 @@ async def publish_due(
         return []
     answers = await stream.publish_many([wire_message(job) for job in outgoing])
     if sent := _acknowledged(outgoing, answers):
+        await fault_points.reach("after_publish_before_mark")
         await mark(database, sent)
     return answers
 

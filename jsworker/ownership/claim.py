@@ -1,21 +1,28 @@
 """CLAIM: queued becomes processing, with a new fencing token. Whoever gets the row owns the job."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
+from sqlalchemy import Row, TextClause, text
 
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
+from jsworker.ownership.reset import Suspect
+
+_COLUMNS = """
+    j.id, j.kind, CAST(j.payload AS text) AS payload, j.fencing_token, j.dispatch, j.attempts, j.max_attempts,
+    j.cleared, j.clear_reason, j.deadline_at, CAST(j.checkpoint AS text) AS checkpoint, j.queued_at, j.claimed_at,
+    j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls
+"""
 
 # Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
-CLAIM = text("""
+_CLAIM = """
 WITH picked AS (
-  SELECT id FROM jsworker.jobs
-  WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'queued' AND kind = :kind
-  ORDER BY id FOR NO KEY UPDATE
+  SELECT j.id, j.worker_id AS owner FROM jsworker.jobs AS j {rows}
+  ORDER BY j.id FOR NO KEY UPDATE OF j
 ), claimed AS (
   UPDATE jsworker.jobs AS j SET
     status = 'processing',
@@ -30,32 +37,84 @@ WITH picked AS (
     deadline_at = clock_timestamp() + make_interval(secs => CAST(:timeout AS double precision)),
     max_attempts = coalesce(j.max_attempts, :max_attempts),
     max_stalls = coalesce(j.max_stalls, :max_stalls),
-    needs_publish = false
-  FROM picked WHERE j.id = picked.id AND j.status = 'queued' AND j.kind = :kind
-  RETURNING j.id, j.kind, CAST(j.payload AS text) AS payload, j.fencing_token, j.dispatch, j.attempts,
-    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at, CAST(j.checkpoint AS text) AS checkpoint,
-    j.queued_at, j.claimed_at, j.traceparent, j.tracestate, j.cancel_requested
+    needs_publish = false{stall}
+  FROM picked WHERE j.id = picked.id AND j.status = '{status}' AND j.kind = :kind
+  RETURNING {columns}, picked.owner
 ), told AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
   SELECT id, 'claimed', :worker_id, fencing_token,
-    jsonb_build_object('attempt', attempts, 'cleared', cleared, 'clear_reason', clear_reason)
+    jsonb_build_object('attempt', attempts, 'cleared', cleared, 'clear_reason', clear_reason){detail}
   FROM claimed WHERE fencing_token > 1
 )
 SELECT * FROM claimed
-""")
+"""
+
+
+def _claim(status: str, *, rows: str, stall: str = "", detail: str = "") -> TextClause:
+    """Return the statement that claims rows of one status."""
+    parts = {
+        "status": status,
+        "rows": rows.strip(),
+        "stall": stall,
+        "detail": detail,
+        "columns": _COLUMNS.strip(),
+    }
+    statement = _CLAIM
+    for name, part in parts.items():
+        statement = statement.replace(f"{{{name}}}", part)
+    return text(statement)
+
+
+CLAIM = _claim(
+    "queued", rows="WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status = 'queued' AND j.kind = :kind"
+)
+
+# The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
+# first stall, for a later one waits out its back-off; only when a further run is due at all.
+CLAIM_STALE = _claim(
+    "processing",
+    rows="""
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
+    AS seen(id, token, activity) ON seen.id = j.id
+  WHERE j.status = 'processing' AND j.kind = :kind
+    AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
+    AND j.last_activity_at + j.stale_after < clock_timestamp()
+    AND j.stalls = 0 AND j.max_stalls >= 2 AND NOT j.cancel_requested
+""",
+    stall=""",
+    stalls = j.stalls + 1,
+    cleared = true,
+    clear_reason = 'worker ' || picked.owner || ' stopped responding'""",
+    detail="""
+    || jsonb_build_object('cause', 'stale', 'owner', owner, 'counted', true, 'stalls', stalls)""",
+)
 
 # A CLAIM may commit and its answer be lost: what is mine now was claimed by it.
-READ_BACK = text("""
-SELECT id, kind, CAST(payload AS text) AS payload, fencing_token, dispatch, attempts, max_attempts, cleared,
-  clear_reason, deadline_at, CAST(checkpoint AS text) AS checkpoint, queued_at, claimed_at, traceparent,
-  tracestate, cancel_requested
-FROM jsworker.jobs
-WHERE worker_id = :worker_id AND status = 'processing' AND id = ANY(CAST(:ids AS uuid[]))
-""")
+READ_BACK = text(
+    """
+SELECT {columns}
+FROM jsworker.jobs AS j
+WHERE j.worker_id = :worker_id AND j.status = 'processing' AND j.id = ANY(CAST(:ids AS uuid[]))
+""".replace("{columns}", _COLUMNS.strip())
+)
 
-# Why a claim was refused, for the event that tells it; decides nothing.
+# Why a claim was refused, for the event that tells it; decides nothing. A skip of somebody's running job is
+# told once for each worker that skipped it, however often its message comes back.
 REFUSED = text("""
-SELECT id, status, dispatch, worker_id FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[])) AND kind = :kind
+WITH refused AS (
+  SELECT id, status, dispatch, worker_id, fencing_token FROM jsworker.jobs
+  WHERE id = ANY(CAST(:ids AS uuid[])) AND kind = :kind
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+  SELECT id, 'skipped', CAST(:worker_id AS text), fencing_token,
+    jsonb_build_object('owner', worker_id, 'token', fencing_token)
+  FROM refused
+  WHERE status = 'processing' AND worker_id <> CAST(:worker_id AS text) AND NOT EXISTS (
+    SELECT FROM jsworker.job_events AS e
+    WHERE e.job_id = refused.id AND e.event = 'skipped' AND e.worker_id = CAST(:worker_id AS text)
+      AND e.fencing_token = refused.fencing_token)
+)
+SELECT id, status, dispatch, worker_id FROM refused
 """)
 
 
@@ -86,6 +145,8 @@ class ClaimedJob:
         payload: JSON text.
         checkpoint: JSON text or None.
         dispatch: the dispatch at which it was claimed: copies of messages up to it are spent.
+        stalls: runs of this job that were taken back from silent owners.
+        max_stalls: at which of them it fails.
     """
 
     id: UUID
@@ -104,6 +165,8 @@ class ClaimedJob:
     traceparent: str | None
     tracestate: str | None
     cancel_requested: bool
+    stalls: int
+    max_stalls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,38 +199,33 @@ async def claim(
     Raises:
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
     """
-    values = {
-        "worker_id": worker_id,
-        "kind": kind,
-        "ids": list(ids),
-        "stale_after": limits.stale_after,
-        "crash_after": limits.crash_after,
-        "timeout": limits.timeout,
-        "max_attempts": limits.max_attempts,
-        "max_stalls": limits.max_stalls,
-    }
-    try:
-        rows = await database.run(CLAIM, values)
-    except RowRefused:
-        return await _claim_halves(database, worker_id=worker_id, kind=kind, ids=ids, limits=limits)
-    return Taken([_claimed(row) for row in rows], frozenset())
+
+    def write(batch: Sequence[UUID]) -> Awaitable[Sequence[Row[Any]]]:
+        return database.run(CLAIM, _written(worker_id, kind, limits) | {"ids": list(batch)})
+
+    rows, refused = await in_halves(ids, write)
+    return Taken([_claimed(row) for row in rows], frozenset(refused))
 
 
-async def _claim_halves(
-    database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: Limits
+async def claim_stale(
+    database: Database, *, worker_id: str, kind: str, seen: Sequence[Suspect], limits: Limits
 ) -> Taken:
-    """Find the row that PostgreSQL refuses by halving; it keeps none of its neighbours back."""
-    if len(ids) == 1:
-        return Taken([], frozenset(ids))
-    middle = len(ids) // 2
-    halves = [
-        await claim(database, worker_id=worker_id, kind=kind, ids=half, limits=limits)
-        for half in (ids[:middle], ids[middle:])
-    ]
-    return Taken(
-        [row for half in halves for row in half.claimed],
-        frozenset().union(*(half.refused_rows for half in halves)),
-    )
+    """Take jobs of ``kind`` from their stale owners, each as rule 1 has last seen it; a first stall only.
+
+    Raises:
+        DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
+    """
+
+    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row[Any]]]:
+        as_seen = {
+            "ids": [row.id for row in batch],
+            "tokens": [row.fencing_token for row in batch],
+            "activities": [row.last_activity_at for row in batch],
+        }
+        return database.run(CLAIM_STALE, _written(worker_id, kind, limits) | as_seen)
+
+    rows, refused = await in_halves(seen, write)
+    return Taken([_claimed(row) for row in rows], frozenset(row.id for row in refused))
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
@@ -176,10 +234,31 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
     return [_claimed(row) for row in rows]
 
 
-async def look_at_refused(database: Database, *, kind: str, ids: Iterable[UUID]) -> dict[UUID, RefusedJob]:
-    """Return why jobs were refused; an id that is missing has no row of this kind."""
-    rows = await database.run(REFUSED, {"kind": kind, "ids": list(ids)})
+async def look_at_refused(
+    database: Database, *, kind: str, ids: Iterable[UUID], worker_id: str | None = None
+) -> dict[UUID, RefusedJob]:
+    """Return why jobs were refused; an id that is missing has no row of this kind.
+
+    Args:
+        database: where they are.
+        kind: of the consumer that delivered them.
+        ids: the jobs.
+        worker_id: who skips them; jobs that run under another worker say so in their timeline. None: not told.
+    """
+    rows = await database.run(REFUSED, {"kind": kind, "ids": list(ids), "worker_id": worker_id})
     return {row.id: RefusedJob(row.status, row.dispatch, row.worker_id) for row in rows}
+
+
+def _written(worker_id: str, kind: str, limits: Limits) -> dict[str, Any]:
+    return {
+        "worker_id": worker_id,
+        "kind": kind,
+        "stale_after": limits.stale_after,
+        "crash_after": limits.crash_after,
+        "timeout": limits.timeout,
+        "max_attempts": limits.max_attempts,
+        "max_stalls": limits.max_stalls,
+    }
 
 
 def _claimed(row: Row[Any]) -> ClaimedJob:
@@ -200,4 +279,6 @@ def _claimed(row: Row[Any]) -> ClaimedJob:
         traceparent=row.traceparent,
         tracestate=row.tracestate,
         cancel_requested=row.cancel_requested,
+        stalls=row.stalls,
+        max_stalls=row.max_stalls,
     )

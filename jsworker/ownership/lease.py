@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
+from sqlalchemy import Row, TextClause, text
 
 from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import Database
+from jsworker.ownership.timeline import REJECTED_ONE
 
 # One statement for all runs in hand. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
@@ -45,30 +46,39 @@ WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_
 RETURNING id
 """)
 
-PROGRESS = text("""
-UPDATE jsworker.jobs SET
-  stage = coalesce(CAST(:stage AS text), stage),
-  progress = coalesce(CAST(:progress AS double precision), progress),
-  message = coalesce(CAST(:message AS text), message),
-  last_activity_at = clock_timestamp()
-WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
-RETURNING id
+# A write that comes too late is told once for each run and kind of write.
+_WRITE = """
+WITH written AS (
+  UPDATE jsworker.jobs SET
+    {values},
+    last_activity_at = clock_timestamp()
+  WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+  RETURNING id
+), told AS (
+  {rejected}
+  AND NOT EXISTS (SELECT FROM written)
+)
+SELECT id FROM written
+"""
+
+
+def _write(values: str) -> TextClause:
+    """Return the statement by which an owner changes one of its rows, a sign of life like any other."""
+    return text(_WRITE.replace("{values}", values.strip()).replace("{rejected}", REJECTED_ONE))
+
+
+PROGRESS = _write("""
+    stage = coalesce(CAST(:stage AS text), stage),
+    progress = coalesce(CAST(:progress AS double precision), progress),
+    message = coalesce(CAST(:message AS text), message)
 """)
 
-CHECKPOINT = text("""
-UPDATE jsworker.jobs SET checkpoint = CAST(:checkpoint AS jsonb), last_activity_at = clock_timestamp()
-WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
-RETURNING id
-""")
+CHECKPOINT = _write("checkpoint = CAST(:checkpoint AS jsonb)")
 
 # Absolute values, so that a second try after a lost answer does no harm.
-QUIET = text("""
-UPDATE jsworker.jobs SET
-  stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
-  crash_after = make_interval(secs => CAST(:crash_after AS double precision)),
-  last_activity_at = clock_timestamp()
-WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
-RETURNING id
+QUIET = _write("""
+    stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
+    crash_after = make_interval(secs => CAST(:crash_after AS double precision))
 """)
 
 # Claimed under my id by a statement whose answer never came. Younger ones may still be on their way in.
@@ -148,7 +158,7 @@ async def update_progress(
     Raises:
         OwnershipLost: nothing was stored.
     """
-    values = {"stage": stage, "progress": progress, "message": message}
+    values = {"stage": stage, "progress": progress, "message": message, "write": "progress"}
     _owned(held, await database.run(PROGRESS, _mine(worker_id, held) | values))
 
 
@@ -158,7 +168,8 @@ async def save_checkpoint(database: Database, *, worker_id: str, held: Held, che
     Raises:
         OwnershipLost: nothing was stored.
     """
-    _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | {"checkpoint": checkpoint}))
+    values = {"checkpoint": checkpoint, "write": "checkpoint"}
+    _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | values))
 
 
 async def set_patience(
@@ -169,7 +180,7 @@ async def set_patience(
     Raises:
         OwnershipLost: nothing was stored.
     """
-    values = {"stale_after": stale_after, "crash_after": crash_after}
+    values = {"stale_after": stale_after, "crash_after": crash_after, "write": "quiet"}
     _owned(held, await database.run(QUIET, _mine(worker_id, held) | values))
 
 

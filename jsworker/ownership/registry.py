@@ -1,11 +1,12 @@
 """Who works here: worker processes, and the id that pairs this database with its stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from jsworker.ownership.database import Database
 
@@ -13,12 +14,60 @@ from jsworker.ownership.database import Database
 SEEN = text("""
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
-  heartbeat_interval, state)
+  heartbeat_interval, answers, state)
 VALUES (
   :id, :hostname, :pod_uid, :container, :boot_id, :pid_namespace, :pid, :process_started,
   CAST(:kinds AS text[]), :concurrency, :version,
-  make_interval(secs => CAST(:heartbeat_interval AS double precision)), :state)
-ON CONFLICT (id) DO UPDATE SET last_seen_at = clock_timestamp(), state = excluded.state
+  make_interval(secs => CAST(:heartbeat_interval AS double precision)), :answers, :state)
+ON CONFLICT (id) DO UPDATE SET
+  last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state
+""")
+
+_LIFE = """
+SELECT w.id, w.hostname, w.pod_uid, w.container, w.boot_id, w.pid_namespace, w.pid, w.process_started, w.kinds,
+  w.concurrency, w.version, extract(epoch FROM w.heartbeat_interval) AS heartbeat_interval, w.state, w.last_seen_at,
+  extract(epoch FROM clock_timestamp() - w.last_seen_at) AS seconds_silent,
+  coalesce((w.started_at, w.id) < (SELECT me.started_at, me.id FROM jsworker.workers AS me WHERE me.id = :id), true)
+    AS started_before,
+  (SELECT count(*) FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing') AS holds
+FROM jsworker.workers AS w
+WHERE w.id <> :id
+"""
+
+# Equality, never LIKE: worker-1 is not worker-10, and an underscore is no wildcard.
+EARLIER_LIVES = text(
+    "WITH life AS ("
+    + _LIFE
+    + """
+  AND (w.hostname = :hostname OR w.pod_uid = CAST(:pod_uid AS text)))
+SELECT * FROM life WHERE state <> 'stopped' OR holds > 0 ORDER BY last_seen_at DESC
+"""
+)
+
+# An id is a name and its random end: eight characters that no two lives share.
+NAMESAKES = text(
+    _LIFE
+    + """
+  AND w.id = CAST(:name AS text) || '-' || right(w.id, 8) AND w.state <> 'stopped' ORDER BY w.last_seen_at DESC
+"""
+)
+
+BURY = text("""
+WITH dead AS (
+  SELECT w.id FROM jsworker.workers AS w WHERE w.id = ANY(CAST(:ids AS text[])) ORDER BY w.id FOR UPDATE
+)
+UPDATE jsworker.workers AS w SET state = 'stopped' FROM dead WHERE w.id = dead.id
+""")
+
+# What holds a running job stays: its row is the evidence of whoever recovers it.
+FORGET = text("""
+WITH silent AS (
+  SELECT w.id FROM jsworker.workers AS w
+  WHERE w.last_seen_at < clock_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
+    AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')
+  ORDER BY w.id FOR UPDATE SKIP LOCKED
+)
+DELETE FROM jsworker.workers AS w USING silent WHERE w.id = silent.id RETURNING w.id
 """)
 
 INSTALLATION = text("""
@@ -60,16 +109,63 @@ class WorkerRow:
     heartbeat_interval: float
 
 
-async def seen(database: Database, worker: WorkerRow, *, state: str) -> None:
+@dataclass(frozen=True, slots=True)
+class EarlierLife(WorkerRow):
+    """Another worker's row, as it is now.
+
+    Attributes:
+        state: ``running``, ``draining`` or ``stopped``; a killed worker stays ``running``.
+        last_seen_at: its last heartbeat, by the database's clock.
+        seconds_silent: how long ago that was.
+        started_before: whether it registered before the worker that asks.
+        holds: how many running jobs it owns.
+    """
+
+    state: str
+    last_seen_at: datetime
+    seconds_silent: float
+    started_before: bool
+    holds: int
+
+
+async def seen(database: Database, worker: WorkerRow, *, state: str, answers: bool = False) -> None:
     """Register a worker, or note that it is still there.
 
     Args:
         database: where.
         worker: who.
         state: ``running``, ``draining`` or ``stopped``.
+        answers: whether its NATS subject was proven to answer.
     """
-    values: dict[str, Any] = {name: getattr(worker, name) for name in WorkerRow.__slots__}
-    await database.run_heartbeat(SEEN, values | {"kinds": list(worker.kinds), "state": state})
+    values: dict[str, Any] = {field.name: getattr(worker, field.name) for field in fields(WorkerRow)}
+    row = values | {"kinds": list(worker.kinds), "answers": answers, "state": state}
+    await database.run_heartbeat(SEEN, row)
+
+
+async def earlier_lives(database: Database, *, worker: WorkerRow) -> list[EarlierLife]:
+    """Return other workers of this hostname or pod that did not stop in order or still hold jobs."""
+    values = {"id": worker.id, "hostname": worker.hostname, "pod_uid": worker.pod_uid}
+    return [_life(row) for row in await database.run(EARLIER_LIVES, values)]
+
+
+async def namesakes(database: Database, *, worker: WorkerRow, name: str) -> list[EarlierLife]:
+    """Return other workers that did not stop in order and whose id is ``name`` and a random end."""
+    rows = await database.run(NAMESAKES, {"id": worker.id, "name": name})
+    return [_life(row) for row in rows]
+
+
+async def bury(database: Database, *, ids: Sequence[str]) -> None:
+    """Note that workers have stopped which are proven dead; what they still hold goes on to be found."""
+    await database.run(BURY, {"ids": list(ids)})
+
+
+async def forget_workers(database: Database, *, silent_for: float) -> int:
+    """Delete the rows of workers that hold no running job and were silent for that many seconds.
+
+    Returns:
+        How many were deleted. A worker that lives after all registers again with its next heartbeat.
+    """
+    return len(await database.run(FORGET, {"silent_for": silent_for}))
 
 
 async def installation_id(database: Database) -> UUID:
@@ -85,3 +181,11 @@ async def installation_id(database: Database) -> UUID:
 async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]]:
     """Return workers, the last seen first, each as a dict by column name, with its running jobs."""
     return [dict(row._mapping) for row in await database.run(WORKERS, {"limit": limit})]  # noqa: SLF001 -- SQLAlchemy's public name
+
+
+def _life(row: Row[Any]) -> EarlierLife:
+    numbers = {
+        "heartbeat_interval": float(row.heartbeat_interval),
+        "seconds_silent": float(row.seconds_silent),
+    }
+    return EarlierLife(**(dict(row._mapping) | numbers))  # noqa: SLF001 -- SQLAlchemy's public name

@@ -1,44 +1,64 @@
-"""RESET (clear_and_reenqueue): processing goes back, by the stale rule or by an operator.
+"""RESET (clear_and_reenqueue): processing goes back, by one of the four rules of the protocol.
 
-Each statement repeats its reason and the fencing token it was decided on, so an owner that was faster
-keeps its job. The CASE ladder is the protocol's order: cancelled, failed, queued, scheduled.
+Each statement repeats its rule and what it was decided on, so an owner that was faster keeps its job.
+Where the job goes is one ladder for all of them: cancelled, failed, queued, scheduled.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import Row, TextClause, text
 
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.halving import in_halves
+
+T = TypeVar("T")
+
+_BATCH = 500
+"""Rows that one statement takes back at most."""
 
 # Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
 # sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
-SUSPECTS = text("""
-SELECT id, kind, worker_id, fencing_token, last_activity_at, extract(epoch FROM stale_after) AS stale_after,
-  last_activity_at + stale_after < clock_timestamp() AS stale
-FROM jsworker.jobs
-WHERE status || '' = 'processing'
-  AND last_activity_at + least(stale_after, 2 * make_interval(secs => :heartbeat_interval))
-      < clock_timestamp()
-ORDER BY last_activity_at + stale_after LIMIT :limit
+LATE = text("""
+WITH fleet AS (
+  SELECT count(DISTINCT worker_id) AS owners,
+    extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
+  FROM jsworker.jobs WHERE status || '' = 'processing'
+), late AS (
+  SELECT id, kind, worker_id, fencing_token, last_activity_at, stale_after, crash_after
+  FROM jsworker.jobs
+  WHERE status || '' = 'processing' AND coalesce(stale_after, crash_after) IS NOT NULL
+    AND last_activity_at
+        + least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision)))
+        < clock_timestamp()
+  ORDER BY last_activity_at + stale_after, last_activity_at + crash_after LIMIT :limit
+)
+SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, late.fencing_token,
+  late.last_activity_at,
+  extract(epoch FROM late.stale_after) AS stale_after,
+  extract(epoch FROM late.crash_after) AS crash_after,
+  coalesce(late.last_activity_at + late.stale_after < clock_timestamp(), false) AS stale,
+  coalesce(late.last_activity_at + late.crash_after < clock_timestamp(), false) AS crashed,
+  coalesce(w.answers, false) AS answers
+FROM fleet LEFT JOIN late ON true LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
+ORDER BY late.last_activity_at + late.stale_after, late.last_activity_at + late.crash_after
 """)
 
-RESET_STALE = text("""
-WITH seen AS (
-  SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
-    AS s(id, token, activity)
+_RESET = """
+WITH taken AS (
+  SELECT j.id, j.worker_id AS owner, j.cancel_requested, j.stalls, j.max_stalls, {counted} AS counted
+  FROM jsworker.jobs AS j {rule}
+  FOR NO KEY UPDATE OF j SKIP LOCKED
 ), decided AS (
-  SELECT j.id, j.worker_id AS owner, CAST(:counted AS boolean) AS counted, CASE
-      WHEN j.cancel_requested THEN 'cancelled'
-      WHEN CAST(:counted AS boolean) AND j.stalls + 1 >= j.max_stalls THEN 'failed'
-      WHEN NOT CAST(:counted AS boolean) OR j.stalls = 0 THEN 'queued'
+  SELECT id, owner, counted, CASE
+      WHEN cancel_requested THEN 'cancelled'
+      WHEN counted AND stalls + 1 >= max_stalls THEN 'failed'
+      WHEN NOT counted OR stalls = 0 THEN 'queued'
       ELSE 'scheduled' END AS next
-  FROM jsworker.jobs AS j JOIN seen ON seen.id = j.id
-  WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
-    AND j.last_activity_at + j.stale_after < clock_timestamp()
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+  FROM taken
 ), reset AS (
   UPDATE jsworker.jobs AS j SET
     status = decided.next,
@@ -56,50 +76,77 @@ WITH seen AS (
     cleared = decided.next IN ('queued', 'scheduled'),
     clear_reason = :reason,
     worker_id = NULL, last_activity_at = NULL
-  FROM decided
-  WHERE j.id = decided.id AND j.status = 'processing' AND j.last_activity_at + j.stale_after < clock_timestamp()
-  RETURNING j.id, j.kind, j.status, j.fencing_token, j.dispatch, j.stalls, decided.owner, decided.counted
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, 'reset', :worker_id, fencing_token, jsonb_build_object(
-    'cause', 'stale', 'reason', CAST(:reason AS text), 'owner', owner, 'to', status, 'counted', counted,
-    'stalls', stalls, 'dispatch', dispatch)
-  FROM reset
-)
-SELECT id, kind, status, fencing_token, dispatch, owner FROM reset
-""")
-
-# An operator's clear is uncounted: the job did nothing wrong.
-RESET_BY_OPERATOR = text("""
-WITH seen AS (
-  SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS s(id, token)
-), mine AS (
-  SELECT j.id, j.worker_id AS owner, j.cancel_requested AS cancel
-  FROM jsworker.jobs AS j JOIN seen ON seen.id = j.id
-  WHERE j.status = 'processing' AND j.fencing_token = seen.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
-), reset AS (
-  UPDATE jsworker.jobs AS j SET
-    status = CASE WHEN mine.cancel THEN 'cancelled' ELSE 'queued' END,
-    attempts = j.attempts - 1,
-    dispatch = j.dispatch + CASE WHEN mine.cancel THEN 0 ELSE 1 END,
-    needs_publish = NOT mine.cancel,
-    publish_after = CASE WHEN mine.cancel THEN j.publish_after ELSE clock_timestamp() END,
-    queued_at = CASE WHEN mine.cancel THEN j.queued_at ELSE clock_timestamp() END,
-    finished_at = CASE WHEN mine.cancel THEN clock_timestamp() END,
-    cleared = NOT mine.cancel,
-    clear_reason = :reason,
-    worker_id = NULL, last_activity_at = NULL
-  FROM mine WHERE j.id = mine.id AND j.status = 'processing'
-  RETURNING j.id, j.kind, j.status, j.fencing_token, j.dispatch, mine.owner
+  FROM decided WHERE j.id = decided.id AND j.status = 'processing'
+  RETURNING j.id, j.kind, j.status, j.fencing_token, j.dispatch, decided.owner, decided.counted, j.stalls
 ), told AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
   SELECT id, 'reset', CAST(:worker_id AS text), fencing_token, jsonb_build_object(
-    'cause', 'operator', 'reason', CAST(:reason AS text), 'owner', owner, 'to', status, 'counted', false,
-    'dispatch', dispatch)
+    'cause', '{cause}', 'reason', CAST(:reason AS text), 'owner', owner, 'to', status, 'counted', counted,
+    'stalls', stalls, 'dispatch', dispatch)
   FROM reset
 )
-SELECT id, kind, status, fencing_token, dispatch, owner FROM reset
+SELECT id, kind, status, fencing_token, dispatch, owner, counted, stalls FROM reset
+"""
+
+
+def _reset(cause: str, *, rule: str, counted: str) -> TextClause:
+    """Return the statement that takes back the rows of one rule."""
+    return text(
+        _RESET.replace("{cause}", cause).replace("{rule}", rule.strip()).replace("{counted}", counted)
+    )
+
+
+# Rule 1. The row as it was seen, and stale still.
+RESET_STALE = _reset(
+    "stale",
+    counted="CAST(:counted AS boolean)",
+    rule="""
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
+    AS seen(id, token, activity) ON seen.id = j.id
+  WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
+    AND j.last_activity_at + j.stale_after < clock_timestamp()
+  ORDER BY j.id
+""",
+)
+
+# Rule 2. The owner's id never lives again, so whatever it owns is nobody's, at every token.
+RESET_DEAD = _reset(
+    "dead",
+    counted="""CASE WHEN cardinality(CAST(:culprits AS uuid[])) > 0
+    THEN j.id = ANY(CAST(:culprits AS uuid[])) ELSE CAST(:counted AS boolean) END""",
+    rule="""
+  WHERE j.status || '' = 'processing' AND j.worker_id = :owner
+    AND (CAST(:ids AS uuid[]) IS NULL OR j.id = ANY(CAST(:ids AS uuid[])))
+  ORDER BY j.id LIMIT :limit
+""",
+)
+
+# Rule 3. The row as it was seen, and silent beyond the crash threshold still.
+RESET_CRASHED = _reset(
+    "crashed",
+    counted="CAST(:counted AS boolean)",
+    rule="""
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
+    AS seen(id, token, activity) ON seen.id = j.id
+  WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
+    AND j.last_activity_at + j.crash_after < clock_timestamp()
+  ORDER BY j.id
+""",
+)
+
+# Rule 4. An operator's clear is uncounted: the job did nothing wrong.
+RESET_BY_OPERATOR = _reset(
+    "operator",
+    counted="false",
+    rule="""
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS seen(id, token) ON seen.id = j.id
+  WHERE j.status = 'processing' AND j.fencing_token = seen.token
+  ORDER BY j.id
+""",
+)
+
+OWNED = text("""
+SELECT id FROM jsworker.jobs WHERE status || '' = 'processing' AND worker_id = :owner ORDER BY id
 """)
 
 
@@ -108,8 +155,11 @@ class Suspect:
     """A row whose owner is late.
 
     Attributes:
-        stale_after: seconds of silence that its owner allowed itself; None: never stale.
+        stale_after: seconds of silence until anybody may take it back; None: never stale.
         stale: whether that is over, by the database's clock.
+        crash_after: seconds of silence until two witnesses may; None: never.
+        crashed: whether that is over, by the database's clock.
+        answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
     """
 
     id: UUID
@@ -119,6 +169,24 @@ class Suspect:
     last_activity_at: datetime
     stale_after: float | None
     stale: bool
+    crash_after: float | None
+    crashed: bool
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Who is late, and what a sweeper must know to judge it.
+
+    Attributes:
+        suspects: rows that missed two heartbeats, the longest overdue first.
+        owners: how many workers hold running jobs.
+        database_up_for: seconds since PostgreSQL started.
+    """
+
+    suspects: list[Suspect]
+    owners: int
+    database_up_for: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +196,8 @@ class Reset:
     Attributes:
         status: where it went: queued, scheduled, failed or cancelled.
         owner: the worker that had it.
+        counted: whether it counted as a stall.
+        stalls: how many the job has now.
     """
 
     id: UUID
@@ -136,28 +206,58 @@ class Reset:
     fencing_token: int
     dispatch: int
     owner: str
+    counted: bool
+    stalls: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What became of rows that were to be taken back.
+
+    Attributes:
+        resets: jobs that were. Whatever is missing had moved, or was locked by a statement in flight.
+        refused: jobs whose own content PostgreSQL refused to update.
+    """
+
+    resets: list[Reset]
+    refused: frozenset[UUID]
+
+    # For callers that still read the answer as a list.
+    def __iter__(self) -> Iterator[Reset]:
+        return iter(self.resets)
+
+    def __len__(self) -> int:
+        return len(self.resets)
+
+    def __getitem__(self, place: int) -> Reset:
+        return self.resets[place]
+
+
+async def look_for_late(database: Database, *, heartbeat_interval: float, limit: int) -> Lateness:
+    """Return the running jobs that missed two heartbeats or are beyond a threshold of their own.
+
+    Args:
+        database: where to look.
+        heartbeat_interval: seconds.
+        limit: how many suspects at most.
+    """
+    rows = await database.run(LATE, {"heartbeat_interval": heartbeat_interval, "limit": limit})
+    return Lateness(
+        suspects=[_suspect(row) for row in rows if row.id is not None],
+        owners=rows[0].owners,
+        database_up_for=float(rows[0].database_up_for),
+    )
 
 
 async def suspects(database: Database, *, heartbeat_interval: float, limit: int) -> list[Suspect]:
-    """Return processing rows that missed two heartbeats or are stale, the longest overdue first."""
-    rows = await database.run(SUSPECTS, {"heartbeat_interval": heartbeat_interval, "limit": limit})
-    return [
-        Suspect(
-            id=row.id,
-            kind=row.kind,
-            worker_id=row.worker_id,
-            fencing_token=row.fencing_token,
-            last_activity_at=row.last_activity_at,
-            stale_after=None if row.stale_after is None else float(row.stale_after),
-            stale=bool(row.stale),
-        )
-        for row in rows
-    ]
+    """Return what ``look_for_late`` suspects."""
+    late = await look_for_late(database, heartbeat_interval=heartbeat_interval, limit=limit)
+    return late.suspects
 
 
 async def reset_stale(
     database: Database, *, worker_id: str, stale: Collection[Suspect], reason: str, counted: bool
-) -> list[Reset]:
+) -> TakenBack:
     """Take back jobs that rule 1 has proven stale; a row that moved since it was seen is left alone.
 
     Args:
@@ -166,31 +266,127 @@ async def reset_stale(
         stale: rows as they were last seen.
         reason: told to the next run and in the message.
         counted: whether the stall counts against ``max_stalls``.
+
+    Raises:
+        DatabaseUnavailable: unclear; some may be taken back. Look again.
     """
-    parameters = {
+    return await _reset_seen(
+        database, RESET_STALE, stale, {"worker_id": worker_id, "reason": reason, "counted": counted}
+    )
+
+
+async def reset_crashed(
+    database: Database, *, worker_id: str, crashed: Collection[Suspect], reason: str, counted: bool = True
+) -> TakenBack:
+    """Take back jobs whose owners two witnesses have proven dead (rule 3); else as ``reset_stale``."""
+    return await _reset_seen(
+        database, RESET_CRASHED, crashed, {"worker_id": worker_id, "reason": reason, "counted": counted}
+    )
+
+
+async def reset_dead(
+    database: Database,
+    *,
+    worker_id: str,
+    owner: str,
+    reason: str,
+    counted: bool = True,
+    culprits: Collection[UUID] = (),
+) -> TakenBack:
+    """Take back everything that a worker proven dead still owns (rule 2).
+
+    A row that a statement of the dead worker has still locked is skipped, and a CLAIM of its own may still
+    commit: ask again until one statement time-out after the death.
+
+    Args:
+        database: where they are.
+        worker_id: who has the evidence, for the timeline.
+        owner: the dead worker; its id never lives again.
+        reason: told to the next runs and in the messages.
+        counted: whether the stalls count against ``max_stalls``.
+        culprits: jobs that caused the death: when there are any, they alone are counted.
+
+    Raises:
+        DatabaseUnavailable: unclear; ask again.
+    """
+    values = {
         "worker_id": worker_id,
+        "owner": owner,
         "reason": reason,
         "counted": counted,
-        "ids": [row.id for row in stale],
-        "tokens": [row.fencing_token for row in stale],
-        "activities": [row.last_activity_at for row in stale],
+        "culprits": list(culprits),
+        "limit": _BATCH,
     }
-    return await _reset(database, RESET_STALE, parameters)
+    taken: list[Row[Any]] = []
+    try:
+        while True:
+            rows = await database.run(RESET_DEAD, values | {"ids": None})
+            taken += rows
+            if len(rows) < _BATCH:
+                return TakenBack(_resets(taken), frozenset())
+    except RowRefused:
+        owned = [row.id for row in await database.run(OWNED, {"owner": owner})]
+    rows, refused = await _in_batches(
+        owned, lambda ids: database.run(RESET_DEAD, values | {"ids": list(ids)})
+    )
+    return TakenBack(_resets(taken + rows), frozenset(refused))
 
 
 async def reset_by_operator(
     database: Database, *, seen: Collection[tuple[UUID, int]], reason: str, worker_id: str | None = None
-) -> list[Reset]:
+) -> TakenBack:
     """Take back jobs on an operator's word, each only at the fencing token at which it was seen."""
-    parameters = {
-        "worker_id": worker_id,
-        "reason": reason,
-        "ids": [job_id for job_id, _ in seen],
-        "tokens": [token for _, token in seen],
-    }
-    return await _reset(database, RESET_BY_OPERATOR, parameters)
+    values = {"worker_id": worker_id, "reason": reason}
+
+    def write(held: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row[Any]]]:
+        ids, tokens = [job_id for job_id, _ in held], [token for _, token in held]
+        return database.run(RESET_BY_OPERATOR, values | {"ids": ids, "tokens": tokens})
+
+    rows, refused = await _in_batches(list(seen), write)
+    return TakenBack(_resets(rows), frozenset(job_id for job_id, _ in refused))
 
 
-async def _reset(database: Database, statement: TextClause, parameters: Mapping[str, object]) -> list[Reset]:
-    rows: Sequence[object] = await database.run(statement, parameters)
-    return [Reset(**row._mapping) for row in rows]  # type: ignore[attr-defined]  # noqa: SLF001 -- SQLAlchemy's public name
+async def _reset_seen(
+    database: Database, statement: TextClause, seen: Collection[Suspect], values: dict[str, Any]
+) -> TakenBack:
+    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row[Any]]]:
+        as_seen = {
+            "ids": [row.id for row in batch],
+            "tokens": [row.fencing_token for row in batch],
+            "activities": [row.last_activity_at for row in batch],
+        }
+        return database.run(statement, values | as_seen)
+
+    rows, refused = await _in_batches(list(seen), write)
+    return TakenBack(_resets(rows), frozenset(row.id for row in refused))
+
+
+async def _in_batches(
+    wanted: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row[Any]]]]
+) -> tuple[list[Row[Any]], list[T]]:
+    rows: list[Row[Any]] = []
+    refused: list[T] = []
+    for start in range(0, len(wanted), _BATCH):
+        taken, bad = await in_halves(wanted[start : start + _BATCH], write)
+        rows += taken
+        refused += bad
+    return rows, refused
+
+
+def _resets(rows: Sequence[Row[Any]]) -> list[Reset]:
+    return [Reset(**row._mapping) for row in rows]  # noqa: SLF001 -- SQLAlchemy's public name
+
+
+def _suspect(row: Row[Any]) -> Suspect:
+    return Suspect(
+        id=row.id,
+        kind=row.kind,
+        worker_id=row.worker_id,
+        fencing_token=row.fencing_token,
+        last_activity_at=row.last_activity_at,
+        stale_after=None if row.stale_after is None else float(row.stale_after),
+        stale=row.stale,
+        crash_after=None if row.crash_after is None else float(row.crash_after),
+        crashed=row.crashed,
+        answers=row.answers,
+    )

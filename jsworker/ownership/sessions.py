@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import connect_arguments
 from jsworker.ownership.settle import Completion, complete_statement
+from jsworker.ownership.timeline import REJECTED
 
 
 class Sessions:
@@ -46,29 +47,42 @@ class Sessions:
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.
         """
-        async with AsyncSession(self._async_engine, expire_on_commit=False) as session, session.begin():
-            yield session
-            ended = completion()
-            result = await session.execute(complete_statement(self._worker_id, ended))
-            _demand(result.first(), ended)
+        async with AsyncSession(self._async_engine, expire_on_commit=False) as session:
+            async with session.begin():
+                yield session
+                ended = completion()
+                result = await session.execute(complete_statement(self._worker_id, ended))
+                if result.first() is not None:
+                    return
+                await session.rollback()
+            async with session.begin():
+                await session.execute(REJECTED, self._rejected(ended))
+            raise _lost(ended)
 
     @contextmanager
     def sync_transaction(self, completion: Callable[[], Completion]) -> Iterator[Session]:
         """Open a plain session for a processor's thread; otherwise as ``transaction``."""
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            yield session
-            ended = completion()
-            result = session.execute(complete_statement(self._worker_id, ended))
-            _demand(result.first(), ended)
+        with Session(self._engine, expire_on_commit=False) as session:
+            with session.begin():
+                yield session
+                ended = completion()
+                if session.execute(complete_statement(self._worker_id, ended)).first() is not None:
+                    return
+                session.rollback()
+            with session.begin():
+                session.execute(REJECTED, self._rejected(ended))
+            raise _lost(ended)
 
     async def close(self) -> None:
         """Close both pools."""
         await self._async_engine.dispose()
         self._engine.dispose()
 
+    def _rejected(self, ended: Completion) -> dict[str, Any]:
+        return {"worker_id": self._worker_id, "ids": [ended.id], "tokens": [ended.token], "write": "complete"}
 
-def _demand(row: object, ended: Completion) -> None:
-    if row is None:
-        raise OwnershipLost(
-            f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
-        )
+
+def _lost(ended: Completion) -> OwnershipLost:
+    return OwnershipLost(
+        f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
+    )

@@ -13,6 +13,8 @@ from uuid import UUID
 from sqlalchemy import Row, TextClause, text
 
 from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.halving import in_halves
+from jsworker.ownership.timeline import REJECTED
 
 COMPLETE = text("""
 WITH input AS (
@@ -35,21 +37,25 @@ FAIL = text("""
 WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:errors AS text[]),
-    CAST(:reasons AS text[]), CAST(:delays AS double precision[])
-  ) AS i(id, token, error, reason, delay)
+    CAST(:reasons AS text[]), CAST(:delays AS double precision[]), CAST(:stalled AS boolean[])
+  ) AS i(id, token, error, reason, delay, stalled)
 ), mine AS (
   SELECT j.id,
     CASE WHEN j.cancel_requested THEN 'cancelled'
-         WHEN input.reason IS NOT NULL OR j.errors + 1 >= j.max_attempts THEN 'failed'
+         WHEN input.reason IS NOT NULL THEN 'failed'
+         WHEN input.stalled AND j.stalls + 1 >= j.max_stalls THEN 'failed'
+         WHEN NOT input.stalled AND j.errors + 1 >= j.max_attempts THEN 'failed'
          ELSE 'scheduled' END AS next,
-    coalesce(input.reason, 'attempts') AS reason, input.error, input.delay
+    coalesce(input.reason, CASE WHEN input.stalled THEN 'stalled' ELSE 'attempts' END) AS reason,
+    input.error, input.delay, input.stalled
   FROM jsworker.jobs AS j JOIN input ON input.id = j.id
   WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
   ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), ended AS (
   UPDATE jsworker.jobs AS j SET
     status = mine.next,
-    errors = j.errors + 1,
+    errors = j.errors + CASE WHEN mine.stalled THEN 0 ELSE 1 END,
+    stalls = j.stalls + CASE WHEN mine.stalled THEN 1 ELSE 0 END,
     last_error = mine.error,
     failure_reason = CASE WHEN mine.next = 'failed' THEN mine.reason END,
     cleared = false, clear_reason = NULL,
@@ -58,12 +64,13 @@ WITH input AS (
     finished_at = CASE WHEN mine.next <> 'scheduled' THEN clock_timestamp() END,
     worker_id = NULL, last_activity_at = NULL
   FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-  RETURNING j.id, j.status, j.fencing_token, j.errors, j.failure_reason, j.run_at, mine.error
+  RETURNING j.id, j.status, j.fencing_token, j.errors, j.failure_reason, j.run_at, mine.error,
+    CASE WHEN mine.stalled THEN j.stalls END AS stalls
 ), told AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error, detail)
   SELECT id, CASE status WHEN 'scheduled' THEN 'error' ELSE status END, :worker_id, fencing_token, error,
     jsonb_strip_nulls(jsonb_build_object(
-      'errors', errors, 'reason', failure_reason,
+      'errors', errors, 'stalls', stalls, 'reason', failure_reason,
       'run_at', CASE WHEN status = 'scheduled' THEN run_at END))
   FROM ended
 )
@@ -117,12 +124,6 @@ FROM jsworker.jobs AS j
 JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = j.id
 """)
 
-REJECTED = text("""
-INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-SELECT id, 'rejected', :worker_id, token, jsonb_build_object('write', CAST(:write AS text))
-FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS r(id, token)
-""")
-
 
 class Settled(Enum):
     """What became of a job when its run wanted to settle it."""
@@ -154,6 +155,7 @@ class Failure:
         error: what to store as the attempt's error.
         permanent: why no further attempt may follow (``permanent``, ``payload``), or None.
         delay: seconds until the next attempt, if there is one.
+        stalled: the run's process died in quarantine: a stall, not an error of the job.
     """
 
     id: UUID
@@ -161,6 +163,7 @@ class Failure:
     error: str
     permanent: str | None
     delay: float
+    stalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,26 +222,15 @@ def complete_statement(worker_id: str, run: Completion) -> TextClause:
 async def _settle(
     database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
 ) -> list[Settled]:
-    settled = await _in_halves(database, worker_id, runs, write)
+    rows, refused = await in_halves(
+        runs, lambda half: database.run(write.batch, {"worker_id": worker_id} | write.parameters(half))
+    )
+    settled = {(row.id, row.fencing_token): Settled(row.status) for row in rows}
+    settled |= {(run.id, run.token): Settled.REFUSED for run in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
         settled |= await _judge(database, worker_id, missing, write)
     return [settled[run.id, run.token] for run in runs]
-
-
-async def _in_halves(
-    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
-) -> dict[_Held, Settled]:
-    """Write a batch; a row that PostgreSQL refuses is found by halving and fails none of its neighbours."""
-    try:
-        rows = await database.run(write.batch, {"worker_id": worker_id} | write.parameters(runs))
-    except RowRefused:
-        if len(runs) == 1:
-            return {(runs[0].id, runs[0].token): Settled.REFUSED}
-        middle = len(runs) // 2
-        lower = await _in_halves(database, worker_id, runs[:middle], write)
-        return lower | await _in_halves(database, worker_id, runs[middle:], write)
-    return {(row.id, row.fencing_token): Settled(row.status) for row in rows}
 
 
 async def _judge(
@@ -298,6 +290,7 @@ def _failures(runs: Sequence[Failure]) -> dict[str, Any]:
         "errors": [run.error for run in runs],
         "reasons": [run.permanent for run in runs],
         "delays": [run.delay for run in runs],
+        "stalled": [run.stalled for run in runs],
     }
 
 

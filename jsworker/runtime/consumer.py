@@ -1,23 +1,20 @@
 """The way in: deliveries of one kind become claims, in natural batches, and claims become runs."""
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
 from jsworker.batcher import Batcher
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
-from jsworker.ownership import claim as claims
 from jsworker.ownership.claim import ClaimedJob, RefusedJob
-from jsworker.ownership.database import Database
 from jsworker.runtime.answers import Answers
+from jsworker.runtime.claimer import Claimer, Take
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.dead_letters import DeadLetters
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.kinds import Kind
-from jsworker.runtime.run import Hand, Run, Stop
+from jsworker.runtime.run import Claiming, Hand, Run, Stop
 from jsworker.runtime.slots import Slots
 from jsworker.stream.delivery import Delivery, Undecodable
 
@@ -30,15 +27,18 @@ _NO_ROW_SECONDS = 60.0
 
 
 class Consumer:
-    """Deliveries of one kind on their way to a job slot."""
+    """Deliveries of one kind on their way to a job slot.
+
+    Attributes:
+        kind: the kind.
+        delivered_at: boot time at which the last message of this kind arrived.
+    """
 
     def __init__(
         self,
         kind: Kind,
         *,
-        worker_id: str,
-        statement_timeout: float,
-        database: Database,
+        claimer: Claimer,
         health: DatabaseHealth,
         hand: Hand,
         slots: Slots,
@@ -49,9 +49,8 @@ class Consumer:
         died: Callable[[str, BaseException], None],
     ) -> None:
         self.kind = kind
-        self._worker_id = worker_id
-        self._statement_timeout = statement_timeout
-        self._database = database
+        self.delivered_at = boottime()
+        self._claimer = claimer
         self._health = health
         self._hand = hand
         self._slots = slots
@@ -72,17 +71,21 @@ class Consumer:
 
     def deliver(self, delivery: Delivery) -> None:
         """Take a message: claim its job, unless this process has it in hand already."""
+        self.delivered_at = boottime()
         run = self._hand.runs.get(delivery.job_id)
         if run is not None:
             self._answer_copy(delivery, run.claimed.dispatch)
         elif delivery.job_id in self._hand.claiming:
-            self._hand.claiming[delivery.job_id].append(delivery)
+            self._hand.claiming[delivery.job_id].deliveries.append(delivery)
         elif self.room() <= 0:
             self._answers.nak(delivery)
         else:
-            self._hand.claiming[delivery.job_id] = [delivery]
-            self._claiming += 1
-            self._batches.post(delivery.job_id)
+            self._begin(delivery.job_id, [delivery])
+
+    def take(self, job_id: UUID) -> None:
+        """Claim a job that was found in the table, if there is room and it is not in hand already."""
+        if job_id not in self._hand and self.room() > 0:
+            self._begin(job_id, [])
 
     def undecodable(self, message: Undecodable) -> None:
         """Take a message that cannot be read: kept for people, then terminated."""
@@ -92,67 +95,43 @@ class Consumer:
         """Wait until every claim on its way is decided."""
         await self._batches.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
-        self._put_off(
-            [job_id for job_id, [first, *_] in self._hand.claiming.items() if first.kind == self.kind.name]
-        )
+        mine = [job_id for job_id, claim in self._hand.claiming.items() if claim.kind == self.kind.name]
+        self._put_off(mine)
 
     async def close(self) -> None:
         """Give up claims on their way."""
         await self._batches.close()
 
+    def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
+        self._hand.claiming[job_id] = Claiming(self.kind.name, deliveries)
+        self._claiming += 1
+        self._batches.post(job_id)
+
     async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
         started = boottime()
-        try:
-            taken = await claims.claim(
-                self._database,
-                worker_id=self._worker_id,
-                kind=self.kind.name,
-                ids=ids,
-                limits=self.kind.limits,
-            )
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
-            await self._recover_unclear(ids, started)
-        else:
-            self._health.answered()
-            self._adopt(taken.claimed, started)
-            self._put_off([job_id for job_id in ids if job_id in taken.refused_rows])
-            await self._skip([job_id for job_id in ids if job_id in self._hand.claiming])
+        self._decide(await self._claimer.take(ids), started)
+        if refused := self._undecided(ids):
+            self._decide(await self._claimer.take_from_stale_owners(refused), started)
+            await self._skip(self._undecided(refused))
         self._on_room()  # what was refused makes room, and no run will tell
         return [None] * len(ids)
 
-    async def _recover_unclear(self, ids: Sequence[UUID], started: float) -> None:
-        """Run what an unanswered claim took after all; the rest is delivered again later."""
-        found = await self._read_back(ids)
-        self._adopt(found or (), started)
-        self._put_off([job_id for job_id in ids if job_id in self._hand.claiming])
+    def _undecided(self, ids: Sequence[UUID]) -> list[UUID]:
+        return [job_id for job_id in ids if job_id in self._hand.claiming]
 
-    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
-        """Return what is mine of an unclear claim; None when the database stays silent for too long.
-
-        Until then the ids stay in hand, so that no other message starts a second claim of them. Given up,
-        a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
-        """
-        give_up_at = boottime() + 2 * self._statement_timeout
-        while (left := give_up_at - boottime()) > 0:
-            try:
-                async with asyncio.timeout(left):
-                    await self._health.wait_until_up()
-                return await claims.read_back(self._database, worker_id=self._worker_id, ids=ids)
-            except TimeoutError:
-                return None
-            except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._health.failed(error)
-        return None
+    def _decide(self, take: Take, started: float) -> None:
+        self._adopt(take.claimed, started)
+        self._put_off(take.unclear)
 
     def _adopt(self, claimed: Sequence[ClaimedJob], started: float) -> None:
         """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
         tell = self._events.wants("job.claimed")
         for row in claimed:
-            first, *copies = self._let_go(row.id)
-            run = Run(claimed=row, kind=self.kind, delivery=first, beaten_at=started)
+            deliveries = self._let_go(row.id)
+            delivery = deliveries[0] if deliveries else None
+            run = Run(claimed=row, kind=self.kind, delivery=delivery, beaten_at=started)
             self._hand.runs[row.id] = run
-            for copy in copies:
+            for copy in deliveries[1:]:
                 self._answer_copy(copy, row.dispatch)
             if row.cancel_requested:
                 run.signal(Stop.CANCELLED)
@@ -164,10 +143,8 @@ class Consumer:
         """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps."""
         if not ids:
             return
-        try:
-            rows = await claims.look_at_refused(self._database, kind=self.kind.name, ids=ids)
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+        rows = await self._claimer.look_at_refused(ids)
+        if rows is None:
             self._put_off(ids)
             return
         for job_id in ids:
@@ -186,7 +163,7 @@ class Consumer:
             facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
             self._events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
 
-    def _put_off(self, ids: Sequence[UUID]) -> None:
+    def _put_off(self, ids: Iterable[UUID]) -> None:
         for job_id in ids:
             for delivery in self._let_go(job_id):
                 self._answers.nak(delivery, _jittered(_DATABASE_DELAY))
@@ -206,7 +183,7 @@ class Consumer:
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:
         self._claiming -= 1
-        return self._hand.claiming.pop(job_id)
+        return self._hand.claiming.pop(job_id).deliveries
 
 
 def _jittered(seconds: float) -> float:

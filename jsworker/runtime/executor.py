@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from jsworker import strict_json
+from jsworker import fault_points, strict_json
 from jsworker.events import Events
 from jsworker.job import Job
 from jsworker.ownership.settle import Settled
@@ -107,6 +107,8 @@ class Executor:
     async def _execute(self, run: Run) -> None:
         # Only from here on may a signal cancel the task: one that never began would settle nothing.
         run.phase = Phase.RUNNING
+        if fault_points.armed():
+            await fault_points.reach("after_claim_before_run")
         started = boottime()
         job: Job[Any] | None = None
         error: BaseException | None = None
@@ -160,12 +162,16 @@ class Executor:
         return job
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
+        if fault_points.armed():
+            await fault_points.reach("after_process_before_settle")
         try:
             run.settled = Settled.COMPLETED if run.completed else await self._settler.settle(run, outcome)
         finally:
             self._hand.runs.pop(run.id, None)
             self._slots.settled()
             self._on_room()
+        if fault_points.armed():
+            await fault_points.reach("after_settle_before_ack")
         if run.delivery is not None:
             self._answers.ack(run.delivery)
         self._report(run, outcome)

@@ -4,6 +4,7 @@ First to start, last to stop: a drain must not look like a death.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -16,9 +17,12 @@ from jsworker.ownership.registry import WorkerRow
 from jsworker.ownership.settle import Settled
 from jsworker.runtime.answers import Answers
 from jsworker.runtime.clock import boottime
+from jsworker.runtime.fence import Fence
 from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.presence import Presence
 from jsworker.runtime.run import Hand, Phase, Run, Stop
 from jsworker.runtime.settler import Settler
+from jsworker.runtime.ties import Ties
 
 _UNHEARD = (DatabaseUnavailable, DatabaseRefused)
 _ALONE_AT_ONCE = 3
@@ -39,6 +43,8 @@ class Heartbeat:
         hand: Hand,
         settler: Settler,
         answers: Answers,
+        presence: Presence,
+        ties: Ties | None,
         events: Events,
         on_requeued: Callable[[], None],
     ) -> None:
@@ -48,10 +54,20 @@ class Heartbeat:
             worker: who beats; its interval is the loop's.
             statement_timeout: seconds until a heartbeat counts as unheard.
             ack_wait: seconds after which JetStream redelivers a message that nobody speaks for.
-            database, health, hand, settler, answers, events: the worker's own.
+            database, health, hand, settler, answers, presence, events: the worker's own.
+            ties: whoever supervises this process.
             on_requeued: called when a row in nobody's hand went back to the queue.
         """
         self._worker = worker
+        self.fence = Fence(
+            heartbeat_interval=worker.heartbeat_interval,
+            statement_timeout=statement_timeout,
+            hand=hand,
+            heard_at=lambda: self._heard_at,
+            presence=presence,
+            ties=ties,
+            events=events,
+        )
         self._statement_timeout = statement_timeout
         self._ack_wait = ack_wait
         self._database = database
@@ -59,11 +75,14 @@ class Heartbeat:
         self._hand = hand
         self._settler = settler
         self._answers = answers
+        self._presence = presence
         self._events = events
         self._on_requeued = on_requeued
         self.state = "running"
         self._heard_since: float | None = None
-        self._heard_at = 0.0
+        self._heard_at = boottime()
+        self._gap_at = -math.inf
+        self._heard_before = False
         self._releasing: set[Held] = set()
 
     def heard_for(self) -> float:
@@ -76,6 +95,23 @@ class Heartbeat:
             return 0.0
         return now - self._heard_since
 
+    def had_a_gap_within(self, seconds: float) -> bool:
+        """Tell whether heartbeats went unanswered, or were not sent, within the last ``seconds``.
+
+        What silenced this worker's may have silenced others' too; a worker that has just begun had no gap.
+        """
+        return boottime() - self._gap_at < seconds
+
+    async def seen(self, state: str | None = None) -> None:
+        """Register this worker, or note that it is still there.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused: it was not noted.
+        """
+        await registry.seen(
+            self._database, self._worker, state=state or self.state, answers=self._presence.answers
+        )
+
     async def step(self) -> None:
         """Send one heartbeat for all runs in hand and act on the answer."""
         started = boottime()
@@ -84,18 +120,24 @@ class Heartbeat:
             # The runs first: whatever is wrong with the worker's own row must not silence them.
             beat = await lease.heartbeat(self._database, worker_id=self._worker.id, hand=runs)
             self._heed(beat, runs, started)
-            await registry.seen(self._database, self._worker, state=self.state)
+            await self.seen()
             strays = await self._strays()
         except _UNHEARD as error:
             self._unheard(error)
             return
-        if self._heard_since is None or self._is_gap(started):
-            self._heard_since = started
-        self._heard_at = started
+        self._hear(started)
         self._health.answered()
         self._release_strays(strays)
         await self._retry_alone([runs[held] for held in beat.locked])
         await self._end_quiet_phases(runs.values())
+
+    def _hear(self, started: float) -> None:
+        if self._heard_since is None or self._is_gap(started):
+            self._heard_since = started
+            if self._heard_before:
+                self._gap_at = started
+        self._heard_before = True
+        self._heard_at = started
 
     def _is_gap(self, now: float) -> bool:
         return now - self._heard_at > 3 * self._worker.heartbeat_interval
@@ -112,18 +154,7 @@ class Heartbeat:
         self._health.failed(error)
         self._events.emit("heartbeat.failed", reason=str(error), in_hand=len(self._hand.runs))
         for run in self._hand.runs.values():
-            self._fence(run)
-
-    def _fence(self, run: Run) -> None:
-        """Stop a run before anybody may take its job for stale: late enough to hope, early enough to end."""
-        stale_after = run.kind.limits.stale_after
-        if stale_after is None:
-            return
-        patience = (
-            stale_after + run.quiet_seconds - 2 * self._worker.heartbeat_interval - self._statement_timeout
-        )
-        if boottime() - run.beaten_at > patience:
-            run.signal(Stop.FENCED)
+            self.fence.check(run)
 
     def _renew(self, runs: Iterable[Run], started: float) -> None:
         for run in runs:
@@ -148,7 +179,7 @@ class Heartbeat:
         locked.sort(key=lambda run: run.beaten_at)
         await asyncio.gather(*(self._beat_alone(run) for run in locked[:_ALONE_AT_ONCE]))
         for run in locked:
-            self._fence(run)
+            self.fence.check(run)
 
     async def _beat_alone(self, run: Run) -> None:
         started = boottime()

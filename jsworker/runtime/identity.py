@@ -9,6 +9,9 @@ from jsworker import __version__
 from jsworker.ownership.registry import WorkerRow
 from jsworker.settings import Settings
 
+_ENDED = frozenset("ZX")
+"""States of a process that runs no more: a zombie waits only for its parent to take note."""
+
 
 def identify(settings: Settings, kinds: list[str]) -> WorkerRow:
     """Return this process's row of the registry: ``hostname-pid-random`` and what Linux tells about it."""
@@ -23,7 +26,7 @@ def identify(settings: Settings, kinds: list[str]) -> WorkerRow:
         boot_id=_read("/proc/sys/kernel/random/boot_id"),
         pid_namespace=_link("/proc/self/ns/pid"),
         pid=pid,
-        process_started=_start_time(),
+        process_started=start_of(pid),
         kinds=kinds,
         concurrency=settings.concurrency,
         version=__version__,
@@ -45,7 +48,14 @@ def _link(path: str) -> str | None:
         return None
 
 
-def _start_time() -> str | None:
-    """Return the process's start in clock ticks since boot: with the pid it names one life."""
-    stat = _read("/proc/self/stat")
-    return None if stat is None else stat.rpartition(")")[2].split()[19]
+def start_of(pid: int) -> str | None:
+    """Return when a process of this PID namespace was started, in clock ticks since boot; None: it runs no more.
+
+    With the pid it names one life.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in _ENDED else fields[18]

@@ -40,6 +40,7 @@ class LeaseServices:
 
     Attributes:
         max_result_bytes: most bytes of a result's JSON text.
+        on_quiet: called when a quiet phase was announced or ended.
     """
 
     worker_id: str
@@ -48,6 +49,7 @@ class LeaseServices:
     sessions: Sessions
     events: Events
     loop: asyncio.AbstractEventLoop
+    on_quiet: Callable[[], None] = lambda: None
 
 
 class RunLease:
@@ -106,6 +108,7 @@ class RunLease:
         await self._sign_of_life(write)
         self._run.quiet_seconds = seconds
         self._run.quiet_until = boottime() + seconds
+        self._services.on_quiet()
 
     def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
         """Open a session whose last statement completes the job."""

@@ -28,7 +28,8 @@ class Loop:
             step: one round.
             interval: seconds from the start of one round to the start of the next.
             died: told name and error when a step raises.
-            jitter: share of the interval by which it varies, so that a fleet does not march in step.
+            jitter: share of the interval by which it is lengthened at most, so that a fleet does not march
+                in step.
         """
         self._name = name
         self._step = step
@@ -48,6 +49,11 @@ class Loop:
         """Begin the next round now, or right after the present one."""
         self._woken.set()
 
+    def end(self) -> None:
+        """Begin no other round after the present one; may be called by the step itself."""
+        self._ending = True
+        self._woken.set()
+
     async def stop(self) -> None:
         """Cancel the present round and wait until it has ended."""
         if self._task is None:
@@ -57,8 +63,7 @@ class Loop:
 
     async def finish(self, seconds: float) -> None:
         """Let the present round end, within ``seconds``, and begin no other."""
-        self._ending = True
-        self._woken.set()
+        self.end()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=seconds)
         await self.stop()
@@ -83,4 +88,4 @@ class Loop:
             return
 
     def _spread(self) -> float:
-        return 1 + random.uniform(-self._jitter, self._jitter)  # noqa: S311 -- spreads load, hides nothing
+        return 1 + random.uniform(0, self._jitter)  # noqa: S311 -- spreads load, hides nothing

@@ -45,6 +45,7 @@ class Run:
         in_progress_at: boot time at which JetStream was last told that the message is being worked on.
         stop: why it was told to stop; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
+        told_at: boot time at which its task was first cancelled; None: it never was.
         should_stop: told to the processor; also True while the worker drains.
         quiet_until: boot time at which an announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
@@ -60,6 +61,7 @@ class Run:
     task: asyncio.Task[None] | None = None
     stop: Stop | None = None
     cancelled_for: Stop | None = None
+    told_at: float | None = None
     should_stop: bool = False
     cancelled: bool = False
     completed: bool = False
@@ -118,12 +120,21 @@ class Run:
             self.cancelled = True
         if self.phase is Phase.RUNNING and self.task is not None and self._escalates(reason):
             self.cancelled_for = reason
+            self.told_at = self.told_at or boottime()
             self.task.cancel()
 
     def _escalates(self, reason: Stop) -> bool:
         if self.cancelled_for is None:
             return True
         return reason in (Stop.LOST, Stop.SHUTDOWN) and self.cancelled_for is not reason
+
+
+@dataclass(slots=True)
+class Claiming:
+    """A claim on its way. Without deliveries when the row was found in the table."""
+
+    kind: str
+    deliveries: list[Delivery]
 
 
 class Hand:
@@ -133,7 +144,7 @@ class Hand:
     """
 
     def __init__(self) -> None:
-        self.claiming: dict[UUID, list[Delivery]] = {}
+        self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}
 
     def __contains__(self, job_id: UUID) -> bool:

@@ -7,12 +7,15 @@ from typing import TypeVar
 
 from jsworker.batcher import Batcher
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership import timeline
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Held
 from jsworker.ownership.settle import Completion, Failure, Return, Settled, complete, fail, release
+from jsworker.ownership.timeline import Entry
+from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
-from jsworker.runtime.run import Run
+from jsworker.runtime.run import Run, Stop
 
 _BATCH = 200
 _ALONE_AT_ONCE = 3
@@ -54,6 +57,8 @@ class Settler:
             case Failed(error, permanent, delay):
                 return await self._failed(Failure(*run.held, error, permanent, delay))
             case HandedBack(reason):
+                if run.stop is Stop.FENCED:
+                    await self._note_fence(run)
                 given_back = Return(*run.held, reason)
                 return await self._returns.submit(given_back) or await self._persist(release, given_back)
             case Lost():
@@ -78,6 +83,18 @@ class Settler:
 
     async def _failed(self, failure: Failure) -> Settled:
         return await self._failures.submit(failure) or await self._persist(fail, failure)
+
+    async def _note_fence(self, run: Run) -> None:
+        """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
+        job_id, token = run.held
+        silent = round(boottime() - run.beaten_at, 3)
+        entry = Entry(job_id, "fenced", self._worker_id, token, {"seconds_without_heartbeat": silent})
+        while True:
+            await self._health.wait_until_up()
+            try:
+                return await timeline.note(self._database, entries=[entry])
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
 
     async def _persist(
         self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT

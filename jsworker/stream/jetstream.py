@@ -13,8 +13,18 @@ from jsworker.stream.login import redact
 from jsworker.stream.publish import Headers, Published, Publisher
 from jsworker.stream.topology import Topology
 from jsworker.stream.wire import WireMessage
+from jsworker.stream.witness import Answer, Witness
 
-__all__ = ["ConsumerState", "Published", "StoredMessage", "Stream", "StreamState", "redact"]
+__all__ = [
+    "Answer",
+    "ConsumerState",
+    "Published",
+    "StoredMessage",
+    "Stream",
+    "StreamState",
+    "Witness",
+    "redact",
+]
 
 Callback = Callable[[], None]
 
@@ -90,6 +100,12 @@ class Stream:
     def on_reconnect(self, callback: Callback) -> Callback:
         """Call when there is a connection again; returns what ends that."""
         return self.connection.on_restored(callback)
+
+    def witness(self, worker_id: str) -> Witness:
+        """Return what answers for a worker on this connection, and asks after others."""
+        witness = Witness(self.connection, worker_id=worker_id)
+        self.connection.on_lost(witness.forget)
+        return witness
 
     async def ensure(
         self,

@@ -45,14 +45,25 @@ def suspect(sql: Sql, job_id: UUID) -> Suspect:
     """Return a row as a sweeper would have seen it just now."""
     job = read_job(sql, job_id)
     return Suspect(
-        job_id, KIND, job["worker_id"], job["fencing_token"], job["last_activity_at"], 30.0, stale=True
+        job_id,
+        KIND,
+        job["worker_id"],
+        job["fencing_token"],
+        job["last_activity_at"],
+        30.0,
+        stale=True,
+        crash_after=15.0,
+        crashed=True,
+        answers=True,
     )
 
 
 async def reset_stale(database: Database, *suspects: Suspect, counted: bool = True) -> list[Reset]:
-    return await reset.reset_stale(
+    taken = await reset.reset_stale(
         database, worker_id=OTHER_WORKER, stale=suspects, reason="silent", counted=counted
     )
+    assert not taken.refused
+    return taken.resets
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from uuid import UUID
 
 from sqlalchemy import TextClause
 
-from jsworker.ownership import claim, control, lease, outbox, reset, settle
+from jsworker.ownership import claim, control, lease, outbox, repair, reset, settle
+from jsworker.ownership.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
 
@@ -49,6 +50,7 @@ class Transition:
         flips: its guard, predicate by predicate.
         writes: False for the reads that decide what is written next.
         names_rows: False for the sweeps, which take whatever is due.
+        tells: what the statement itself writes to the timeline when it is refused.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Transition:
     columns: Row = field(default_factory=dict)
     writes: bool = True
     names_rows: bool = True
+    tells: str | None = None
 
 
 def statuses(pattern: str, *allowed: str) -> list[Flip]:
@@ -101,8 +104,41 @@ _TOKEN = r"fencing_token = :token"
 _SEEN_TOKEN = r"j\.fencing_token = seen\.token"
 _QUEUED = r"(j\.)?status = 'queued'"
 _LIVE = r"(j\.)?status IN \('scheduled', 'queued', 'processing'\)"
+_SEEN_ACTIVITY = r"j\.last_activity_at = seen\.activity"
 _STALE = r"j\.last_activity_at \+ j\.stale_after < clock_timestamp\(\)"
+_CRASHED = r"j\.last_activity_at \+ j\.crash_after < clock_timestamp\(\)"
+_OLDER = r"j\.queued_at < statement_timestamp\(\)[^\n]+"
 _TO_PUBLISH = r"CAST\(needs_publish AS integer\) = 1|j\.needs_publish(?= AND)"
+
+
+def _as_seen(job: Row) -> Parameters:
+    return {"ids": [job["id"]], "tokens": [job["fencing_token"]], "activities": [job["last_activity_at"]]}
+
+
+def _seen(beyond: str, column: str) -> list[Flip]:
+    """Return the flips of a row that must be as it was seen, and silent beyond a threshold of its own."""
+    return [
+        *statuses(r"j\.status = 'processing'", "processing"),
+        Flip("newer token", _SEEN_TOKEN, {"fencing_token": 2}),
+        Flip("older token", _SEEN_TOKEN, {"fencing_token": 0}),
+        Flip("activity as seen", _SEEN_ACTIVITY, {"last_activity_at": ago(50)}),
+        Flip("no activity", f"{_SEEN_ACTIVITY}|{beyond}", {"last_activity_at": None}),
+        Flip("beyond the threshold", beyond, {column: seconds(90)}),
+        Flip("no threshold", beyond, {column: None}),
+    ]
+
+
+def _claiming(kind: str = KIND) -> Parameters:
+    return {
+        "worker_id": WORKER,
+        "kind": kind,
+        "stale_after": 30.0,
+        "crash_after": 15.0,
+        "timeout": None,
+        "max_attempts": 3,
+        "max_stalls": 3,
+    }
+
 
 TRANSITIONS = [
     Transition(
@@ -147,20 +183,26 @@ TRANSITIONS = [
         "CLAIM",
         claim.CLAIM,
         "queued",
-        lambda job: {
-            "worker_id": WORKER,
-            "kind": KIND,
-            "ids": [job["id"]],
-            "stale_after": 30.0,
-            "crash_after": 15.0,
-            "timeout": None,
-            "max_attempts": 3,
-            "max_stalls": 3,
-        },
+        lambda job: _claiming() | {"ids": [job["id"]]},
         [
             *statuses(_QUEUED, "queued"),
-            Flip("kind", r"(j\.)?kind = :kind", {"kind": "other-kind"}),
+            Flip("kind", r"j\.kind = :kind", {"kind": "other-kind"}),
         ],
+    ),
+    Transition(
+        "CLAIM of a stale owner's job",
+        claim.CLAIM_STALE,
+        "processing",
+        lambda job: _claiming() | _as_seen(job),
+        [
+            *_seen(_STALE, "stale_after"),
+            Flip("kind", r"j\.kind = :kind", {"kind": "other-kind"}),
+            Flip("first stall", r"j\.stalls = 0", {"stalls": 1}),
+            Flip("a further run is due", r"j\.max_stalls >= 2", {"max_stalls": 1}),
+            Flip("limit of stalls", r"j\.max_stalls >= 2", {"max_stalls": None}),
+            Flip("no cancel", r"NOT j\.cancel_requested", {"cancel_requested": True}),
+        ],
+        columns={"last_activity_at": ago(60), "worker_id": OTHER_WORKER},
     ),
     Transition(
         "READ BACK",
@@ -168,8 +210,8 @@ TRANSITIONS = [
         "processing",
         lambda job: {"worker_id": WORKER, "ids": [job["id"]]},
         [
-            *statuses("status = 'processing'", "processing"),
-            Flip("worker", "worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
+            *statuses(r"j\.status = 'processing'", "processing"),
+            Flip("worker", r"j\.worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
         ],
         writes=False,
     ),
@@ -199,22 +241,25 @@ TRANSITIONS = [
         "PROGRESS",
         lease.PROGRESS,
         "processing",
-        lambda job: _held(job) | {"stage": "clone", "progress": 0.5, "message": "half"},
+        lambda job: _held(job) | {"stage": "clone", "progress": 0.5, "message": "half", "write": "progress"},
         _mine(_TOKEN),
+        tells="rejected",
     ),
     Transition(
         "CHECKPOINT",
         lease.CHECKPOINT,
         "processing",
-        lambda job: _held(job) | {"checkpoint": "[1]"},
+        lambda job: _held(job) | {"checkpoint": "[1]", "write": "checkpoint"},
         _mine(_TOKEN),
+        tells="rejected",
     ),
     Transition(
         "QUIET",
         lease.QUIET,
         "processing",
-        lambda job: _held(job) | {"stale_after": 90.0, "crash_after": 75.0},
+        lambda job: _held(job) | {"stale_after": 90.0, "crash_after": 75.0, "write": "quiet"},
         _mine(_TOKEN),
+        tells="rejected",
     ),
     Transition(
         "STRAYS",
@@ -240,30 +285,88 @@ TRANSITIONS = [
     Transition("FAIL alone", settle._FAIL.alone, "processing", _fail, _mine(_BATCH_TOKEN)),
     Transition("RELEASE", settle.RELEASE, "processing", _release, _mine(_BATCH_TOKEN)),
     Transition("RELEASE alone", settle._RELEASE.alone, "processing", _release, _mine(_BATCH_TOKEN)),
+    *(
+        Transition(
+            f"RESET {cause}",
+            statement,
+            "processing",
+            lambda job: {"worker_id": OTHER_WORKER, "reason": "silent", "counted": True} | _as_seen(job),
+            _seen(threshold, column),
+            columns={"last_activity_at": ago(60)},
+        )
+        for cause, statement, threshold, column in (
+            ("stale", reset.RESET_STALE, _STALE, "stale_after"),
+            ("crashed", reset.RESET_CRASHED, _CRASHED, "crash_after"),
+        )
+    ),
     Transition(
-        "RESET stale",
-        reset.RESET_STALE,
+        "RESET dead",
+        reset.RESET_DEAD,
         "processing",
-        lambda job: {
+        lambda _: {
             "worker_id": OTHER_WORKER,
-            "reason": "stale",
+            "owner": WORKER,
+            "reason": "killed",
             "counted": True,
-            "ids": [job["id"]],
-            "tokens": [job["fencing_token"]],
-            "activities": [job["last_activity_at"]],
+            "culprits": [],
+            "ids": None,
+            "limit": 500,
         },
         [
-            *statuses(r"j\.status = 'processing'", "processing"),
-            Flip("newer token", _SEEN_TOKEN, {"fencing_token": 2}),
-            Flip("older token", _SEEN_TOKEN, {"fencing_token": 0}),
-            Flip("activity as seen", r"j\.last_activity_at = seen\.activity", {"last_activity_at": ago(50)}),
-            Flip(
-                "no activity", r"j\.last_activity_at = seen\.activity|" + _STALE, {"last_activity_at": None}
-            ),
-            Flip("stale", _STALE, {"stale_after": seconds(90)}),
-            Flip("never stale", _STALE, {"stale_after": None}),
+            *statuses(r"j\.status( \|\| '')? = 'processing'", "processing"),
+            Flip("owner", r"j\.worker_id = :owner", {"worker_id": OTHER_WORKER}),
+            Flip("no owner", r"j\.worker_id = :owner", {"worker_id": None}),
+            Flip("named", r"\(CAST\(:ids[^\n]+", parameters=lambda _: {"ids": [new_job_id()]}),
         ],
-        columns={"last_activity_at": ago(60)},
+        names_rows=False,
+    ),
+    Transition(
+        "REPUBLISH",
+        repair.REPUBLISH,
+        "queued",
+        lambda job: {"worker_id": WORKER, "ids": [job["id"]], "dispatches": [job["dispatch"]]},
+        [
+            *statuses(_QUEUED, "queued"),
+            Flip("published", r"NOT j\.needs_publish", {"needs_publish": True}),
+            Flip("newer dispatch", r"j\.dispatch = gone\.dispatch", {"dispatch": 2}),
+            Flip("older dispatch", r"j\.dispatch = gone\.dispatch", {"dispatch": 0}),
+        ],
+    ),
+    Transition(
+        "WAITING",
+        repair.WAITING,
+        "queued",
+        lambda _: {"kinds": [KIND], "older_than": 30.0, "limit": 10, "besides": []},
+        [
+            *statuses(r"j\.status \|\| '' = 'queued'", "queued"),
+            Flip("kind", r"j\.kind = k\.kind", {"kind": "other-kind"}),
+            Flip("age", _OLDER, {"queued_at": ago(10)}),
+            Flip("besides", r"id <> ALL\(.+?\]\)\)", parameters=lambda job: {"besides": [job["id"]]}),
+        ],
+        columns={"queued_at": ago(60)},
+        writes=False,
+        names_rows=False,
+    ),
+    Transition(
+        "POSTED",
+        repair.POSTED,
+        "queued",
+        lambda _: {
+            "kinds": [KIND],
+            "older_than": 30.0,
+            "limit": 10,
+            "after": "-infinity",
+            "after_id": UUID(int=0),
+        },
+        [
+            *statuses(r"j\.status \|\| '' = 'queued'", "queued"),
+            Flip("published", r"NOT needs_publish", {"needs_publish": True}),
+            Flip("age", _OLDER, {"queued_at": ago(10)}),
+            Flip("kind", r"\(CAST\(:kinds[^\n]+", parameters=lambda _: {"kinds": ["other-kind"]}),
+        ],
+        columns={"queued_at": ago(60)},
+        writes=False,
+        names_rows=False,
     ),
     Transition(
         "RESET by operator",

@@ -160,7 +160,7 @@ class TestSweeps:
 
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
-        assert access_paths(table, reset.SUSPECTS, parameters) == {"jobs_owned"}
+        assert access_paths(table, reset.LATE, parameters) == {"jobs_owned"}
 
     def test_strays(self, table: Connection) -> None:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}

@@ -346,7 +346,7 @@ async def test_a_message_for_a_job_that_another_worker_runs_is_skipped(
     owner = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    owner.worker._pullers[0].pause()
+    owner.worker._parts.pullers[0].pause()
     other = await start(scripted(gate.process))
     await publisher.message(job.id, dispatch=5)
     [skipped] = await other.events.told("job.skipped")

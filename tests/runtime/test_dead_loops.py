@@ -25,34 +25,34 @@ async def broken(*_: Any, **__: Any) -> Any:
 
 
 def break_beats(worker: Worker) -> None:
-    worker._beats._step = broken
+    worker._parts.beats._step = broken
 
 
 def break_probes(worker: Worker) -> None:
-    worker._probes._step = broken
+    worker._parts.probes._step = broken
 
 
 def break_scans(worker: Worker) -> None:
-    worker._scans._step = broken
+    worker._parts.scans._step = broken
 
 
 def break_relay(worker: Worker) -> None:
-    worker._relay._step = broken
-    worker._relay.wake()
+    worker._parts.relay._step = broken
+    worker._parts.relay.wake()
 
 
 def break_pull(worker: Worker) -> None:
-    worker._pullers[0]._step = broken  # type: ignore[method-assign]  # the bug
-    worker._pullers[0].wake()
+    worker._parts.pullers[0]._step = broken  # type: ignore[method-assign]  # the bug
+    worker._parts.pullers[0].wake()
 
 
 def break_answers(worker: Worker) -> None:
-    worker._answers._bursts._write = broken
-    worker._answers._bursts.post(broken)
+    worker._parts.answers._bursts._write = broken
+    worker._parts.answers._bursts.post(broken)
 
 
 def break_claims(worker: Worker) -> None:
-    worker._consumers[0]._batches._write = broken
+    worker._parts.consumers[0]._batches._write = broken
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_outcomes_that_cannot_be_written_for_a_bug_stop_the_worker(
     running.may_die = True
     job = await client.enqueue(KIND, {})
     await gate.met()
-    running.worker._settler._completions._write = broken
+    running.worker._parts.settler._completions._write = broken
     gate.open()
     await running.events.told("worker.stopped")
     assert str(running.worker._error) == "completions ended in ZeroDivisionError: a bug"

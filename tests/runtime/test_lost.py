@@ -49,7 +49,7 @@ async def test_a_run_whose_job_was_taken_back_is_stopped_with_the_next_heartbeat
     assert await rows.job(job.id) == taken
     assert [lost_job.id for lost_job in processor.lost] == [job.id]
     assert processor.failed == []
-    assert job.id not in running.worker._hand
+    assert job.id not in running.worker._parts.hand
 
 
 async def test_an_operators_clear_runs_the_job_again_with_the_reason(
@@ -89,7 +89,7 @@ async def ends_late(
     running = await start(processor)
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._beats.stop()  # the worker does not know
+    await running.worker._parts.beats.stop()  # the worker does not know
     await rows.take_back(job.id)
     taken = await rows.job(job.id)
     gate.open()
@@ -139,7 +139,7 @@ async def test_a_late_outcome_never_counts_for_the_next_run(
     old = await start(scripted(zombie))
     job = await client.enqueue(KIND, {})
     await zombies.met()
-    await old.worker._beats.stop()
+    await old.worker._parts.beats.stop()
     new = await start(scripted(heir))
     await client.clear_and_reenqueue(job.id, "test")
     assert (await heirs.met()).fencing_token == 2
@@ -195,7 +195,7 @@ async def test_whatever_a_lost_run_writes_raises_ownership_lost(
     running = await start(processor)
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._beats.stop()  # the worker does not know
+    await running.worker._parts.beats.stop()  # the worker does not know
     await rows.take_back(job.id)
     taken = await rows.job(job.id)
     gate.open()

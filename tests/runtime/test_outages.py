@@ -111,7 +111,7 @@ async def test_postgres_stops_under_load(
     proxy.cut()  # until the test has looked around, also when PostgreSQL is back
 
     await eventually(lambda: only_outcomes_are_left(running))
-    kept = [run.id for run in running.worker._hand.runs.values()]
+    kept = [run.id for run in running.worker._parts.hand.runs.values()]
     stored = await jobs_with_messages(running.worker._stream)
     await eventually(lambda: nothing_is_asked_for(running))
     await asyncio.to_thread(servers.postgres.start)
@@ -144,7 +144,7 @@ def stop_at_once(servers: TestServers) -> None:
 
 
 async def only_outcomes_are_left(running: Running) -> None:
-    hand = running.worker._hand
+    hand = running.worker._parts.hand
     assert not hand.claiming
     assert all(run.phase is Phase.SETTLING for run in hand.runs.values())
 
@@ -180,7 +180,7 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
             assert await rows.silence(job.id) > settings.stale_threshold + settings.scan_interval
 
     await eventually(both_are_stale)
-    assert {run.phase for run in running.worker._hand.runs.values()} == {Phase.SETTLING}
+    assert {run.phase for run in running.worker._parts.hand.runs.values()} == {Phase.SETTLING}
     proxy.restore()
 
     completed = await rows.becomes(finishing.id, "completed")
@@ -192,7 +192,7 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
     closed.open()
     ended = await rows.becomes(working.id, "completed")
     assert (ended["attempts"], ended["stalls"]) == (1, 0)
-    assert await rows.told(working.id) == ["released", "claimed"]
+    assert await rows.told(working.id) == ["fenced", "released", "claimed"]
     await running.stream_is_empty()
 
 
@@ -261,7 +261,7 @@ async def test_a_run_whose_row_stays_locked_is_stopped_before_others_may_take_it
     assert (again.fencing_token, again.cleared) == (2, True)
     gate.open()
     await rows.becomes(job.id, "completed")
-    assert await rows.told(job.id) == ["released", "claimed"]
+    assert await rows.told(job.id) == ["fenced", "released", "claimed"]
 
 
 async def test_transactions_that_take_every_connection_silence_no_heartbeat(
@@ -355,7 +355,7 @@ async def nats_is_missed(running: Running) -> None:
 
 
 async def nothing_runs(running: Running) -> None:
-    assert not running.worker._hand.runs
+    assert not running.worker._parts.hand.runs
 
 
 async def test_a_worker_ends_in_time_while_nats_is_away(

@@ -12,10 +12,11 @@ from jsworker.errors import DatabaseUnavailable, Fail, Retry
 from jsworker.job import Job
 from jsworker.ownership import claim as claims
 from jsworker.processor import JobProcessor
+from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, LATER, Gate, echo, scripted
 from tests.runtime.rows import Rows
-from tests.runtime.running import StartWorker, new_worker
+from tests.runtime.running import Running, StartWorker, new_worker
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -68,15 +69,15 @@ async def test_the_heartbeat_stops_last(client: JobClient, rows: Rows, start: St
     running = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    stop = running.worker._beats.stop
+    stop = running.worker._parts.beats.stop
     seen: list[Any] = []
 
     async def stop_and_look() -> None:
         if not seen:
-            seen.extend([(await rows.job(job.id))["status"], len(running.worker._hand.runs)])
+            seen.extend([(await rows.job(job.id))["status"], len(running.worker._parts.hand.runs)])
         await stop()
 
-    running.worker._beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
+    running.worker._parts.beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
     await running.worker.close(force=True)
     assert seen == ["queued", 0]
 
@@ -341,11 +342,10 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(client: JobClient
 
 
 async def test_a_start_without_a_database_ends_in_one_line(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    make_settings: MakeSettings,
 ) -> None:
-    monkeypatch.setattr("jsworker.runtime.worker._FIRST_CONNECT_SECONDS", 0.3)
     settings = make_settings(database_url="postgresql://nobody@127.0.0.1:1/nothing")
-    running = new_worker(scripted(echo), settings=settings)
+    running = Running(Worker([scripted(echo)], settings, connect_seconds=0.3))
     before = asyncio.all_tasks()
     with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1/nothing") as refusal:
         await running.worker.run()
@@ -403,7 +403,7 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     assert swallowed == 2  # told to stop, and given up
     row = await rows.job(job.id)
     assert row["worker_id"] == running.worker.id
-    [task] = running.worker._executor._tasks
+    [task] = running.worker._parts.executor._tasks
     go_on.set()
     await asyncio.wait_for(task, 5.0)
     assert await rows.job(job.id) == row  # nobody writes for a worker that has gone

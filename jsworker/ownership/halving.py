@@ -1,0 +1,31 @@
+"""One bad row never fails its neighbours: a batch that PostgreSQL refuses is written in halves."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Row
+
+from jsworker.ownership.database import RowRefused
+
+T = TypeVar("T")
+
+
+async def in_halves(
+    batch: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row[Any]]]]
+) -> tuple[list[Row[Any]], list[T]]:
+    """Write a batch and find the members whose own row is refused by halving.
+
+    Returns:
+        The rows that ``write`` returned, and the refused members.
+    """
+    if not batch:
+        return [], []
+    try:
+        return list(await write(batch)), []
+    except RowRefused:
+        if len(batch) == 1:
+            return [], list(batch)
+    middle = len(batch) // 2
+    lower, refused_below = await in_halves(batch[:middle], write)
+    upper, refused_above = await in_halves(batch[middle:], write)
+    return lower + upper, refused_below + refused_above

@@ -1,0 +1,196 @@
+"""What the sweeps read of the queue, and REPUBLISH for a message that is proven gone."""
+
+from collections.abc import Awaitable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
+
+_BATCH = 500
+"""Rows that one statement republishes at most."""
+
+# One kind's queued rows in the order of (queued_at, id), from a place on, each found from the one before by the
+# index. As one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
+# statement_timestamp() because an index is not searched by a value that may change while it is read.
+_WALK = """
+  WITH RECURSIVE walk AS (
+    SELECT CAST(NULL AS uuid) AS id, CAST({after} AS timestamptz) AS queued_at, CAST({after_id} AS uuid) AS at_id,
+      0 AS place, CAST(NULL AS bigint) AS dispatch, true AS needs_publish, CAST(NULL AS bigint) AS stream_seq,
+      CAST(NULL AS timestamptz) AS stream_created
+    UNION ALL
+    SELECT next.id, next.queued_at, next.id, walk.place + 1, next.dispatch, next.needs_publish, next.stream_seq,
+      next.stream_created
+    FROM walk CROSS JOIN LATERAL (
+      SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created
+      FROM jsworker.jobs AS j
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at >= walk.queued_at
+        AND (j.queued_at, j.id) > (walk.queued_at, walk.at_id)
+        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+      ORDER BY j.queued_at, j.id LIMIT 1
+    ) AS next
+    WHERE walk.place < {length}
+  )
+"""
+
+WAITING = text(
+    """
+SELECT oldest.id, k.kind
+FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL ({walk}
+  SELECT id, queued_at, place FROM walk WHERE place > 0 AND id <> ALL(CAST(:besides AS uuid[])) LIMIT :limit
+) AS oldest
+ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place), oldest.queued_at LIMIT :limit
+""".replace("{walk}", _WALK)
+    .replace("{after}", "'-infinity'")
+    .replace("{after_id}", "'00000000-0000-0000-0000-000000000000'")
+    .replace("{length}", "CAST(:limit AS integer) + cardinality(CAST(:besides AS uuid[]))")
+)
+
+# Kinds are found by leaps through the index: few of them, however many rows. Of each kind a page looks at four
+# times its length at most: behind so many rows that still wait for their relay it ends before it is full.
+POSTED = text(
+    """
+WITH RECURSIVE kinds AS (
+  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
+  UNION ALL
+  SELECT (SELECT j.kind FROM jsworker.jobs AS j
+          WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
+  FROM kinds WHERE kinds.kind IS NOT NULL
+)
+SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at
+FROM kinds AS k CROSS JOIN LATERAL ({walk}
+  SELECT * FROM walk WHERE place > 0 AND NOT needs_publish LIMIT :limit
+) AS page
+WHERE k.kind IS NOT NULL AND (CAST(:kinds AS text[]) IS NULL OR k.kind = ANY(CAST(:kinds AS text[])))
+ORDER BY page.queued_at, page.id LIMIT :limit
+""".replace("{walk}", _WALK)
+    .replace("{after}", ":after")
+    .replace("{after_id}", ":after_id")
+    .replace("{length}", "4 * CAST(:limit AS integer)")
+)
+
+REPUBLISH = text("""
+WITH mine AS (
+  SELECT j.id FROM jsworker.jobs AS j
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:dispatches AS bigint[])) AS gone(id, dispatch) ON gone.id = j.id
+  WHERE j.status = 'queued' AND NOT j.needs_publish AND j.dispatch = gone.dispatch
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), again AS (
+  UPDATE jsworker.jobs AS j SET
+    dispatch = j.dispatch + 1, needs_publish = true, publish_after = clock_timestamp()
+  FROM mine WHERE j.id = mine.id AND j.status = 'queued' AND NOT j.needs_publish
+  RETURNING j.id, j.fencing_token, j.dispatch, j.stream_seq
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+  SELECT id, 'republished', :worker_id, fencing_token,
+    jsonb_build_object('dispatch', dispatch, 'lost_seq', stream_seq)
+  FROM again
+)
+SELECT id FROM again
+""")
+
+_BEGINNING = "-infinity", UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued job that no worker has claimed for a while."""
+
+    id: UUID
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A queued job whose message was published.
+
+    Attributes:
+        dispatch: the dispatch that was published.
+        stream_seq: where the message was put; None: not known.
+        stream_created: which stream that was: sequences start again in a new one.
+        queued_at: since when it waits; a republished message does not change it.
+    """
+
+    id: UUID
+    kind: str
+    dispatch: int
+    stream_seq: int | None
+    stream_created: datetime | None
+    queued_at: datetime
+
+
+async def waiting(
+    database: Database, *, kinds: Sequence[str], older_than: float, limit: int, besides: Collection[UUID]
+) -> list[Waiting]:
+    """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
+
+    A plain read; CLAIM decides.
+
+    Args:
+        database: where they are.
+        kinds: what the worker can run.
+        older_than: seconds that they have been queued.
+        limit: how many at most.
+        besides: ids that this process has in hand or is claiming.
+    """
+    values = {"kinds": list(kinds), "older_than": older_than, "limit": limit, "besides": list(besides)}
+    return [Waiting(row.id, row.kind) for row in await database.run(WAITING, values)]
+
+
+async def posted(
+    database: Database,
+    *,
+    kinds: Sequence[str] | None,
+    after: tuple[datetime, UUID] | None,
+    older_than: float,
+    limit: int,
+) -> list[Posted]:
+    """Return a page of queued jobs whose message was published, in the order of ``(queued_at, id)``.
+
+    Jobs that still wait for their relay are passed over. Where very many of them stand first, the page ends
+    early, and what stands behind them is found once the relay has published them.
+
+    Args:
+        database: where they are.
+        kinds: only these; None: every kind.
+        after: ``(queued_at, id)`` of the last job of the page before; None: the first page.
+        older_than: seconds that they have been queued.
+        limit: how many at most.
+    """
+    after_at, after_id = after or _BEGINNING
+    values = {
+        "kinds": None if kinds is None else list(kinds),
+        "after": after_at,
+        "after_id": after_id,
+        "older_than": older_than,
+        "limit": limit,
+    }
+    return [Posted(**row._mapping) for row in await database.run(POSTED, values)]  # noqa: SLF001 -- SQLAlchemy's public name
+
+
+async def republish(database: Database, *, worker_id: str, gone: Sequence[tuple[UUID, int]]) -> list[UUID]:
+    """Let the relay publish anew what was lost, and return the jobs; what has moved on needs no message.
+
+    Args:
+        database: where they are.
+        worker_id: who has the proof, for the timeline.
+        gone: id and dispatch of jobs whose message is proven gone.
+
+    Raises:
+        DatabaseUnavailable: unclear; look again.
+    """
+
+    def write(batch: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row[Any]]]:
+        ids, dispatches = [job_id for job_id, _ in batch], [dispatch for _, dispatch in batch]
+        return database.run(REPUBLISH, {"worker_id": worker_id, "ids": ids, "dispatches": dispatches})
+
+    published: list[UUID] = []
+    for start in range(0, len(gone), _BATCH):
+        # A row that is refused here is refused by its claim as well, which says so.
+        rows, _ = await in_halves(gone[start : start + _BATCH], write)
+        published += [row.id for row in rows]
+    return published

@@ -1,0 +1,113 @@
+"""Taking jobs of one kind: CLAIM, the read-back after a lost answer, the stale-owner arm, the look at refusals."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership import claim as claims
+from jsworker.ownership.claim import ClaimedJob, RefusedJob
+from jsworker.ownership.database import Database
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.kinds import Kind
+from jsworker.runtime.recovery.late import LateRows
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The answer to a batch of claims; an id in neither list was refused.
+
+    Attributes:
+        claimed: what this worker owns now.
+        unclear: what could not be decided; to be put off.
+    """
+
+    claimed: Sequence[ClaimedJob]
+    unclear: frozenset[UUID]
+
+
+class Claimer:
+    """Asks the database for jobs of one kind."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        worker_id: str,
+        statement_timeout: float,
+        database: Database,
+        health: DatabaseHealth,
+        late: LateRows,
+    ) -> None:
+        self._kind = kind
+        self._worker_id = worker_id
+        self._statement_timeout = statement_timeout
+        self._database = database
+        self._health = health
+        self._late = late
+
+    async def take(self, ids: Sequence[UUID]) -> Take:
+        """Claim what may be claimed; after a lost answer, find out what was."""
+        try:
+            taken = await claims.claim(
+                self._database,
+                worker_id=self._worker_id,
+                kind=self._kind.name,
+                ids=ids,
+                limits=self._kind.limits,
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            found = await self._read_back(ids) or ()
+            return Take(found, frozenset(ids) - {row.id for row in found})
+        self._health.answered()
+        return Take(taken.claimed, taken.refused_rows)
+
+    async def take_from_stale_owners(self, ids: Iterable[UUID]) -> Take:
+        """Claim jobs straight from owners that this worker has proven stale; asks only if there are any."""
+        seen = [self._late.proven[job_id] for job_id in ids if job_id in self._late.proven]
+        if not seen:
+            return Take((), frozenset())
+        try:
+            taken = await claims.claim_stale(
+                self._database,
+                worker_id=self._worker_id,
+                kind=self._kind.name,
+                seen=seen,
+                limits=self._kind.limits,
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            found = await self._read_back([row.id for row in seen]) or ()
+            return Take(found, frozenset(row.id for row in seen) - {row.id for row in found})
+        return Take(taken.claimed, taken.refused_rows)
+
+    async def look_at_refused(self, ids: Sequence[UUID]) -> dict[UUID, RefusedJob] | None:
+        """Return why jobs were refused, without those that have no row; None: no answer."""
+        try:
+            return await claims.look_at_refused(
+                self._database, worker_id=self._worker_id, kind=self._kind.name, ids=ids
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            return None
+
+    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
+        """Return what is mine of an unclear claim; None when the database stays silent for too long.
+
+        Until then the ids stay in hand, so that no other message starts a second claim of them. Given up,
+        a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
+        """
+        give_up_at = boottime() + 2 * self._statement_timeout
+        while (left := give_up_at - boottime()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._health.wait_until_up()
+                return await claims.read_back(self._database, worker_id=self._worker_id, ids=ids)
+            except TimeoutError:
+                return None
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
+        return None

@@ -1,0 +1,287 @@
+"""The parts of a worker and how they are wired: the one place that knows all of them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from jsworker.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.registry import WorkerRow
+from jsworker.ownership.sessions import Sessions
+from jsworker.runtime.answers import Answers
+from jsworker.runtime.claimer import Claimer
+from jsworker.runtime.consumer import Consumer
+from jsworker.runtime.dead_letters import DeadLetters
+from jsworker.runtime.executor import Executor
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.heartbeat import Heartbeat
+from jsworker.runtime.kinds import Kind
+from jsworker.runtime.lease import LeaseServices
+from jsworker.runtime.lifecycle import Loop
+from jsworker.runtime.presence import Presence
+from jsworker.runtime.recovery.late import LateRows
+from jsworker.runtime.recovery.poll import IdlePoll
+from jsworker.runtime.recovery.reconciler import Reconciler
+from jsworker.runtime.recovery.repair import Repair
+from jsworker.runtime.recovery.sweeper import Sweeper
+from jsworker.runtime.relay import Relay
+from jsworker.runtime.run import Hand, Run
+from jsworker.runtime.settler import Settler
+from jsworker.runtime.slots import Slots
+from jsworker.runtime.ties import Ties
+from jsworker.settings import Settings
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.pull import Puller
+
+_PROBE_SECONDS: Final = 0.5
+_SCAN_JITTER: Final = 0.2
+_FENCE_LOOKS: Final = 4
+"""Looks at the fence in a heartbeat interval."""
+_RECONCILE_ROUNDS: Final = 4
+"""Rounds of the startup reconciliation in a statement time-out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the parts are wired to: opened before them, closed after them.
+
+    Attributes:
+        me: this worker's row of the registry.
+        ties: whoever supervises this process, if anybody does.
+        died: told name and error of a part that ended in an error.
+        heart_died: told the same of the heartbeat.
+    """
+
+    settings: Settings
+    kinds: Mapping[str, Kind]
+    me: WorkerRow
+    database: Database
+    sessions: Sessions
+    stream: Stream
+    events: Events
+    ties: Ties | None
+    died: Callable[[str, BaseException], None]
+    heart_died: Callable[[str, BaseException], None]
+
+
+class Parts:
+    """Everything that works in a worker, wired and not started yet.
+
+    Attributes:
+        hand: what this process has in hand.
+        before_pulling: loops that run before the first message is asked for, in their order.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        """Wire the parts; nothing runs yet."""
+        self._around = around
+        self.database = around.database
+        self.stream = around.stream
+        self.hand = Hand()
+        self.health = DatabaseHealth(around.events)
+        self.late = LateRows(scan_interval=around.settings.scan_interval)
+        self.answers = Answers(around.died)
+        self.presence = Presence(
+            around.stream, worker_id=around.me.id, heartbeat_interval=around.settings.heartbeat_interval
+        )
+        self.slots = Slots(around.settings.concurrency, len(around.kinds), self._launch)
+        self.settler = Settler(
+            worker_id=around.me.id, database=around.database, health=self.health, died=around.died
+        )
+        self.dead_letters = DeadLetters(
+            database=around.database,
+            health=self.health,
+            answers=self.answers,
+            events=around.events,
+            died=around.died,
+        )
+        self.heartbeat = self._wire_heartbeat()
+        self.executor = self._wire_executor()
+        self.consumers = [self._wire_consumer(kind) for kind in around.kinds.values()]
+        self.pullers = [self._wire_puller(consumer) for consumer in self.consumers]
+        self._wire_loops()
+        self.health.on_change(lambda _: self.wake_pullers())
+        around.stream.on_disconnect(self.wake_pullers)
+
+    @property
+    def before_pulling(self) -> list[Loop]:
+        """Heartbeat first: whatever is claimed from here on is renewed."""
+        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.table]
+        return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
+
+    def wake_pullers(self) -> None:
+        """Ask for messages now, or for rows while there can be no messages."""
+        for puller in self.pullers:
+            puller.wake()
+        if not self.stream.connected:
+            self.table.wake()
+
+    def wake_relay(self) -> None:
+        """Publish what waits now."""
+        self.relay.wake()
+
+    def new_relay(self) -> Relay:
+        """Return a relay to call by hand, after its loop has ended."""
+        return Relay(database=self.database, health=self.health, stream=self.stream)
+
+    def _wire_heartbeat(self) -> Heartbeat:
+        around = self._around
+        return Heartbeat(
+            worker=around.me,
+            statement_timeout=around.settings.statement_timeout,
+            ack_wait=around.settings.ack_wait,
+            database=around.database,
+            health=self.health,
+            hand=self.hand,
+            settler=self.settler,
+            answers=self.answers,
+            presence=self.presence,
+            ties=around.ties,
+            events=around.events,
+            on_requeued=self.wake_relay,
+        )
+
+    def _wire_executor(self) -> Executor:
+        around = self._around
+        services = LeaseServices(
+            worker_id=around.me.id,
+            max_result_bytes=around.settings.max_payload_bytes,
+            database=around.database,
+            sessions=around.sessions,
+            events=around.events,
+            loop=asyncio.get_running_loop(),
+            on_quiet=self._announce_quiet,
+        )
+        return Executor(
+            slots=self.slots,
+            services=services,
+            hand=self.hand,
+            settler=self.settler,
+            answers=self.answers,
+            events=around.events,
+            on_room=self.wake_pullers,
+            on_requeued=self.wake_relay,
+            died=around.died,
+        )
+
+    def _wire_consumer(self, kind: Kind) -> Consumer:
+        around = self._around
+        claimer = Claimer(
+            kind,
+            worker_id=around.me.id,
+            statement_timeout=around.settings.statement_timeout,
+            database=around.database,
+            health=self.health,
+            late=self.late,
+        )
+        return Consumer(
+            kind,
+            claimer=claimer,
+            health=self.health,
+            hand=self.hand,
+            slots=self.slots,
+            answers=self.answers,
+            dead_letters=self.dead_letters,
+            events=around.events,
+            on_room=self.wake_pullers,
+            died=around.died,
+        )
+
+    def _wire_puller(self, consumer: Consumer) -> Puller:
+        return Puller(
+            self.stream,
+            consumer.kind.name,
+            deliver=consumer.deliver,
+            undecodable=consumer.undecodable,
+            room=consumer.room,
+        )
+
+    def _wire_loops(self) -> None:
+        settings, died = self._around.settings, self._around.died
+        beat = settings.heartbeat_interval
+        self.beats = Loop("heartbeat", self._beat, interval=beat, died=self._around.heart_died)
+        self.fences = Loop("fence", self.heartbeat.fence.step, interval=beat / _FENCE_LOOKS, died=died)
+        self.presences = Loop("presence", self.presence.step, interval=beat, died=died)
+        self.probes = Loop("probe", self._probe, interval=_PROBE_SECONDS, died=died)
+        self.relay = Loop("relay", self.new_relay().step, interval=settings.relay_interval, died=died)
+        self._wire_recovery()
+
+    def _wire_recovery(self) -> None:
+        around, settings, died = self._around, self._around.settings, self._around.died
+        sweeper = Sweeper(
+            worker_id=around.me.id,
+            heartbeat_interval=settings.heartbeat_interval,
+            database=around.database,
+            health=self.health,
+            heartbeat=self.heartbeat,
+            presence=self.presence,
+            late=self.late,
+            events=around.events,
+            on_requeued=self.wake_relay,
+        )
+        repair = Repair(
+            worker_id=around.me.id,
+            scan_interval=settings.scan_interval,
+            database=around.database,
+            health=self.health,
+            stream=around.stream,
+            events=around.events,
+            on_requeued=self.wake_relay,
+        )
+        poll = IdlePoll(
+            self.consumers,
+            scan_interval=settings.scan_interval,
+            database=around.database,
+            health=self.health,
+            hand=self.hand,
+            nats_connected=lambda: around.stream.connected,
+        )
+
+        async def scan() -> None:
+            await sweeper.step()
+            if self.health.up:
+                await poll.step()
+                await repair.step()
+
+        self.scans = Loop("scan", scan, interval=settings.scan_interval, jitter=_SCAN_JITTER, died=died)
+        self.table = Loop("table", poll.step_without_nats, interval=settings.relay_interval, died=died)
+        reconciler = Reconciler(
+            worker=around.me,
+            statement_timeout=settings.statement_timeout,
+            database=around.database,
+            health=self.health,
+            events=around.events,
+            on_requeued=self.wake_relay,
+            done=self._end_reconciliation,
+        )
+        self.reconciliation = Loop(
+            "reconciliation",
+            reconciler.step,
+            interval=settings.statement_timeout / _RECONCILE_ROUNDS,
+            died=died,
+        )
+
+    def _end_reconciliation(self) -> None:
+        self.reconciliation.end()
+
+    def _launch(self, run: Run) -> None:
+        self.executor.launch(run)
+
+    async def _beat(self) -> None:
+        await self.heartbeat.step()
+        self._give_back_overdue()
+
+    def _give_back_overdue(self) -> None:
+        """Release what was claimed ahead and got no slot after all, so that others may run it."""
+        overdue = max(1.0, self._around.settings.heartbeat_interval)
+        for run in self.slots.take_waiting(older_than=overdue):
+            self.executor.hand_back(run, "claimed ahead, but no job slot fell free")
+
+    async def _probe(self) -> None:
+        await self.health.probe(self.heartbeat.seen)
+
+    def _announce_quiet(self) -> None:
+        if self._around.ties is not None:
+            ends = [run.quiet_until for run in self.hand.runs.values()]
+            self._around.ties.quiet_until(max(ends, default=0.0))

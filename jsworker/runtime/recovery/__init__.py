@@ -1,0 +1,1 @@
+"""Recovery: what puts jobs back to work whose owner, message or publisher has gone."""

@@ -1,0 +1,48 @@
+"""What is told of jobs that were taken back, whichever rule gave them free."""
+
+from collections.abc import Callable, Collection
+from uuid import UUID
+
+from jsworker import fault_points
+from jsworker.events import Events
+from jsworker.ownership.reset import Reset, TakenBack
+
+
+async def report(
+    taken: TakenBack, *, cause: str, events: Events, on_requeued: Callable[[], None]
+) -> list[Reset]:
+    """Tell of each job and wake whoever publishes.
+
+    Args:
+        taken: the answer of a RESET.
+        cause: the rule that gave the jobs free: ``stale``, ``crashed`` or ``dead``.
+        events: told.
+        on_requeued: called when any job waits to be published.
+
+    Returns:
+        The jobs that were taken back.
+    """
+    _report_refused(taken.refused, events)
+    for job in taken.resets:
+        _report_one(job, cause, events)
+    if taken.resets:
+        await fault_points.reach("after_reset_before_wake")
+        on_requeued()
+    return taken.resets
+
+
+def _report_refused(refused: Collection[UUID], events: Events) -> None:
+    for job_id in refused:
+        events.emit("job.error", job_id=str(job_id), error="cannot be taken back: PostgreSQL refuses the row")
+
+
+def _report_one(job: Reset, cause: str, events: Events) -> None:
+    facts = {"job_id": str(job.id), "kind": job.kind, "fencing_token": job.fencing_token, "owner": job.owner}
+    events.emit("job.stalled", **facts, cause=cause, counted=job.counted, stalls=job.stalls)
+    match job.status:
+        case "failed":
+            events.emit("job.failed", **facts, error="stalled too often", stalls=job.stalls)
+        case "cancelled":
+            events.emit("job.cancelled", **facts)
+        case _:
+            events.emit("job.cleared", **facts, cause=cause, to=job.status)

@@ -1,0 +1,149 @@
+"""The scan for silent owners: their jobs are taken back by rules 1 and 3 of the protocol."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.events import Events
+from jsworker.ownership import reset
+from jsworker.ownership.database import Database
+from jsworker.ownership.reset import Lateness, Reset, Suspect
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.heartbeat import Heartbeat
+from jsworker.runtime.presence import Presence
+from jsworker.runtime.recovery.late import LateRows, Proof
+from jsworker.runtime.recovery.report import report
+from jsworker.stream.witness import Answer
+
+_BATCH = 500
+_LOOKED_AT = 5000
+"""Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
+_ASKED_AT_ONCE = 50
+
+
+class Sweeper:
+    """Watches late rows and takes back those whose owners are proven to be gone."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        heartbeat_interval: float,
+        database: Database,
+        health: DatabaseHealth,
+        heartbeat: Heartbeat,
+        presence: Presence,
+        late: LateRows,
+        events: Events,
+        on_requeued: Callable[[], None],
+    ) -> None:
+        """Wire the sweeper.
+
+        Args:
+            worker_id: who takes jobs back, for the timeline.
+            heartbeat_interval: seconds; two of them missed begin the watch.
+            database, health, events: the worker's own.
+            heartbeat: the worker's own; while it goes unheard nobody else's silence proves anything.
+            presence: the worker's own; asks NATS whether owners are still there.
+            late: what is remembered of late rows.
+            on_requeued: called when jobs went back to the queue.
+        """
+        self._worker_id = worker_id
+        self._heartbeat_interval = heartbeat_interval
+        self._database = database
+        self._health = health
+        self._heartbeat = heartbeat
+        self._presence = presence
+        self._late = late
+        self._events = events
+        self._on_requeued = on_requeued
+
+    async def step(self) -> None:
+        """Look at every late row once, and take back what is proven to be nobody's."""
+        now = boottime()
+        if self._heartbeat.heard_for() < 2 * self._heartbeat_interval:
+            self._late.forget()
+            return
+        try:
+            lateness = await reset.look_for_late(
+                self._database, heartbeat_interval=self._heartbeat_interval, limit=_LOOKED_AT
+            )
+            proof = self._late.look(lateness, now=now)
+            self._tell_of_brake(proof)
+            await self._take_back_stale(proof, lateness)
+            await self._take_back_crashed(lateness.suspects, now)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+
+    def _tell_of_brake(self, proof: Proof) -> None:
+        if proof.held:
+            reason = "more than half of the owners turned stale at once; they get one more threshold"
+            self._events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
+
+    async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
+        for owner, rows in _by_owner(proof.stale).items():
+            self._events.emit("stale.detected", jobs=len(rows), owners=[owner])
+            for batch in _batches(rows):
+                taken = await reset.reset_stale(
+                    self._database,
+                    worker_id=self._worker_id,
+                    stale=batch,
+                    reason=f"worker {owner} stopped responding",
+                    counted=not proof.braked and not self._has_a_cause(lateness, rows),
+                )
+                self._late.taken_back(row.id for row in batch)
+                resets = await report(
+                    taken, cause="stale", events=self._events, on_requeued=self._on_requeued
+                )
+                self._tell_recovered(owner, resets, "stale")
+
+    def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
+        """Tell whether something else than the job may have silenced the owner: then no stall is counted."""
+        threshold = max(row.stale_after or 0.0 for row in rows)
+        return lateness.database_up_for < threshold or self._heartbeat.had_a_gap_within(threshold)
+
+    async def _take_back_crashed(self, suspects: Sequence[Suspect], now: float) -> None:
+        asked = [row for row in suspects if row.answers and row.crash_after is not None]
+        if not asked:
+            return
+        answers = await self._ask({row.worker_id for row in asked})
+        self._late.witnessed(asked, answers, now=now)
+        for owner, rows in _by_owner(self._late.crashed(asked)).items():
+            for batch in _batches(rows):
+                taken = await reset.reset_crashed(
+                    self._database,
+                    worker_id=self._worker_id,
+                    crashed=batch,
+                    reason=f"worker {owner} fell silent and nobody answers for it",
+                )
+                self._late.taken_back(row.id for row in batch)
+                resets = await report(
+                    taken, cause="crashed", events=self._events, on_requeued=self._on_requeued
+                )
+                self._tell_recovered(owner, resets, "crashed")
+
+    async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
+        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def ask(owner: str) -> tuple[str, Answer]:
+            async with at_once:
+                return owner, await self._presence.ask(owner)
+
+        return dict(await asyncio.gather(*(ask(owner) for owner in owners)))
+
+    def _tell_recovered(self, owner: str, resets: Sequence[Reset], cause: str) -> None:
+        if resets:
+            self._events.emit("stale.recovered", jobs=len(resets), owners=[owner], cause=cause)
+
+
+def _by_owner(rows: Iterable[Suspect]) -> dict[str, list[Suspect]]:
+    grouped: defaultdict[str, list[Suspect]] = defaultdict(list)
+    for row in rows:
+        grouped[row.worker_id].append(row)
+    return dict(grouped)
+
+
+def _batches(rows: Sequence[Suspect]) -> Iterable[Sequence[Suspect]]:
+    return (rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH))
