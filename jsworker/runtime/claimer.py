@@ -1,4 +1,4 @@
-"""Taking jobs of one kind: CLAIM, the read-back after a lost answer, the stale-owner arm, the look at refusals."""
+"""Taking jobs of one kind: CLAIM, its read-back, its stale-owner arm, and the look at what was refused."""
 
 import asyncio
 from collections.abc import Iterable, Sequence

@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
-from jsworker import fault_points, strict_json
+from jsworker import fault_points
 from jsworker.events import Events
 from jsworker.job import Job
 from jsworker.ownership.settle import Settled
-from jsworker.processor import read_payload_text
 from jsworker.runtime import outcome as outcomes
 from jsworker.runtime.answers import Answers
+from jsworker.runtime.attempt import judged, open_job, process_job
 from jsworker.runtime.clock import boottime
-from jsworker.runtime.lease import LeaseServices, RunLease
+from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.outcome import Failed, HandedBack, InvalidResult, Outcome
-from jsworker.runtime.processing import forget_cancellation, process
+from jsworker.runtime.processing import forget_cancellation
+from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
@@ -31,6 +33,7 @@ class Executor:
         *,
         slots: Slots,
         services: LeaseServices,
+        ward: Ward,
         hand: Hand,
         settler: Settler,
         answers: Answers,
@@ -44,6 +47,7 @@ class Executor:
         Args:
             slots: the job slots; they launch runs through ``launch``.
             services: what a running job may use.
+            ward: runs jobs in quarantine.
             hand: what this process has in hand.
             settler: writes outcomes.
             answers: answers messages.
@@ -54,6 +58,7 @@ class Executor:
         """
         self._slots = slots
         self._services = services
+        self._ward = ward
         self._hand = hand
         self._settler = settler
         self._answers = answers
@@ -110,20 +115,7 @@ class Executor:
         if fault_points.armed():
             await fault_points.reach("after_claim_before_run")
         started = boottime()
-        job: Job[Any] | None = None
-        error: BaseException | None = None
-        try:
-            job = self._open(run)
-            outcome = await self._process(run, job)
-        except asyncio.CancelledError as cancelled:
-            if run.abandoned:
-                raise
-            told = forget_cancellation() or run.stop is not None
-            outcome, error = outcomes.stopped(run) if told else outcomes.raised(run, cancelled), cancelled
-        except GeneratorExit:  # the event loop is gone
-            raise
-        except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
-            outcome, error = outcomes.raised(run, raised), raised
+        outcome, error = await judged(run, partial(self._process, run))
         forget_cancellation()
         if run.abandoned:  # the worker has gone; the stale rule has the job
             return
@@ -131,35 +123,21 @@ class Executor:
         self._slots.leave(run, boottime() - started)
         self._on_room()
         await self._settle(run, outcome)
-        if job is not None:
+        if run.job is not None:
             if isinstance(outcome, Failed):
                 error = error or InvalidResult(outcome.error)
-            await self._call_hooks(run, job, error)
+            await self._call_hooks(run, run.job, error)
 
-    async def _process(self, run: Run, job: Job[Any]) -> Outcome:
+    async def _process(self, run: Run) -> Outcome:
+        run.job = open_job(run, self._services)
         if run.stop is not None:
             return outcomes.stopped(run)
+        alone = self._ward.takes(run.claimed, run.kind)
         if self._events.wants("job.started"):
-            self._events.emit("job.started", **run.facts(), cleared=run.claimed.cleared)
-        value = await process(run, job)
-        return outcomes.returned(value, self._services.max_result_bytes)
-
-    def _open(self, run: Run) -> Job[Any]:
-        claimed = run.claimed
-        job = Job(
-            id=claimed.id,
-            kind=claimed.kind,
-            payload=read_payload_text(type(run.kind.processor), claimed.payload),
-            attempt=claimed.attempt,
-            fencing_token=claimed.fencing_token,
-            cleared=claimed.cleared,
-            clear_reason=claimed.clear_reason,
-            deadline=claimed.deadline,
-            checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
-            _ownership=RunLease(run, self._services),
-        )
-        run.unread = False
-        return job
+            self._events.emit("job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=alone)
+        if alone:
+            return await self._ward.run(run)
+        return await process_job(run, run.job, self._services.max_result_bytes)
 
     async def _settle(self, run: Run, outcome: Outcome) -> None:
         if fault_points.armed():
@@ -188,6 +166,8 @@ class Executor:
             case Settled.SCHEDULED:
                 self._events.emit("job.error", **facts, error=error)
             case Settled.FAILED:
+                if isinstance(outcome, Failed) and outcome.stalled:
+                    self._events.emit("job.stalled", **facts, cause="crashed in quarantine", counted=True)
                 self._events.emit("job.failed", **facts, error=error)
             case Settled.CANCELLED:
                 self._events.emit("job.cancelled", **facts)

@@ -49,7 +49,7 @@ def _link(path: str) -> str | None:
 
 
 def start_of(pid: int) -> str | None:
-    """Return when a process of this PID namespace was started, in clock ticks since boot; None: it runs no more.
+    """Return a process's start, in clock ticks since boot; None: it runs no more in this PID namespace.
 
     With the pid it names one life.
     """

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from jsworker.errors import InvalidTarget, SettingsError
 from jsworker.ownership.claim import Limits
 from jsworker.processor import FromSettings, JobProcessor
+from jsworker.runtime.quarantine.origin import origin_of
 from jsworker.settings import Settings
 from jsworker.settings.variables import LONGEST_SECONDS, as_given
 
@@ -27,6 +28,7 @@ class Kind:
         progress_timeout: seconds without a sign of life from the job itself; None: no limit.
         concurrency: job slots of this process that the kind may fill.
         is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
+        origin: ``MODULE:NAME`` from which another process can make the processor; None: it cannot.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Kind:
     progress_timeout: float | None
     concurrency: int
     is_async: bool
+    origin: str | None
 
     @property
     def is_limited(self) -> bool:
@@ -64,7 +67,7 @@ def resolve_kinds(
         if processor.kind in kinds:
             raise InvalidTarget(f"kind {processor.kind} has two processors; give one of them another `kind`")
         _check_limits(processor)
-        kinds[processor.kind] = _resolve(processor, settings)
+        kinds[processor.kind] = _resolve(processor, settings, origin_of(given))
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
     return kinds
@@ -93,7 +96,7 @@ def _check_limits(processor: JobProcessor[Any]) -> None:
             )
 
 
-def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
+def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
     stale_after = _choose(processor.stale_threshold, settings.stale_threshold)
     limits = Limits(
         stale_after=stale_after,
@@ -109,6 +112,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
         progress_timeout=_choose(processor.progress_timeout, settings.progress_timeout),
         concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
         is_async=_is_async(processor.process),
+        origin=origin,
     )
 
 

@@ -42,11 +42,13 @@ class Failed:
         error: what happened, with the traceback.
         permanent: why no attempt may follow: ``permanent``, ``payload`` or ``result``; None: one may.
         delay: seconds until the next attempt, if there is one.
+        stalled: whether it counts as a stall, not as an error: the run took its own process down.
     """
 
     error: str
     permanent: str | None
     delay: float
+    stalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from jsworker.runtime.kinds import Kind
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
 from jsworker.runtime.presence import Presence
+from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.recovery.late import LateRows
 from jsworker.runtime.recovery.poll import IdlePoll
 from jsworker.runtime.recovery.reconciler import Reconciler
@@ -156,6 +157,7 @@ class Parts:
         return Executor(
             slots=self.slots,
             services=services,
+            ward=Ward(worker_id=around.me.id, settings=around.settings, events=around.events),
             hand=self.hand,
             settler=self.settler,
             answers=self.answers,

@@ -19,7 +19,7 @@ async def process(run: Run, job: Job[Any]) -> Any:
         asyncio.CancelledError: the run was told to stop; ``run.stop`` says why.
         BaseException: whatever the processor raised.
     """
-    with _time_limits(run) if run.kind.is_limited else nullcontext():
+    with time_limits(run) if run.kind.is_limited else nullcontext():
         if run.kind.is_async:
             return await run.kind.processor.process(job)
         return await _process_in_thread(run, job)
@@ -93,7 +93,8 @@ def forget_cancellation() -> bool:
 
 
 @contextmanager
-def _time_limits(run: Run) -> Iterator[None]:
+def time_limits(run: Run) -> Iterator[None]:
+    """Signal the run when its time-out has passed, or its job gave no sign of life for too long."""
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
 

@@ -3,8 +3,10 @@
 import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 from uuid import UUID
 
+from jsworker.job import Job
 from jsworker.ownership.claim import ClaimedJob
 from jsworker.ownership.settle import Settled
 from jsworker.runtime.clock import boottime
@@ -50,6 +52,7 @@ class Run:
         quiet_until: boot time at which an announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
         unread: True until the payload has been read.
+        job: what the processor gets; None until the payload has been read.
         abandoned: True once nobody waits for the run's end any more.
         settled: what became of the job.
     """
@@ -66,6 +69,7 @@ class Run:
     cancelled: bool = False
     completed: bool = False
     unread: bool = True
+    job: Job[Any] | None = None
     abandoned: bool = False
     settled: Settled | None = None
     quiet_seconds: float = 0.0

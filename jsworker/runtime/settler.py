@@ -54,8 +54,8 @@ class Settler:
         match outcome:
             case Completed(result):
                 return await self._completed(run, result)
-            case Failed(error, permanent, delay):
-                return await self._failed(Failure(*run.held, error, permanent, delay))
+            case Failed(error, permanent, delay, stalled):
+                return await self._failed(Failure(*run.held, error, permanent, delay, stalled=stalled))
             case HandedBack(reason):
                 if run.stop is Stop.FENCED:
                     await self._note_fence(run)

@@ -1,0 +1,65 @@
+"""One attempt at a job: from its row to the outcome, in the worker's own process or in quarantine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from jsworker import strict_json
+from jsworker.job import Job
+from jsworker.processor import read_payload_text
+from jsworker.runtime import outcome as outcomes
+from jsworker.runtime.lease import LeaseServices, RunLease
+from jsworker.runtime.outcome import Outcome
+from jsworker.runtime.processing import forget_cancellation, process
+from jsworker.runtime.run import Run
+
+
+def open_job(run: Run, services: LeaseServices) -> Job[Any]:
+    """Return what the processor gets.
+
+    Raises:
+        InvalidPayload, InvalidJson: the row cannot be read.
+    """
+    claimed = run.claimed
+    job: Job[Any] = Job(
+        id=claimed.id,
+        kind=claimed.kind,
+        payload=read_payload_text(type(run.kind.processor), claimed.payload),
+        attempt=claimed.attempt,
+        fencing_token=claimed.fencing_token,
+        cleared=claimed.cleared,
+        clear_reason=claimed.clear_reason,
+        deadline=claimed.deadline,
+        checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
+        _ownership=RunLease(run, services),
+    )
+    run.unread = False
+    return job
+
+
+async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
+    """Have the processor do the job.
+
+    Raises:
+        BaseException: whatever the processor raised.
+    """
+    return outcomes.returned(await process(run, job), max_result_bytes)
+
+
+async def judged(run: Run, work: Callable[[], Awaitable[Outcome]]) -> tuple[Outcome, BaseException | None]:
+    """Return the outcome of ``work``, with the error behind it.
+
+    Raises:
+        CancelledError: the run was abandoned; nobody may settle it.
+    """
+    try:
+        return await work(), None
+    except asyncio.CancelledError as cancelled:
+        if run.abandoned:
+            raise
+        told = forget_cancellation() or run.stop is not None
+        return outcomes.stopped(run) if told else outcomes.raised(run, cancelled), cancelled
+    except GeneratorExit:  # the event loop is gone
+        raise
+    except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
+        return outcomes.raised(run, raised), raised

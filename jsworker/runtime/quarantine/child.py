@@ -1,0 +1,111 @@
+"""``python -m jsworker.runtime.quarantine.child PARENT FD``: runs one job for its owner, alone, and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Final, NoReturn
+
+from jsworker.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Sessions
+from jsworker.runtime.attempt import judged, open_job, process_job
+from jsworker.runtime.kinds import resolve_kinds
+from jsworker.runtime.lease import LeaseServices
+from jsworker.runtime.lifecycle import Loop
+from jsworker.runtime.outcome import Outcome
+from jsworker.runtime.quarantine.messages import Order, line, outcome_line
+from jsworker.runtime.quarantine.origin import processor_at
+from jsworker.runtime.run import Phase, Run, Stop
+from jsworker.runtime.supervisor.leash import follow_parent
+
+_TICKS: Final = 4
+"""Signs of life within the owner's patience."""
+
+
+def main() -> NoReturn:
+    """Take the order, run the job, tell the outcome. The process ends with its owner, however that ends."""
+    follow_parent(int(sys.argv[1]), signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the owner, which tells what becomes of the job
+        signal.signal(number, signal.SIG_IGN)
+    link = socket.socket(fileno=int(sys.argv[2]))
+    os.set_inheritable(link.fileno(), False)
+    with link.makefile("rb") as lines:
+        order = Order.read(lines.readline())
+    sys.path[:] = order.path
+    asyncio.run(_work(order, link))
+    # Threads of the job may never end, and nobody waits for them here.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def _work(order: Order, link: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=link)
+    settings = order.settings
+    processor = processor_at(order.origin)
+    kind = resolve_kinds([processor], settings)[order.claimed.kind]
+    run = Run(claimed=order.claimed, kind=kind, delivery=None, phase=Phase.RUNNING)
+
+    def tell() -> None:
+        writer.write(line(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
+
+    async def tick() -> None:
+        tell()
+        await writer.drain()
+
+    def died(_name: str, _error: BaseException) -> None:
+        os._exit(1)  # the owner has gone, or cannot be told anything
+
+    database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+    sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
+    services = LeaseServices(
+        worker_id=order.worker_id,
+        max_result_bytes=settings.max_payload_bytes,
+        database=database,
+        sessions=sessions,
+        events=Events(),
+        loop=asyncio.get_running_loop(),
+        on_quiet=tell,
+    )
+    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=died)
+    ticks.start()
+    hearing = asyncio.create_task(_hear(reader, run), name="hear the owner")
+    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
+    try:
+        await run.task
+        outcome = ended.result()
+        writer.write(outcome_line(outcome, completed=run.completed))
+        await writer.drain()
+    finally:
+        hearing.cancel()
+        await ticks.stop()
+        await sessions.close()
+        await database.close()
+        writer.close()
+
+
+async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:
+    async def work() -> Outcome:
+        run.job = open_job(run, services)
+        await run.kind.processor.setup()
+        try:
+            return await process_job(run, run.job, services.max_result_bytes)
+        finally:
+            await run.kind.processor.teardown()
+
+    outcome, _ = await judged(run, work)
+    ended.set_result(outcome)
+
+
+async def _hear(reader: asyncio.StreamReader, run: Run) -> None:
+    while text := await reader.readline():
+        run.signal(Stop(json.loads(text)["stop"]))
+    os._exit(1)  # the owner has gone, and with it the right to go on
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What owner and quarantined process tell each other: one JSON object a line."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+from pydantic import SecretStr
+
+from jsworker.ownership.claim import ClaimedJob
+from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
+from jsworker.settings import Settings
+
+_OUTCOMES: Final = {each.__name__: each for each in (Completed, Failed, HandedBack, Lost)}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that the quarantined process needs to run a job for its owner.
+
+    Attributes:
+        origin: what makes the processor.
+        path: the owner's ``sys.path``.
+        worker_id: the owner, in whose name the process writes.
+        settings: the owner's settings, secrets among them: they pass through the socket alone.
+        claimed: the job.
+    """
+
+    origin: str
+    path: list[str]
+    worker_id: str
+    settings: Settings
+    claimed: ClaimedJob
+
+    def line(self) -> bytes:
+        """Return the order as one line."""
+        names = Settings.model_fields
+        return line(
+            origin=self.origin,
+            path=self.path,
+            worker_id=self.worker_id,
+            settings={name: _plain(getattr(self.settings, name)) for name in names},
+            claimed={name: _plain(value) for name, value in asdict(self.claimed).items()},
+        )
+
+    @classmethod
+    def read(cls, text: bytes) -> "Order":
+        """Return the order of a line."""
+        told = json.loads(text)
+        claimed = told["claimed"] | {"id": UUID(told["claimed"]["id"])}
+        for name in ("deadline", "queued_at", "claimed_at"):
+            if claimed[name] is not None:
+                claimed[name] = datetime.fromisoformat(claimed[name])
+        return cls(
+            origin=told["origin"],
+            path=told["path"],
+            worker_id=told["worker_id"],
+            settings=Settings(**told["settings"]),
+            claimed=ClaimedJob(**claimed),
+        )
+
+
+def line(**told: Any) -> bytes:
+    """Return one message."""
+    return json.dumps(told).encode() + b"\n"
+
+
+def outcome_line(outcome: Outcome, *, completed: bool) -> bytes:
+    """Return the last message: what the run ended in, and whether its own transaction has completed it."""
+    values = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    return line(outcome=type(outcome).__name__, values=values, completed=completed)
+
+
+def read_outcome(told: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of the last message."""
+    outcome: Outcome = _OUTCOMES[told["outcome"]](**told["values"])
+    return outcome
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case UUID() | Path():
+            return str(value)
+        case datetime():
+            return value.isoformat()
+        case _:
+            return value

@@ -1,0 +1,239 @@
+"""Quarantine: a job whose next stall would be its last runs alone, and harms nobody but itself."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.processor import JobProcessor
+from jsworker.runtime.kinds import resolve_kinds
+from jsworker.runtime.worker import Worker
+from jsworker.settings import Settings, variable_of
+from tests.runtime.perilous import SHAPED, Perilous, Shaped, Stubborn
+from tests.runtime.processors import Gate, echo, scripted
+from tests.runtime.rows import Rows
+from tests.runtime.running import Running, StartWorker
+from tests.support.polling import eventually
+
+
+@pytest.fixture
+async def running(settings: Settings) -> Any:
+    """A worker that was given the class, and so can make its processor in another process."""
+    started = Running(Worker([Perilous, Stubborn, scripted(echo)], settings))
+    started.worker.on("*", started.events)
+    await started.worker.start()
+    yield started
+    await started.end()
+
+
+def children() -> list[psutil.Process]:
+    """Quarantined processes of this one."""
+    return [
+        each for each in psutil.Process().children() if "jsworker.runtime.quarantine.child" in each.cmdline()
+    ]
+
+
+async def nothing_is_left() -> None:
+    async def none() -> None:
+        assert children() == []
+
+    await eventually(none)
+
+
+async def test_the_job_runs_in_another_process_under_the_same_token(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "return"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+    assert (row["result"]["token"], row["fencing_token"], row["result"]["attempt"]) == (1, 1, 1)
+    [started] = running.events.of("job.started")
+    assert started["quarantined"] is True
+    await nothing_is_left()
+
+
+async def test_a_job_that_has_stalls_left_runs_beside_the_others(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "return"}, max_stalls=2)
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] == os.getpid()
+    again = await client.enqueue("perilous", {"does": "return"}, max_stalls=3, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET stalls = 2, attempts = 2, run_at = now() WHERE id = %s", again.id
+    )
+    row = await rows.becomes(again.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("does", "how"), [("be killed", "was killed by SIGKILL"), ("exit", "ended with exit code 3")]
+)
+async def test_a_job_that_takes_its_process_down_fails_alone(
+    running: Running, client: JobClient, rows: Rows, does: str, how: str
+) -> None:
+    job = await client.enqueue("perilous", {"does": does})
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["stalls"], row["errors"], row["attempts"]) == ("stalled", 1, 0, 1)
+    assert how in row["last_error"]
+    assert "alone" in row["last_error"]
+    neighbour = await client.enqueue("scripted", {"n": 1})
+    await rows.becomes(neighbour.id, "completed")
+    [stalled] = running.events.of("job.stalled")
+    assert stalled["job_id"] == str(job.id)
+    [failed] = [event for event in await rows.timeline(job.id) if event["event"] == "failed"]
+    assert how in failed["error"]
+
+
+async def test_an_exception_is_an_error_as_anywhere(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "raise"}, max_attempts=1)
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["errors"], row["stalls"]) == ("attempts", 1, 0)
+    assert row["last_error"].startswith("ValueError: raised in quarantine")
+
+
+async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "report"})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["stage"], row["progress"], row["checkpoint"]) == ("alone", 0.5, {"seen": None})
+
+
+async def test_its_own_transaction_completes_the_job_once(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "complete"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"by": "its transaction"}
+    assert await rows.value("SELECT count(*) FROM effects") == 0
+    await running.events.told("job.completed")
+
+
+async def test_a_completed_job_stays_completed_when_its_process_dies_right_after(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "complete and be killed"})
+    await running.events.told("job.completed")
+    row = await rows.job(job.id)
+    assert (row["status"], row["stalls"], row["result"]) == ("completed", 0, {"by": "its transaction"})
+
+
+async def test_a_process_whose_event_loop_hangs_is_killed_in_time(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "block"})
+    row = await rows.becomes(job.id, "failed", seconds=8.0)
+    assert row["failure_reason"] == "stalled"
+    assert "has not ticked for 1.5 s" in row["last_error"]
+    await nothing_is_left()
+
+
+async def test_an_announced_quiet_phase_is_respected(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "be quiet and block"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["fencing_token"] == 1
+
+
+async def test_a_plain_function_that_ignores_its_time_out_is_ended_with_its_process(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("stubborn", {})
+    row = await rows.becomes(job.id, "failed")
+    assert row["failure_reason"] == "stalled"
+    assert "although it was told to stop: timeout" in row["last_error"]
+    await nothing_is_left()
+
+
+async def test_cancel_ends_it(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait"})
+    await rows.becomes(job.id, "processing")
+    await client.cancel(job.id)
+    await rows.becomes(job.id, "cancelled")
+    await nothing_is_left()
+
+
+async def test_a_lost_job_is_stopped_there_too(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait"})
+    await running.events.told("job.started")
+    await rows.take_back(job.id)
+    await running.events.told("job.lost")
+    await nothing_is_left()
+    assert (await rows.job(job.id))["status"] == "scheduled"
+
+
+async def test_shutdown_hands_it_back(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait"})
+    await running.events.told("job.started")
+    assert await running.worker.close(force=True) == 0
+    row = await rows.job(job.id)
+    assert (row["status"], row["attempts"], row["stalls"]) == ("queued", 0, 0)
+    await nothing_is_left()
+
+
+async def test_the_process_dies_with_its_owner(client: JobClient, rows: Rows, settings: Settings) -> None:
+    environment = {variable_of(name): str(getattr(settings, name)) for name in settings.model_fields_set}
+    command = [sys.executable, "-m", "jsworker", "run", "tests.runtime.perilous:Perilous"]
+    job = await client.enqueue("perilous", {"does": "wait"}, max_stalls=20)
+    await rows.query("UPDATE jsworker.jobs SET stalls = 19, attempts = 19 WHERE id = %s", job.id)
+    with subprocess.Popen(command, env={**os.environ, **environment}) as supervisor:  # noqa: ASYNC220 -- starts at once
+
+        async def family() -> tuple[psutil.Process, psutil.Process]:
+            for worker in psutil.Process(supervisor.pid).children():
+                for each in worker.children():
+                    if "jsworker.runtime.quarantine.child" in each.cmdline():
+                        return worker, each
+            raise AssertionError("nothing in quarantine yet")
+
+        try:
+            worker, quarantined = await eventually(family, seconds=20.0)
+            worker.kill()
+
+            async def gone() -> None:
+                assert not quarantined.is_running()
+
+            await eventually(gone)
+        finally:
+            supervisor.terminate()
+
+
+async def test_an_instance_that_nobody_else_can_make_runs_in_its_worker_and_says_so(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    running = await start(Shaped("square"))
+    job = await client.enqueue("shaped", {})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"pid": os.getpid(), "shape": "square", "attempt": 1}
+    [told] = running.events.of("worker.degraded")
+    assert told["what"] == "quarantine of kind shaped"
+
+
+async def test_an_instance_at_module_level_is_found_again(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    await start(SHAPED)
+    job = await client.enqueue("shaped", {})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+    assert row["result"]["shape"] == "round"
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        (Perilous, "tests.runtime.perilous:Perilous"),
+        (Perilous(), "tests.runtime.perilous:Perilous"),
+        (SHAPED, "tests.runtime.perilous:SHAPED"),
+        (Shaped("square"), None),
+        (scripted(Gate().process), None),
+    ],
+)
+def test_origins(
+    given: JobProcessor[Any] | type[JobProcessor[Any]], origin: str | None, settings: Settings
+) -> None:
+    [kind] = resolve_kinds([given], settings).values()
+    assert kind.origin == origin
