@@ -15,6 +15,7 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.jobs import COLOURS
 from jsworker.cli.options import Json, new_app
 from jsworker.cli.output import console, iso, print_json, print_line, print_table
+from jsworker.cli.runs import runs_in_words
 from jsworker.cli.words import cell, headline
 from jsworker.errors import JobNotFound
 from jsworker.names import printable
@@ -33,8 +34,9 @@ def job(
 ) -> None:
     """Show one job: every column that is set, payload and result too, and its timeline.
 
-    The timeline holds what is out of the ordinary: claims after the first one, errors, resets, retries,
-    cancellations. With --json, the object has every column and the timeline under "timeline".
+    The timeline holds what is out of the ordinary: claims after the first one, errors, resets, late writes
+    that were refused, retries, cancellations. Below it stands, for each run of a job that ran more than once,
+    how it ended. With --json, the object has every column and the timeline under "timeline".
     """
     found = asyncio.run(_job(job_id))
     if as_json:
@@ -45,6 +47,10 @@ def job(
     if timeline:
         print_line("")
         _print_timeline(timeline)
+    if found["fencing_token"] > 1:
+        print_line("")
+        for line in runs_in_words(found, timeline):
+            print_line(line)
 
 
 async def _job(job_id: UUID) -> dict[str, Any]:

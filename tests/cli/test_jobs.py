@@ -1,5 +1,6 @@
 """``jobs``, ``job`` and ``workers``: what an operator sees."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -166,6 +167,46 @@ class TestJob:
             "error": "ValueError: no\nTraceback",
             "detail": {"errors": 1},
         }
+
+    def test_it_answers_why_a_job_ran_twice(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql, "completed", fencing_token=5)
+        events = [
+            ("skipped", "gamma-3", 1, None, {"owner": "alpha-1", "token": 1}),
+            (
+                "reset",
+                "beta-2",
+                1,
+                None,
+                {"cause": "crashed", "owner": "alpha-1", "counted": True, "stalls": 1},
+            ),
+            ("claimed", "beta-2", 2, None, {"attempt": 2}),
+            ("rejected", "alpha-1", 1, None, {"write": "complete"}),
+            ("error", "beta-2", 2, "ValueError: no\nTraceback", {"errors": 1}),
+            ("claimed", "beta-2", 3, None, {"attempt": 3}),
+            ("fenced", "beta-2", 3, None, {"seconds_without_heartbeat": 1.4}),
+            ("released", "beta-2", 3, None, {"reason": "it stopped the run"}),
+            ("claimed", "alpha-4", 4, None, {"attempt": 3}),
+            ("reset", None, 4, None, {"cause": "operator", "owner": "alpha-4", "counted": False}),
+            ("claimed", "alpha-4", 5, None, {"attempt": 3}),
+        ]
+        for event, worker, token, error, detail in events:
+            sql.execute(
+                "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error, detail)"
+                " VALUES (%s, %s, %s, %s, %s, %s)",
+                [job_id, event, worker, token, error, json.dumps(detail)],
+            )
+        lines = cli("job", job_id).ok().out.splitlines()[-5:]
+        silent = "its heartbeats stopped and nobody answered for it on NATS"
+        fenced = "it stopped itself, because its heartbeats were not answered"
+        notes = "gamma-3 skipped a message about it; its late complete was refused"
+        by_hand = "taken back by an operator, because an operator said so; not counted as a stall"
+        assert lines == [
+            f"run 1 by alpha-1: taken back by beta-2, because {silent}; stall 1; {notes}",
+            "run 2 by beta-2: error: ValueError: no",
+            f"run 3 by beta-2: handed back: it stopped the run; {fenced}",
+            f"run 4 by alpha-4: {by_hand}",
+            "run 5 by alpha-4: completed",
+        ]
 
     def test_a_job_that_nothing_happened_to_has_no_timeline(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql)
