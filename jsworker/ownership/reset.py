@@ -1,7 +1,6 @@
 """RESET (clear_and_reenqueue): processing goes back, by one of the four rules of the protocol.
 
-Each statement repeats its rule and what it was decided on, so an owner that was faster keeps its job.
-Where the job goes is one ladder for all of them: cancelled, failed, queued, scheduled.
+Whoever decides has seen the row before; the statement decides anew, on the row as it is by then.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -14,6 +13,13 @@ from sqlalchemy import Row, TextClause, text
 
 from jsworker.ownership.database import Database, RowRefused
 from jsworker.ownership.halving import in_halves
+from jsworker.ownership.reset_rules import (
+    OWNED,
+    RESET_BY_OPERATOR,
+    RESET_CRASHED,
+    RESET_DEAD,
+    RESET_STALE,
+)
 
 T = TypeVar("T")
 
@@ -45,108 +51,6 @@ SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, 
   coalesce(w.answers, false) AS answers
 FROM fleet LEFT JOIN late ON true LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
 ORDER BY late.last_activity_at + late.stale_after, late.last_activity_at + late.crash_after
-""")
-
-_RESET = """
-WITH taken AS (
-  SELECT j.id, j.worker_id AS owner, j.cancel_requested, j.stalls, j.max_stalls, {counted} AS counted
-  FROM jsworker.jobs AS j {rule}
-  FOR NO KEY UPDATE OF j SKIP LOCKED
-), decided AS (
-  SELECT id, owner, counted, CASE
-      WHEN cancel_requested THEN 'cancelled'
-      WHEN counted AND stalls + 1 >= max_stalls THEN 'failed'
-      WHEN NOT counted OR stalls = 0 THEN 'queued'
-      ELSE 'scheduled' END AS next
-  FROM taken
-), reset AS (
-  UPDATE jsworker.jobs AS j SET
-    status = decided.next,
-    stalls = j.stalls + CASE WHEN decided.counted THEN 1 ELSE 0 END,
-    attempts = j.attempts - CASE WHEN decided.counted THEN 0 ELSE 1 END,
-    dispatch = j.dispatch + CASE WHEN decided.next = 'queued' THEN 1 ELSE 0 END,
-    needs_publish = decided.next = 'queued',
-    publish_after = CASE WHEN decided.next = 'queued' THEN clock_timestamp() ELSE j.publish_after END,
-    queued_at = CASE WHEN decided.next = 'queued' THEN clock_timestamp() ELSE j.queued_at END,
-    run_at = CASE WHEN decided.next = 'scheduled'
-      THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ least(j.stalls - 1, 20)) * (0.8 + 0.4 * random()))
-      ELSE j.run_at END,
-    finished_at = CASE WHEN decided.next IN ('cancelled', 'failed') THEN clock_timestamp() END,
-    failure_reason = CASE WHEN decided.next = 'failed' THEN 'stalled' END,
-    cleared = decided.next IN ('queued', 'scheduled'),
-    clear_reason = :reason,
-    worker_id = NULL, last_activity_at = NULL
-  FROM decided WHERE j.id = decided.id AND j.status = 'processing'
-  RETURNING j.id, j.kind, j.status, j.fencing_token, j.dispatch, decided.owner, decided.counted, j.stalls
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, 'reset', CAST(:worker_id AS text), fencing_token, jsonb_build_object(
-    'cause', '{cause}', 'reason', CAST(:reason AS text), 'owner', owner, 'to', status, 'counted', counted,
-    'stalls', stalls, 'dispatch', dispatch)
-  FROM reset
-)
-SELECT id, kind, status, fencing_token, dispatch, owner, counted, stalls FROM reset
-"""
-
-
-def _reset(cause: str, *, rule: str, counted: str) -> TextClause:
-    """Return the statement that takes back the rows of one rule."""
-    return text(
-        _RESET.replace("{cause}", cause).replace("{rule}", rule.strip()).replace("{counted}", counted)
-    )
-
-
-# Rule 1. The row as it was seen, and stale still.
-RESET_STALE = _reset(
-    "stale",
-    counted="CAST(:counted AS boolean)",
-    rule="""
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
-    AS seen(id, token, activity) ON seen.id = j.id
-  WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
-    AND j.last_activity_at + j.stale_after < clock_timestamp()
-  ORDER BY j.id
-""",
-)
-
-# Rule 2. The owner's id never lives again, so whatever it owns is nobody's, at every token.
-RESET_DEAD = _reset(
-    "dead",
-    counted="""CASE WHEN cardinality(CAST(:culprits AS uuid[])) > 0
-    THEN j.id = ANY(CAST(:culprits AS uuid[])) ELSE CAST(:counted AS boolean) END""",
-    rule="""
-  WHERE j.status || '' = 'processing' AND j.worker_id = :owner
-    AND (CAST(:ids AS uuid[]) IS NULL OR j.id = ANY(CAST(:ids AS uuid[])))
-  ORDER BY j.id LIMIT :limit
-""",
-)
-
-# Rule 3. The row as it was seen, and silent beyond the crash threshold still.
-RESET_CRASHED = _reset(
-    "crashed",
-    counted="CAST(:counted AS boolean)",
-    rule="""
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
-    AS seen(id, token, activity) ON seen.id = j.id
-  WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
-    AND j.last_activity_at + j.crash_after < clock_timestamp()
-  ORDER BY j.id
-""",
-)
-
-# Rule 4. An operator's clear is uncounted: the job did nothing wrong.
-RESET_BY_OPERATOR = _reset(
-    "operator",
-    counted="false",
-    rule="""
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS seen(id, token) ON seen.id = j.id
-  WHERE j.status = 'processing' AND j.fencing_token = seen.token
-  ORDER BY j.id
-""",
-)
-
-OWNED = text("""
-SELECT id FROM jsworker.jobs WHERE status || '' = 'processing' AND worker_id = :owner ORDER BY id
 """)
 
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from jsworker.errors import DatabaseRefused, TransitionRefused
-from jsworker.ownership import claim, control, enqueue, lease, outbox, reset, settle
+from jsworker.ownership import claim, control, enqueue, lease, outbox, repair, reset, settle
 from jsworker.ownership.database import Database
 
 from .deadlocks import deadlocks, hasty_deadlock_detection
@@ -22,7 +22,7 @@ from .rows import KIND, WORKER, Sql, insert_job
 SECONDS = 5.0
 BATCHES = 8
 KEYS = [f"key-{place}" for place in range(60)]
-LATE = claim.Limits(stale_after=0.0, crash_after=None, timeout=None, max_attempts=3, max_stalls=3)
+LATE = claim.Limits(stale_after=0.0, crash_after=0.0, timeout=None, max_attempts=3, max_stalls=3)
 """A limit that every silence is beyond, so that the stale rule applies at once."""
 
 JOBS = text("SELECT id, status, fencing_token, dispatch FROM jsworker.jobs WHERE unique_key IS NOT NULL")
@@ -42,7 +42,12 @@ class Storm:
             "fail": self.fail,
             "release": self.release,
             "reset stale": self.reset_stale,
+            "reset crashed": self.reset_crashed,
+            "reset dead": self.reset_dead,
             "reset by operator": self.reset_by_operator,
+            "claim stale": self.claim_stale,
+            "republish": self.republish,
+            "skip": self.skip,
             "publish": self.publish,
             "mark": self.mark,
             "promote": self.promote,
@@ -94,16 +99,48 @@ class Storm:
         return accepted(await settle.release(self._database, worker_id=WORKER, runs=runs))
 
     async def reset_stale(self) -> int:
-        stale = await reset.suspects(self._database, heartbeat_interval=0.0, limit=40)
-        self._random.shuffle(stale)
         taken = await reset.reset_stale(
-            self._database, worker_id=WORKER, stale=stale, reason="r", counted=self._random.random() < 0.5
+            self._database, worker_id=WORKER, stale=await self.late(), reason="r", counted=self.coin()
         )
-        return len(taken)
+        return len(taken.resets)
+
+    async def reset_crashed(self) -> int:
+        taken = await reset.reset_crashed(
+            self._database, worker_id=WORKER, crashed=await self.late(), reason="r", counted=self.coin()
+        )
+        return len(taken.resets)
+
+    async def reset_dead(self) -> int:
+        taken = await reset.reset_dead(
+            self._database, worker_id=WORKER, owner=WORKER, reason="r", counted=self.coin()
+        )
+        return len(taken.resets)
 
     async def reset_by_operator(self) -> int:
         seen = [(one[0], one[1]) for one in await self.jobs("processing")]
-        return len(await reset.reset_by_operator(self._database, seen=seen, reason="r"))
+        return len((await reset.reset_by_operator(self._database, seen=seen, reason="r")).resets)
+
+    async def late(self) -> list[reset.Suspect]:
+        found = await reset.look_for_late(self._database, heartbeat_interval=0.0, limit=40)
+        self._random.shuffle(found.suspects)
+        return found.suspects
+
+    def coin(self) -> bool:
+        return self._random.random() < 0.5
+
+    async def claim_stale(self) -> int:
+        taken = await claim.claim_stale(
+            self._database, worker_id=WORKER, kind=KIND, seen=await self.late(), limits=LATE
+        )
+        return len(taken.claimed)
+
+    async def republish(self) -> int:
+        gone = [(one[0], one[2]) for one in await self.jobs("queued")]
+        return len(await repair.republish(self._database, worker_id=WORKER, gone=gone))
+
+    async def skip(self) -> int:
+        ids = [one[0] for one in await self.jobs("processing")]
+        return len(await claim.look_at_refused(self._database, kind=KIND, ids=ids, worker_id="other"))
 
     async def publish(self) -> int:
         return len(await outbox.take_outgoing(self._database, limit=40))

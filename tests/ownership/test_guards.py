@@ -4,16 +4,16 @@ The constraints and the trigger are taken away first. They are the net below the
 a row could not be flipped in one column alone, and a missing predicate would hide behind a refused write.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, Engine, TextClause, text
+from sqlalchemy import Connection, Engine
 
-from .guards import TRANSITIONS, Flip, Transition, flips
+from .guards import TRANSITIONS, flips
 from .rows import Sql, change_job, event_names, insert_job, read_job
+from .transitions import Flip, Transition, without
 
 FLIPS = [pytest.param(t, f, id=f"{t.name}: {f.predicate}") for t, f in flips()]
 EACH = pytest.mark.parametrize("transition", [pytest.param(t, id=t.name) for t in TRANSITIONS])
@@ -48,13 +48,6 @@ def flipped(sql: Sql, transition: Transition, flip: Flip) -> tuple[UUID, dict[st
     if flip.columns:
         change_job(sql, job_id, **flip.columns)
     return job_id, parameters
-
-
-def without(statement: TextClause, pattern: str) -> TextClause:
-    """Return the statement with a predicate taken out, wherever it stands."""
-    mutated, places = re.subn(pattern, "true", statement.text)
-    assert places, f"no such predicate: {pattern}"
-    return text(mutated)
 
 
 @EACH

@@ -10,22 +10,25 @@ from psycopg.rows import dict_row
 from sqlalchemy import Connection, TextClause, create_engine, text
 from sqlalchemy.engine import make_url
 
-from jsworker.ownership import claim, control, lease, outbox, reset, settle
+from jsworker.ownership import claim, control, lease, outbox, registry, repair, reset, reset_rules, settle
 from jsworker.ownership.database import Database
 
 from .conftest import TestDatabases
 from .polling import eventually
 from .rows import KIND, OTHER_WORKER, WORKER, insert_job
 
-QUEUED = 50_000
+QUEUED = 100_000
 FEW = 500
 """Jobs in each of the other states that a sweep looks for."""
 
-FULL_TABLE = """
+QUEUE = """
 INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, queued_at, needs_publish)
-SELECT uuidv7(), %(kind)s, '{"path": "a/b/c"}', 'queued', 1, now(), now(), n > %(queued)s
+SELECT uuidv7(), %(kind)s, '{"path": "a/b/c"}', 'queued', 1, now(),
+  now() - interval '1 hour' + n * interval '1 ms', n > %(queued)s
 FROM generate_series(1, %(queued)s + %(few)s) AS n;
+"""
 
+OTHER_STATES = """
 INSERT INTO jsworker.jobs (id, kind, payload, status, run_at)
 SELECT uuidv7(), %(kind)s, '{}', 'scheduled', now() FROM generate_series(1, %(few)s);
 
@@ -41,23 +44,20 @@ SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), 1 FROM generate_serie
 """
 
 
-@pytest.fixture(scope="module")
-def full(databases: TestDatabases, migrated: str) -> str:
-    """The name of a database with a full table that nobody has analysed."""
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE", "ANALYZE of an empty queue"])
+def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
+    """A connection to the full table; it explains and writes nothing."""
     url = databases.create(migrated)
     # The client fills in the values: several statements in one string take no parameters of the server's.
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
         connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
         values = {"kind": KIND, "queued": QUEUED, "few": FEW, "worker": WORKER, "other": OTHER_WORKER}
-        connection.execute(FULL_TABLE, values)
-    return str(make_url(url).database)
-
-
-@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
-def table(request: pytest.FixtureRequest, databases: TestDatabases, full: str) -> Iterator[Connection]:
-    """A connection to the full table; it explains and writes nothing."""
-    url = databases.create(full)
-    with psycopg.connect(url, autocommit=True) as connection:
+        if request.param == "ANALYZE of an empty queue":
+            connection.execute(OTHER_STATES, values)
+            connection.execute("ANALYZE")
+            connection.execute(QUEUE, values)
+        else:
+            connection.execute(QUEUE + OTHER_STATES, values)
         if request.param == "after ANALYZE":
             connection.execute("ANALYZE")
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
@@ -70,17 +70,41 @@ def access_paths(connection: Connection, statement: TextClause, parameters: dict
     """Return how a statement reaches the rows of ``jobs``: names of indexes, or ``Seq Scan``."""
     explain = text(f"EXPLAIN (FORMAT JSON) {statement.text}")
     (plan,) = connection.execute(explain, parameters).scalar_one()
+    connection.rollback()
+    return _paths(plan["Plan"])
+
+
+def _paths(root: dict[str, Any]) -> set[str]:
     paths = set()
-    nodes = [plan["Plan"]]
-    while nodes:
-        node = nodes.pop()
-        nodes += node.get("Plans", [])
+    for node in _nodes(root):
         if "Index Name" in node:
             paths.add(node["Index Name"])
         elif node["Node Type"] == "Seq Scan":  # the timeline is empty here
             paths.add(f"Seq Scan on {node['Relation Name']}")
-    connection.rollback()
     return paths
+
+
+def _nodes(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield root
+    for node in root.get("Plans", []):
+        yield from _nodes(node)
+
+
+def of_jobs(paths: set[str]) -> set[str]:
+    """Return how the rows of ``jobs`` are reached, without the other tables, which are small here."""
+    return {path for path in paths if not any(table in path for table in ("workers", "job_events"))}
+
+
+def rows_read(connection: Connection, statement: TextClause, parameters: dict[str, Any]) -> int:
+    """Run a reading statement and return how many rows of ``jobs`` its scans looked at."""
+    explain = text(f"EXPLAIN (ANALYZE, BUFFERS OFF, FORMAT JSON) {statement.text}")
+    (plan,) = connection.execute(explain, parameters).scalar_one()
+    connection.rollback()
+    scans = [node for node in _nodes(plan["Plan"]) if "Index Name" in node or "Relation Name" in node]
+    looked_at: list[float] = [
+        (scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"] for scan in scans
+    ]
+    return round(sum(looked_at))
 
 
 def some(connection: Connection, status: str, count: int) -> list[UUID]:
@@ -134,6 +158,7 @@ class TestByPrimaryKey:
 
     def test_fail(self, table: Connection, batch: int) -> None:
         columns = {"errors": ["e"] * batch, "reasons": [None] * batch, "delays": [1.0] * batch}
+        columns |= {"stalled": [False] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
         assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"}
 
@@ -144,8 +169,35 @@ class TestByPrimaryKey:
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
-        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset_rules.RESET_STALE, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset_rules.RESET_CRASHED, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset_rules.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
+
+    def test_claim_of_a_stale_owners_job(self, table: Connection, batch: int) -> None:
+        parameters = hand(some(table, "processing", batch)) | {
+            "activities": [None] * batch,
+            "kind": KIND,
+            "stale_after": 30.0,
+            "crash_after": 15.0,
+            "timeout": None,
+            "max_attempts": 3,
+            "max_stalls": 3,
+        }
+        assert access_paths(table, claim.CLAIM_STALE, parameters) == {"jobs_pkey"}
+
+    def test_refused(self, table: Connection, batch: int) -> None:
+        parameters = {"kind": KIND, "ids": some(table, "processing", batch), "worker_id": WORKER}
+        assert of_jobs(access_paths(table, claim.REFUSED, parameters)) == {"jobs_pkey"}
+
+    def test_republish(self, table: Connection, batch: int) -> None:
+        parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch), "dispatches": [1] * batch}
+        assert access_paths(table, repair.REPUBLISH, parameters) == {"jobs_pkey"}
+
+    def test_progress(self, table: Connection, batch: int) -> None:
+        (job_id, *_) = some(table, "processing", batch)
+        parameters = {"worker_id": WORKER, "id": job_id, "token": 1, "write": "progress"}
+        values = {"stage": "s", "progress": 0.5, "message": None}
+        assert of_jobs(access_paths(table, lease.PROGRESS, parameters | values)) == {"jobs_pkey"}
 
     def test_cancel(self, table: Connection, batch: int) -> None:
         assert access_paths(table, control.CANCEL, {"ids": some(table, "queued", batch)}) == {"jobs_pkey"}
@@ -160,11 +212,68 @@ class TestSweeps:
 
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
-        assert access_paths(table, reset.LATE, parameters) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, reset.LATE, parameters)) == {"jobs_owned"}
+
+    @pytest.mark.parametrize("culprits", [0, 3])
+    def test_reset_of_the_dead(self, table: Connection, culprits: int) -> None:
+        parameters = {
+            "worker_id": WORKER,
+            "owner": OTHER_WORKER,
+            "reason": "r",
+            "counted": True,
+            "culprits": some(table, "processing", 3)[:culprits],
+            "ids": None,
+            "limit": 500,
+        }
+        assert access_paths(table, reset_rules.RESET_DEAD, parameters) == {"jobs_owned", "jobs_pkey"}
+        assert access_paths(table, reset_rules.OWNED, {"owner": OTHER_WORKER}) == {"jobs_owned"}
+
+    def test_workers(self, table: Connection) -> None:
+        me = {"id": WORKER, "hostname": "alpha", "pod_uid": "uid", "name": "alpha"}
+        assert of_jobs(access_paths(table, registry.EARLIER_LIVES, me)) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, registry.NAMESAKES, me)) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, registry.FORGET, {"silent_for": 60.0})) == {"jobs_owned"}
 
     def test_strays(self, table: Connection) -> None:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
         assert access_paths(table, lease.STRAYS, parameters) == {"jobs_owned"}
+
+
+class TestBacklog:
+    """Reads of the queue look at a page of it, however long it is."""
+
+    LIMIT = 200
+
+    def waiting(self, kinds: list[str], older_than: float) -> dict[str, Any]:
+        return {"kinds": kinds, "older_than": older_than, "limit": self.LIMIT, "besides": []}
+
+    @pytest.mark.parametrize(("older_than", "found"), [(0.0, LIMIT), (7200.0, 0)])
+    def test_waiting(self, table: Connection, older_than: float, found: int) -> None:
+        parameters = self.waiting(["nothing", KIND], older_than)
+        assert access_paths(table, repair.WAITING, parameters) == {"jobs_queued"}
+        assert len(table.execute(repair.WAITING, parameters).all()) == found
+        assert rows_read(table, repair.WAITING, parameters) <= 3 * found + 1
+
+    @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
+    def test_posted(self, table: Connection, place: int | None) -> None:
+        after = after_place(table, place) or {"after": "-infinity", "after_id": UUID(int=0)}
+        parameters = {"kinds": None, "older_than": 0.0, "limit": self.LIMIT} | after
+        assert access_paths(table, repair.POSTED, parameters) == {"jobs_queued"}
+        found = len(table.execute(repair.POSTED, parameters).all())
+        assert found == min(self.LIMIT, QUEUED - (place or 0) - (place is not None))
+        # The last page looks at the rows behind it as well, which wait for their relay.
+        assert rows_read(table, repair.POSTED, parameters) <= 3 * 4 * self.LIMIT
+
+
+def after_place(connection: Connection, place: int | None) -> dict[str, Any] | None:
+    """Return the cursor behind the published job at a place of the queue."""
+    query = text("""
+        SELECT queued_at AS after, id AS after_id FROM jsworker.jobs
+        WHERE status = 'queued' AND NOT needs_publish ORDER BY queued_at, id OFFSET :place LIMIT 1
+    """)
+    if place is None:
+        return None
+    return dict(connection.execute(query, {"place": place}).mappings().one())
 
 
 async def test_heartbeats_are_hot_updates(databases: TestDatabases, migrated: str) -> None:

@@ -97,7 +97,8 @@ class TestCompletionAgainstReset:
         late = suspect(sql, running)
         winner.completes(running)
         assert await reset_stale(database, late) == []
-        assert await reset.reset_by_operator(database, seen=[(running, 1)], reason="r") == []
+        taken = await reset.reset_by_operator(database, seen=[(running, 1)], reason="r")
+        assert taken.resets == []
         winner.commit()
         assert await reset_stale(database, late) == []
         assert read_job(sql, running)["result"] == "winner"

@@ -62,6 +62,8 @@ class TestClaim:
             traceparent="00-aa",
             tracestate="b",
             cancel_requested=False,
+            stalls=0,
+            max_stalls=2,
         )
         assert taken.refused_rows == frozenset()
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Executable, Row
 
-from jsworker.ownership import claim, control, outbox, reset, settle
+from jsworker.ownership import claim, control, outbox, reset_rules, settle
 
 from .polling import eventually
 from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
@@ -94,7 +94,7 @@ class Winner:
             "tokens": [1],
             "activities": [read_job(self._sql, job_id)["last_activity_at"]],
         }
-        self.run(reset.RESET_STALE, parameters)
+        self.run(reset_rules.RESET_STALE, parameters)
 
     def cancels(self, job_id: UUID) -> None:
         """Cancel, and leave it open."""

@@ -1,0 +1,95 @@
+"""Which rows a sweeper looks at, in which order, and what else it learns with them."""
+
+import pytest
+
+from jsworker.ownership import registry, reset
+from jsworker.ownership.database import Database
+
+from .rows import OTHER_WORKER, WORKER, Sql, ago, insert_job, read_job, seconds
+from .test_registry import ROW
+
+
+async def test_from_two_missed_heartbeats_on(database: Database, sql: Sql) -> None:
+    fresh = insert_job(sql, "processing", last_activity_at=ago(9))
+    late = insert_job(sql, "processing", last_activity_at=ago(11))
+    stale = insert_job(sql, "processing", last_activity_at=ago(40), fencing_token=3)
+    impatient = insert_job(sql, "processing", last_activity_at=ago(5), stale_after=seconds(4))
+    found = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+    assert [(one.id, one.stale, one.crashed, one.fencing_token, one.stale_after) for one in found] == [
+        (stale, True, True, 3, 30.0),
+        (impatient, True, False, 1, 4.0),
+        (late, False, False, 1, 30.0),
+    ]
+    assert fresh not in {one.id for one in found}
+    assert found[0].last_activity_at == read_job(sql, stale)["last_activity_at"]
+    assert await reset.suspects(database, heartbeat_interval=5.0, limit=10) == found
+
+
+async def test_a_crash_threshold_below_two_heartbeats_of_the_sweeper(database: Database, sql: Sql) -> None:
+    """The owner beats faster than the one who looks."""
+    crashed = insert_job(sql, "processing", last_activity_at=ago(4), crash_after=seconds(3))
+    (found,) = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+    assert (found.id, found.crash_after, found.crashed, found.stale) == (crashed, 3.0, True, False)
+
+
+async def test_never_stale_but_crashed(database: Database, sql: Sql) -> None:
+    job_id = insert_job(sql, "processing", last_activity_at=ago(20), stale_after=None)
+    (found,) = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+    assert (found.id, found.stale_after, found.stale) == (job_id, None, False)
+    assert (found.crash_after, found.crashed) == (15.0, True)
+
+
+async def test_never_crashed_but_stale(database: Database, sql: Sql) -> None:
+    insert_job(sql, "processing", last_activity_at=ago(40), crash_after=None)
+    (found,) = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+    assert (found.stale, found.crash_after, found.crashed) == (True, None, False)
+
+
+async def test_what_no_sweeper_may_touch_is_no_suspect(database: Database, sql: Sql) -> None:
+    insert_job(sql, "processing", last_activity_at=ago(9000), stale_after=None, crash_after=None)
+    assert (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects == []
+
+
+async def test_rows_that_are_never_stale_hide_no_stale_one(database: Database, sql: Sql) -> None:
+    for silence in (8000, 9000):
+        insert_job(sql, "processing", last_activity_at=ago(silence), stale_after=None)
+    patient = insert_job(sql, "processing", last_activity_at=ago(100), stale_after=seconds(3600))
+    stale = insert_job(sql, "processing", last_activity_at=ago(40))
+    found = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=2)).suspects
+    assert [one.id for one in found] == [stale, patient]
+    last = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects[2:]
+    assert [one.stale_after for one in last] == [None, None]
+    assert last[0].last_activity_at < last[1].last_activity_at
+
+
+@pytest.mark.parametrize("status", ["queued", "completed"])
+async def test_owners_are_those_who_hold_running_jobs(database: Database, sql: Sql, status: str) -> None:
+    assert (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).owners == 0
+    for owner in (WORKER, WORKER, OTHER_WORKER):
+        insert_job(sql, "processing", worker_id=owner)
+    insert_job(sql, status)
+    insert_job(sql, "processing", worker_id="gamma-3-cccc", last_activity_at=ago(60))
+    found = await reset.look_for_late(database, heartbeat_interval=5.0, limit=0)
+    assert (found.suspects, found.owners) == ([], 3)
+
+
+async def test_since_when_the_database_is_up(database: Database, sql: Sql) -> None:
+    query = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS seconds"
+    before = sql.execute(query).fetchone()
+    found = await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)
+    after = sql.execute(query).fetchone()
+    assert before is not None
+    assert after is not None
+    assert before["seconds"] <= found.database_up_for <= after["seconds"]
+
+
+async def test_whether_the_owner_answers(database: Database, sql: Sql) -> None:
+    """Proven by itself: silence of a worker that could never be asked is no evidence."""
+    await registry.seen(database, ROW, state="running", answers=True)
+    proven = insert_job(sql, "processing", last_activity_at=ago(60))
+    unregistered = insert_job(sql, "processing", worker_id=OTHER_WORKER, last_activity_at=ago(60))
+    found = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+    assert {one.id: one.answers for one in found} == {proven: True, unregistered: False}
+    await registry.seen(database, ROW, state="running")
+    found = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+    assert {one.answers for one in found} == {False}

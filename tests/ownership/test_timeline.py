@@ -1,0 +1,235 @@
+"""What the timeline tells: each thing once, and nothing that did not happen."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from jsworker.errors import InvalidJson, OwnershipLost
+from jsworker.ownership import claim, lease, timeline
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Sessions
+from jsworker.ownership.settle import Completion, Settled
+from jsworker.ownership.timeline import Entry
+
+from .calls import complete, fail, release
+from .rows import KIND, OTHER_WORKER, WORKER, Sql, change_job, event_names, insert_job, read_events, read_job
+
+Write = Callable[[Database, UUID], Coroutine[None, None, object]]
+
+
+async def progress(database: Database, job_id: UUID) -> None:
+    await lease.update_progress(
+        database, worker_id=WORKER, held=(job_id, 1), stage="s", progress=0.5, message=None
+    )
+
+
+async def checkpoint(database: Database, job_id: UUID) -> None:
+    await lease.save_checkpoint(database, worker_id=WORKER, held=(job_id, 1), checkpoint="[1]")
+
+
+async def quiet(database: Database, job_id: UUID) -> None:
+    await lease.set_patience(database, worker_id=WORKER, held=(job_id, 1), stale_after=90.0, crash_after=None)
+
+
+async def in_transaction(database: Database, job_id: UUID) -> None:
+    sessions = Sessions(database.url, worker_id=WORKER, size=1)
+    try:
+        async with sessions.transaction(lambda: Completion(job_id, 1, "{}")):
+            pass
+    finally:
+        await sessions.close()
+
+
+async def in_plain_transaction(database: Database, job_id: UUID) -> None:
+    sessions = Sessions(database.url, worker_id=WORKER, size=1)
+    try:
+        with sessions.sync_transaction(lambda: Completion(job_id, 1, "{}")):
+            pass
+    finally:
+        await sessions.close()
+
+
+SIGNS: dict[str, Write] = {"progress": progress, "checkpoint": checkpoint, "quiet": quiet}
+OUTCOMES: dict[str, Write] = {"complete": complete, "fail": fail, "release": release}
+TRANSACTIONS: dict[str, Write] = {"async": in_transaction, "sync": in_plain_transaction}
+
+
+async def rejected(write: Write, database: Database, job_id: UUID) -> None:
+    try:
+        assert await write(database, job_id) is Settled.LOST
+    except OwnershipLost:
+        return
+
+
+class TestLateWrites:
+    @pytest.mark.parametrize("name", [*SIGNS, *OUTCOMES])
+    async def test_each_is_told_once(self, database: Database, sql: Sql, name: str) -> None:
+        job_id = insert_job(sql, "processing", worker_id=OTHER_WORKER, fencing_token=2)
+        before = read_job(sql, job_id)
+        for _ in range(3):
+            await rejected((SIGNS | OUTCOMES)[name], database, job_id)
+        assert read_job(sql, job_id) == before
+        assert read_events(sql, job_id) == [
+            {
+                "event": "rejected",
+                "worker_id": WORKER,
+                "fencing_token": 1,
+                "error": None,
+                "detail": {"write": name},
+            }
+        ]
+
+    async def test_each_kind_of_write_by_itself(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, fencing_token=1)
+        for write in (*SIGNS.values(), *OUTCOMES.values(), *SIGNS.values()):
+            await rejected(write, database, job_id)
+        told = [event["detail"]["write"] for event in read_events(sql, job_id)]
+        assert told == [*SIGNS, *OUTCOMES]
+
+    async def test_each_run_by_itself(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, fencing_token=3)
+        for token in (1, 2, 1):
+            assert await complete(database, job_id, token) is Settled.LOST
+        assert [event["fencing_token"] for event in read_events(sql, job_id)] == [1, 2]
+
+    @pytest.mark.parametrize("write", [*SIGNS.values(), *OUTCOMES.values()])
+    async def test_after_another_run_has_completed_the_job(
+        self, database: Database, sql: Sql, write: Write
+    ) -> None:
+        job_id = insert_job(sql, "completed", fencing_token=2)
+        await rejected(write, database, job_id)
+        assert event_names(sql, job_id) == ["rejected"]
+
+    async def test_whatever_else_the_timeline_tells(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, fencing_token=1)
+        detail = {"write": "complete"}
+        others = [
+            Entry(job_id, "other", WORKER, 1, detail),
+            Entry(job_id, "rejected", OTHER_WORKER, 1, detail),
+        ]
+        await timeline.note(database, entries=others)
+        assert await complete(database, job_id) is Settled.LOST
+        assert event_names(sql, job_id) == ["other", "rejected", "rejected"]
+
+    @pytest.mark.parametrize("write", TRANSACTIONS.values(), ids=TRANSACTIONS)
+    async def test_of_the_jobs_own_transaction(self, database: Database, sql: Sql, write: Write) -> None:
+        job_id = insert_job(sql, "processing", fencing_token=2)
+        await rejected(write, database, job_id)
+        (event,) = read_events(sql, job_id)
+        assert (event["event"], event["detail"]) == ("rejected", {"write": "complete"})
+        assert await complete(database, job_id) is Settled.LOST
+        assert read_events(sql, job_id) == [event]
+
+    @pytest.mark.parametrize("write", [*SIGNS.values(), *TRANSACTIONS.values()])
+    async def test_not_after_the_runs_own_completion(
+        self, database: Database, sql: Sql, write: Write
+    ) -> None:
+        job_id = insert_job(sql, "processing")
+        await in_transaction(database, job_id)
+        with pytest.raises(OwnershipLost):
+            await write(database, job_id)
+        assert event_names(sql, job_id) == []
+
+    async def test_not_when_it_was_accepted(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing")
+        for write in (*SIGNS.values(), complete):
+            await write(database, job_id)
+        assert event_names(sql, job_id) == []
+
+
+class TestSkips:
+    async def skip(self, database: Database, *ids: UUID, worker_id: str | None = OTHER_WORKER) -> None:
+        found = await claim.look_at_refused(database, kind=KIND, ids=ids, worker_id=worker_id)
+        assert set(found) == set(ids)
+
+    async def test_of_a_live_job(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing", fencing_token=3)
+        await self.skip(database, job_id)
+        assert read_events(sql, job_id) == [
+            {
+                "event": "skipped",
+                "worker_id": OTHER_WORKER,
+                "fencing_token": 3,
+                "error": None,
+                "detail": {"owner": WORKER, "token": 3},
+            }
+        ]
+
+    async def test_once_for_each_run_and_worker(self, database: Database, sql: Sql) -> None:
+        job_id, neighbour = insert_job(sql, "processing"), insert_job(sql, "processing")
+        for worker_id in (OTHER_WORKER, OTHER_WORKER, "gamma-3-cccc", OTHER_WORKER):
+            await self.skip(database, job_id, neighbour, worker_id=worker_id)
+        change_job(sql, job_id, fencing_token=2)
+        await self.skip(database, job_id)
+        told = [(event["worker_id"], event["fencing_token"]) for event in read_events(sql, job_id)]
+        assert told == [(OTHER_WORKER, 1), ("gamma-3-cccc", 1), (OTHER_WORKER, 2)]
+        assert event_names(sql, neighbour) == ["skipped"] * 2
+
+    async def test_whatever_else_the_timeline_tells(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing")
+        await timeline.note(database, entries=[Entry(job_id, "rejected", OTHER_WORKER, 1, None)])
+        await self.skip(database, job_id)
+        assert event_names(sql, job_id) == ["rejected", "skipped"]
+
+    @pytest.mark.parametrize("status", ["scheduled", "queued", "completed", "failed", "cancelled"])
+    async def test_not_of_a_job_that_nobody_runs(self, database: Database, sql: Sql, status: str) -> None:
+        job_id = insert_job(sql, status)
+        await self.skip(database, job_id)
+        assert event_names(sql, job_id) == []
+
+    @pytest.mark.parametrize("worker_id", [WORKER, None])
+    async def test_not_of_its_own_job_nor_by_nobody(
+        self, database: Database, sql: Sql, worker_id: str | None
+    ) -> None:
+        job_id = insert_job(sql, "processing")
+        await self.skip(database, job_id, worker_id=worker_id)
+        assert event_names(sql, job_id) == []
+
+
+class TestNote:
+    async def test_a_fence_is_told_once_however_often_it_is_noted(self, database: Database, sql: Sql) -> None:
+        job_id, other = insert_job(sql, "processing"), insert_job(sql, "processing")
+        detail: dict[str, Any] = {"silent": 1.5, "why": "no heartbeat é"}
+        fence = Entry(job_id, "fenced", WORKER, 1, detail)
+        plain = Entry(other, "fenced", None, None, None)
+        for entries in ([fence, plain, fence], [plain], [fence]):
+            await timeline.note(database, entries=entries)
+        assert read_events(sql, job_id) == [
+            {"event": "fenced", "worker_id": WORKER, "fencing_token": 1, "error": None, "detail": detail}
+        ]
+        assert read_events(sql, other) == [
+            {"event": "fenced", "worker_id": None, "fencing_token": None, "error": None, "detail": None}
+        ]
+
+    @pytest.mark.parametrize(
+        "another",
+        [
+            {"event": "other"},
+            {"worker_id": OTHER_WORKER},
+            {"worker_id": None},
+            {"fencing_token": 2},
+            {"detail": {"silent": 2.5}},
+            {"detail": None},
+        ],
+        ids=str,
+    )
+    async def test_another_entry_is_told_too(
+        self, database: Database, sql: Sql, another: dict[str, Any]
+    ) -> None:
+        job_id = insert_job(sql, "processing")
+        values: dict[str, Any] = {"event": "fenced", "worker_id": WORKER, "fencing_token": 1}
+        values |= {"detail": {"silent": 1.5}}
+        for entry in (Entry(job_id, **values), Entry(job_id, **(values | another))):
+            await timeline.note(database, entries=[entry])
+        assert len(read_events(sql, job_id)) == 2
+
+    async def test_nothing_to_note(self, database: Database) -> None:
+        await timeline.note(database, entries=[])
+
+    async def test_a_detail_that_is_no_json(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql)
+        with pytest.raises(InvalidJson, match="detail"):
+            await timeline.note(database, entries=[Entry(job_id, "fenced", None, None, {"at": float("nan")})])
+        assert read_events(sql, job_id) == []

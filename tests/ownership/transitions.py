@@ -1,0 +1,70 @@
+"""The words in which guards are told: a statement, a row that may take it, a flip for each predicate."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import TextClause, text
+
+from .rows import STATES
+
+Row = Mapping[str, Any]
+Parameters = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One predicate made false.
+
+    Attributes:
+        predicate: its name, for people.
+        pattern: where it stands in the SQL, every time it is repeated (a regular expression).
+        columns: what the row holds instead, set after the statement's values were chosen.
+        parameters: what the statement is given instead, for that row.
+    """
+
+    predicate: str
+    pattern: str
+    columns: Row = field(default_factory=dict)
+    parameters: Callable[[Row], Parameters] = lambda _: {}
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A guarded statement.
+
+    Attributes:
+        name: as in the protocol.
+        statement: the SQL under test.
+        status, columns: a row that fulfils the guard.
+        parameters: the statement's values for that row.
+        flips: its guard, predicate by predicate.
+        writes: False for the reads that decide what is written next.
+        names_rows: False for the sweeps, which take whatever is due.
+        tells: what the statement itself writes to the timeline when it is refused.
+    """
+
+    name: str
+    statement: TextClause
+    status: str
+    parameters: Callable[[Row], Parameters]
+    flips: list[Flip]
+    columns: Row = field(default_factory=dict)
+    writes: bool = True
+    names_rows: bool = True
+    tells: str | None = None
+
+
+def statuses(pattern: str, *allowed: str) -> list[Flip]:
+    """Return one flip for each status that the guard does not allow; nothing else of the row changes."""
+    return [
+        Flip(f"status={status}", pattern, {"status": status}) for status in STATES if status not in allowed
+    ]
+
+
+def without(statement: TextClause, pattern: str) -> TextClause:
+    """Return the statement with a predicate taken out, wherever it stands."""
+    mutated, places = re.subn(pattern, "true", statement.text)
+    assert places, f"no such predicate: {pattern}"
+    return text(mutated)
