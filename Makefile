@@ -26,7 +26,7 @@ export UV_COMPILE_BYTECODE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test check fix lock clean
+.PHONY: help demo dev test check model fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -46,6 +46,9 @@ check: $(VENV)/.project ## Check format, lint, types and layers.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+model: $(VENV)/.project ## Check the model of the ownership protocol with spin (Debian packages: spin gcc).
+	$(BIN)/python model/check.py $(ARGS)
 
 fix: $(VENV)/.project ## Format, and repair what the linter can repair.
 	$(BIN)/ruff format .

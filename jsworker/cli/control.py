@@ -176,5 +176,5 @@ async def _take_back(database: Database, running: list[tuple[UUID, int]], reason
             break
         await asyncio.sleep(pause)
         found = await reset.reset_by_operator(database, seen=left, reason=reason)
-        taken |= {each.id: each for each in found}
+        taken |= {each.id: each for each in found.resets}
     return taken

@@ -260,10 +260,10 @@ class JobClient:
         taken = await reset.reset_by_operator(
             self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
         )
-        if not taken:
+        if not taken.resets:
             raise TransitionRefused(f"job {job_id}: its owner has just settled it, or writes it right now")
         self._publish_in_background()
-        return taken[0]
+        return taken.resets[0]
 
     async def _connect_stream(self) -> None:
         stream = Stream(

@@ -126,16 +126,6 @@ class TakenBack:
     resets: list[Reset]
     refused: frozenset[UUID]
 
-    # For callers that still read the answer as a list.
-    def __iter__(self) -> Iterator[Reset]:
-        return iter(self.resets)
-
-    def __len__(self) -> int:
-        return len(self.resets)
-
-    def __getitem__(self, place: int) -> Reset:
-        return self.resets[place]
-
 
 async def look_for_late(database: Database, *, heartbeat_interval: float, limit: int) -> Lateness:
     """Return the running jobs that missed two heartbeats or are beyond a threshold of their own.
@@ -151,12 +141,6 @@ async def look_for_late(database: Database, *, heartbeat_interval: float, limit:
         owners=rows[0].owners,
         database_up_for=float(rows[0].database_up_for),
     )
-
-
-async def suspects(database: Database, *, heartbeat_interval: float, limit: int) -> list[Suspect]:
-    """Return what ``look_for_late`` suspects."""
-    late = await look_for_late(database, heartbeat_interval=heartbeat_interval, limit=limit)
-    return late.suspects
 
 
 async def reset_stale(

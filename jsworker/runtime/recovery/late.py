@@ -92,7 +92,8 @@ class LateRows:
                 sighting.unheard_at, sighting.unheard_again = None, False
             elif answer is Answer.NO_RESPONDERS:
                 sighting.unheard_again |= _is_past(sighting.unheard_at, now - self._scan_interval)
-                sighting.unheard_at = sighting.unheard_at or now
+                if sighting.unheard_at is None:
+                    sighting.unheard_at = now
 
     def crashed(self, rows: Iterable[Suspect]) -> list[Suspect]:
         """Return rows beyond their crash threshold whose owner two witnesses found gone."""

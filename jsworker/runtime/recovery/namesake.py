@@ -50,6 +50,7 @@ async def refuse_live_namesake(
                     f"JSWORKER_WORKER_ID={name} must be another one: worker {life.id} has it and is alive, "
                     f"pid {life.pid} on host {life.hostname}"
                 )
+        await registry.seen(database, worker, state="running")  # or the next namesake takes this one for gone
         await asyncio.sleep(min(life.heartbeat_interval for life in others) / _LOOKS_PER_INTERVAL)
 
 

@@ -13,7 +13,7 @@ from jsworker.ownership.repair import Posted
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.stream.jetstream import Stream, StreamState
 
-_PAGE = 1000
+_PAGE = 300
 _LOOKED_UP = 100
 """Messages that are looked up one by one in a scan: enough to find every loss in time, few enough to cost
 the server nothing beside a deep backlog."""

@@ -73,7 +73,7 @@ class Sweeper:
             proof = self._late.look(lateness, now=now)
             self._tell_of_brake(proof)
             await self._take_back_stale(proof, lateness)
-            await self._take_back_crashed(lateness.suspects, now)
+            await self._take_back_crashed(lateness.suspects)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
 
@@ -104,12 +104,13 @@ class Sweeper:
         threshold = max(row.stale_after or 0.0 for row in rows)
         return lateness.database_up_for < threshold or self._heartbeat.had_a_gap_within(threshold)
 
-    async def _take_back_crashed(self, suspects: Sequence[Suspect], now: float) -> None:
+    async def _take_back_crashed(self, suspects: Sequence[Suspect]) -> None:
         asked = [row for row in suspects if row.answers and row.crash_after is not None]
         if not asked:
             return
+        asked_at = boottime()  # not when the scan began: two answers must be a scan apart themselves
         answers = await self._ask({row.worker_id for row in asked})
-        self._late.witnessed(asked, answers, now=now)
+        self._late.witnessed(asked, answers, now=asked_at)
         for owner, rows in _by_owner(self._late.crashed(asked)).items():
             for batch in _batches(rows):
                 taken = await reset.reset_crashed(

@@ -1,0 +1,40 @@
+"""The model of the protocol was compared with the SQL as it is now."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from jsworker.ownership import claim, control, lease, outbox, repair, reset_rules, settle
+
+MODEL = Path(__file__).parents[1] / "model"
+
+STATEMENTS = [
+    outbox.PUBLISH,
+    outbox.MARK,
+    outbox.PROMOTE,
+    claim.CLAIM,
+    claim.CLAIM_STALE,
+    claim.READ_BACK,
+    lease.HEARTBEAT,
+    lease.STRAYS,
+    settle.COMPLETE,
+    settle.FAIL,
+    settle.RELEASE,
+    reset_rules.RESET_STALE,
+    reset_rules.RESET_CRASHED,
+    reset_rules.RESET_DEAD,
+    reset_rules.RESET_BY_OPERATOR,
+    control.CANCEL,
+    control.RETRY,
+    repair.REPUBLISH,
+]
+
+
+def test_no_statement_has_changed_since_the_model_was_compared_with_it() -> None:
+    words = "\n".join(re.sub(r"\s+", " ", statement.text.strip()) for statement in STATEMENTS)
+    digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+    written = re.search(r"sha256 of the statements: (\w+)", (MODEL / "README.md").read_text())
+    assert written is not None
+    assert written[1] == digest, (
+        "compare the model with the SQL as model/README.md says, then write the new sum"
+    )
