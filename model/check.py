@@ -1,4 +1,4 @@
-"""Check the model of the ownership protocol with SPIN: the protocol passes, and fails without its protections.
+"""Check the protocol's model with SPIN: it passes, and fails without its protections.
 
 Needs spin (Debian package ``spin``) and gcc. ``make model`` runs it; ``--json FILE`` also writes the figures.
 """

@@ -1,6 +1,6 @@
 /* The ownership protocol of jsworker for ONE job: NW worker processes, NR publishers and sweepers, an
- * operator, a broker and a clock that may all misbehave within a budget. Every statement of jsworker/ownership is one atomic step (one guarded UPDATE under READ
- * COMMITTED); everything a process remembers between two statements is a variable that may go stale.
+ * operator, a broker and a clock that may all misbehave within a budget. Every statement of
+ * jsworker/ownership is one atomic step (one guarded UPDATE under READ COMMITTED); everything a process remembers between two statements is a variable that may go stale.
  *
  * Abstractions that lose nothing here:
  *  - dispatch is only ever compared with the row's current one, so a remembered dispatch is one bit,

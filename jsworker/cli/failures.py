@@ -42,7 +42,7 @@ def exit_code_of(command: Callable[[], Any]) -> int:
         sys.stdout.flush()
     except JsworkerError as error:
         report(error)
-        return WRONG_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED
+        return code_of(error)
     except typer.TyperException as error:
         _report_usage(error)
         return error.exit_code
@@ -57,14 +57,21 @@ def exit_code_of(command: Callable[[], Any]) -> int:
     return int(code or DONE)
 
 
+def code_of(error: JsworkerError) -> int:
+    """Return the exit code of a command that ends in this error."""
+    return WRONG_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED
+
+
 def report(error: JsworkerError) -> None:
     """Write an error to stderr, as one line unless it is a list of faults."""
+    for line in lines_of(error):
+        tell(line)
+
+
+def lines_of(error: JsworkerError) -> list[str]:
+    """Return an error as it is shown: one line unless it is a list of faults."""
     lines = str(error).splitlines()
-    if isinstance(error, _OF_SEVERAL_LINES):
-        for line in lines:
-            tell(line)
-    else:
-        tell(" ".join(line.strip() for line in lines))
+    return lines if isinstance(error, _OF_SEVERAL_LINES) else [" ".join(line.strip() for line in lines)]
 
 
 def _report_usage(error: typer.TyperException) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from jsworker.embedded.account import Account
+from jsworker.runtime.supervisor import leash
 
-_LEASH = Path(__file__).with_name("leash.py")
+_LEASH = Path(leash.__file__)
 
 Stream = int | IO[bytes] | None
 
@@ -54,11 +55,21 @@ def start_with_parent(
     """
     uid, gid = (account.uid, account.gid) if account else (-1, -1)
     program = _program(str(command[0]), env, cwd)
-    leash = [sys.executable, "-I", "-S", str(_LEASH), os.getpid(), int(death_signal), uid, gid, program]
+    command_line = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(_LEASH),
+        os.getpid(),
+        int(death_signal),
+        uid,
+        gid,
+        program,
+    ]
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 -- the command is the caller's own
-            [*map(str, leash), *map(str, command)],
+            [*map(str, command_line), *map(str, command)],
             env=env,
             cwd=cwd,
             stdin=stdin,

@@ -65,8 +65,12 @@ class Witness:
             if reply:
                 client.post(reply, b"alive")
 
-        await client.open_inbox(self._subject, answer)
-        self._listening = client
+        self._listening = client  # before it is waited for: a connection that is lost meanwhile is forgotten
+        try:
+            await client.open_inbox(self._subject, answer)
+        except BaseException:
+            self._listening = None
+            raise
 
     async def _ask(self, subject: str, seconds: float) -> Answer:
         if not self._connection.connected:

@@ -88,10 +88,12 @@ class Process:
         assert self.popen.stdout is not None
         return self.popen.stdout.readline().rstrip("\n")
 
-    def read_errors_until(self, part: str) -> None:
+    def read_errors_until(self, part: str) -> str:
+        """Return the first line that holds this."""
         assert self.popen.stderr is not None
         while part not in (line := self.popen.stderr.readline()):
             assert line, f"ended before it wrote {part!r}"
+        return line
 
 
 class Spawn:

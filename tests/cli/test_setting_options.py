@@ -8,11 +8,6 @@ from jsworker.settings import Settings, variable_of
 
 from .commands import Cli
 
-NO_SUPERVISOR = (
-    "JSWORKER_PROCESSES=4 must be 1: several processes come with the supervisor; "
-    "start several workers instead"
-)
-
 
 def test_every_setting_is_an_option_with_its_description(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
@@ -45,11 +40,7 @@ def test_every_setting_is_an_option_with_its_description(cli: Cli, monkeypatch: 
             "400",
             "JSWORKER_STALE_THRESHOLD=300 must exceed JSWORKER_WATCHDOG_TIMEOUT=400",
         ),
-        (
-            "--processes",
-            "4",
-            NO_SUPERVISOR,
-        ),
+        ("--processes", "0", "JSWORKER_PROCESSES=0 must be from 1 to 1000"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_variable(option: str, value: str, line: str, cli: Cli) -> None:
@@ -61,7 +52,7 @@ def test_the_option_wins_over_the_variable(cli: Cli, monkeypatch: pytest.MonkeyP
     assert cli("run", "x:Y").refused(2).startswith("JSWORKER_ACK_WAIT=300 must exceed")
     assert cli("run", "x:Y", "--ack-wait", "700").refused(2).startswith("target x:Y: there is no module x")
     monkeypatch.setenv(variable_of("processes"), "3")
-    assert cli("run", "x:Y", "--ack-wait", "700").refused(2).startswith("JSWORKER_PROCESSES=3 must be 1")
+    assert cli("run", "x:Y", "--ack-wait", "700").refused(2).startswith("target x:Y: there is no module x")
 
 
 def test_a_secret_is_never_shown(cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A TCP relay before a server, with the faults of a network: cut, silence, an answer that gets lost."""
+"""A TCP relay before a server, with the faults of a network: cut, silent, one-way, slow, a lost answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,10 @@ class Proxy:
         self._serving: set[asyncio.Task[None]] = set()
         self._losses: list[_Loss] = []
         self._refuses = False
-        self._silent = False
+        self._swallows_requests = False
+        self._swallows_answers = False
+        self._delay = 0.0
+        self._dribble_bytes = 0
         self.port = 0
 
     def cut(self) -> None:
@@ -32,13 +35,31 @@ class Proxy:
 
     def black_hole(self) -> None:
         """Swallow what either side sends; connections stay, and new ones are accepted."""
-        self._silent = True
+        self._swallows_requests = self._swallows_answers = True
+
+    def swallow_requests(self) -> None:
+        """Swallow what clients send; what the server sends still arrives."""
+        self._swallows_requests = True
+
+    def swallow_answers(self) -> None:
+        """Swallow what the server sends; it gets, and executes, every request."""
+        self._swallows_answers = True
+
+    def slow_down(self, delay: float, *, dribble_bytes: int = 0) -> None:
+        """Pass everything on late.
+
+        Args:
+            delay: seconds that each piece is held back; the pieces behind it wait too.
+            dribble_bytes: size of a piece; 0: whatever arrives at once.
+        """
+        self._delay, self._dribble_bytes = delay, dribble_bytes
 
     def restore(self) -> None:
-        """Relay again. Connections of a black hole are broken: bytes are missing in them."""
-        if self._silent:
+        """Relay again. Connections in which bytes were swallowed are broken: they are missing in them."""
+        if self._swallows_requests or self._swallows_answers:
             self.break_connections()
-        self._refuses = self._silent = False
+        self._refuses = self._swallows_requests = self._swallows_answers = False
+        self._delay, self._dribble_bytes = 0.0, 0
 
     def break_connections(self) -> None:
         """Reset every connection."""
@@ -70,9 +91,24 @@ class Proxy:
         return None
 
     @property
-    def silent(self) -> bool:
-        """Whether bytes are swallowed."""
-        return self._silent
+    def swallows_requests(self) -> bool:
+        """Whether what clients send is swallowed."""
+        return self._swallows_requests
+
+    @property
+    def swallows_answers(self) -> bool:
+        """Whether what the server sends is swallowed."""
+        return self._swallows_answers
+
+    async def pass_on(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+        """Send bytes on, slowly if so told."""
+        while data:
+            size = self._dribble_bytes or len(data)
+            if self._delay:
+                await asyncio.sleep(self._delay)
+            writer.write(data[:size])
+            await writer.drain()
+            data = data[size:]
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one client until either side closes."""
@@ -147,19 +183,19 @@ class _Link:
         before = b""
         with suppress(ConnectionError):
             while data := await self._client[0].read(_CHUNK_BYTES):
-                if self._proxy.silent:
+                if self._proxy.swallows_requests:
                     continue
                 self._loss = self._loss or self._proxy.loss_of(before + data)
                 before = data[-1000:]
-                await _send(self._server[1], data)
+                await self._proxy.pass_on(data, self._server[1])
 
     async def _answers(self) -> None:
         with suppress(ConnectionError):
             while data := await self._server[0].read(_CHUNK_BYTES):
                 if self._loss is not None and not self._lost:
                     self._lose(self._loss)
-                if not self._proxy.silent and not self._lost:
-                    await _send(self._client[1], data)
+                if not self._proxy.swallows_answers and not self._lost:
+                    await self._proxy.pass_on(data, self._client[1])
 
     def _lose(self, loss: _Loss) -> None:
         self._lost = True
@@ -169,11 +205,6 @@ class _Link:
             loss.then()
         if not loss.hang:
             self.reset()
-
-
-async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(data)
-    await writer.drain()
 
 
 @asynccontextmanager
