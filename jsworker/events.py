@@ -16,6 +16,7 @@ EVENT_NAMES = frozenset(
         "job.error",
         "job.failed",
         "job.cancelled",
+        "job.fenced",
         "job.released",
         "job.stalled",
         "job.lost",

@@ -219,10 +219,12 @@ class TestLevels:
                 [
                     "job.error",
                     "job.stalled",
+                    "job.fenced",
                     "job.failed",
                     "job.lost",
                     "message.dead",
                     "message.refused",
+                    "message.republished",
                     "heartbeat.failed",
                     "worker.degraded",
                     "stale.detected",

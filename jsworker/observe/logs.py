@@ -33,11 +33,13 @@ _WARNINGS: Final = frozenset(
         "job.error",
         "job.failed",
         "job.stalled",
+        "job.fenced",
         "job.lost",
         "stale.detected",
         "heartbeat.failed",
         "message.dead",
         "message.refused",
+        "message.republished",
         "worker.degraded",
     }
 )

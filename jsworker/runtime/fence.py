@@ -75,6 +75,8 @@ class Fence:
         margin = 2 * self._heartbeat_interval + self._statement_timeout
         too_old = stale is not None and silent > stale - margin
         if too_old or (gone and crash is not None and silent > crash - self._heartbeat_interval):
+            if run.stop is None and run.phase is not Phase.SETTLING:
+                self._events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
             run.signal(Stop.FENCED)
 
     def _ignores_its_stop(self, run: Run, now: float) -> bool:
