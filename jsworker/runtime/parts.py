@@ -21,6 +21,7 @@ from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.quarantine.ward import Ward
+from jsworker.runtime.recovery.burial import Burial
 from jsworker.runtime.recovery.late import LateRows
 from jsworker.runtime.recovery.poll import IdlePoll
 from jsworker.runtime.recovery.reconciler import Reconciler
@@ -96,6 +97,13 @@ class Parts:
             answers=self.answers,
             events=around.events,
             died=around.died,
+        )
+        self.burial = Burial(
+            worker_id=around.me.id,
+            database=around.database,
+            health=self.health,
+            events=around.events,
+            on_requeued=self.wake_relay,
         )
         self.heartbeat = self._wire_heartbeat()
         self.executor = self._wire_executor()

@@ -87,6 +87,7 @@ class Shutdown:
         parts = self._parts
         await parts.reconciliation.stop()
         await parts.scans.stop()
+        await parts.burial.close()
         # Cut short, a round would keep what it has taken from the others for five seconds.
         await parts.relay.finish(2 * self._settings.statement_timeout)
         try:

@@ -25,6 +25,7 @@ from jsworker.runtime.identity import identify
 from jsworker.runtime.kinds import Kind, resolve_kinds, stale_thresholds
 from jsworker.runtime.outcome import headline
 from jsworker.runtime.parts import Parts, Surroundings
+from jsworker.runtime.recovery.burial import Death
 from jsworker.runtime.recovery.namesake import refuse_live_namesake
 from jsworker.runtime.shutdown import Shutdown
 from jsworker.runtime.ties import Ties
@@ -149,6 +150,11 @@ class Worker:
                 raise
             self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds))
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
+
+    def bury(self, death: Death) -> None:
+        """Take back the jobs of a worker that is proven to have ended, without waiting for it."""
+        if self._closing is not None and not self._stopping.is_set():
+            self._parts.burial.begin(death)
 
     def wake_relay(self) -> None:
         """Publish what waits now: somebody else has put jobs back into the queue."""

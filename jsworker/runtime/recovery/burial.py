@@ -1,0 +1,78 @@
+"""Taking back the jobs of a sibling whose death the common parent has seen, over a warm connection."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from uuid import UUID
+
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.events import Events
+from jsworker.ownership import reset
+from jsworker.ownership.database import Database
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.recovery.report import report
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker that is proven to have ended.
+
+    Attributes:
+        worker_id: the owner of what is to be taken back.
+        reason: told to the next runs.
+        counted: whether the stalls count.
+        culprits: if there are any, only these jobs' stalls count.
+    """
+
+    worker_id: str
+    reason: str
+    counted: bool
+    culprits: Collection[UUID]
+
+
+class Burial:
+    """Takes back what the dead hold. The parent looks again: what fails here is only later, not lost."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        database: Database,
+        health: DatabaseHealth,
+        events: Events,
+        on_requeued: Callable[[], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._database = database
+        self._health = health
+        self._events = events
+        self._on_requeued = on_requeued
+        self._digging: set[asyncio.Task[None]] = set()
+
+    def begin(self, death: Death) -> None:
+        """Take back without making anybody wait."""
+        digging = asyncio.create_task(self._take_back(death), name=f"bury {death.worker_id}")
+        self._digging.add(digging)
+        digging.add_done_callback(self._digging.discard)
+
+    async def close(self) -> None:
+        """Give up what is not done; the parent does it."""
+        for digging in self._digging:
+            digging.cancel()
+        if self._digging:
+            await asyncio.wait(self._digging)
+
+    async def _take_back(self, death: Death) -> None:
+        try:
+            taken = await reset.reset_dead(
+                self._database,
+                worker_id=self._worker_id,
+                owner=death.worker_id,
+                reason=death.reason,
+                counted=death.counted,
+                culprits=death.culprits,
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            return
+        await report(taken, cause="dead", events=self._events, on_requeued=self._on_requeued)

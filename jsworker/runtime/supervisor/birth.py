@@ -1,0 +1,104 @@
+"""The first steps of a child, before anything slow is imported: signals, and the parent's death."""
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final, Self
+
+from jsworker.runtime.supervisor.leash import follow_parent
+
+DUMP_SIGNAL: Final = signal.SIGUSR1
+"""Makes a child write the stacks of its threads to stderr."""
+
+_FOREVER: Final = "forever"
+_FOR_THE_PARENT: Final = frozenset({signal.SIGINT, signal.SIGHUP})
+"""What a terminal sends to the whole process group; the parent passes it on in its own way."""
+_HELD_BACK: Final = _FOR_THE_PARENT | {signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a parent gives its child on the command line.
+
+    Attributes:
+        link: the file descriptor of the child's end of the link.
+        parent: the parent's process id.
+        connect_seconds: for how long the child tries to reach its servers; None: for ever.
+    """
+
+    link: int
+    parent: int
+    connect_seconds: float | None
+
+    def arguments(self) -> list[str]:
+        """Return it as arguments."""
+        patience = _FOREVER if self.connect_seconds is None else repr(self.connect_seconds)
+        return [str(self.link), str(self.parent), patience]
+
+    @classmethod
+    def read(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
+        """Return it from the end of arguments, with those before it.
+
+        Raises:
+            ValueError: a parent's arguments look different.
+        """
+        *rest, link, parent, patience = arguments
+        return cls(int(link), int(parent), None if patience == _FOREVER else float(patience)), rest
+
+    def open_link(self) -> socket.socket:
+        """Take over the child's end of the link; processes that the child starts do not get it.
+
+        Raises:
+            OSError: there is no such socket.
+        """
+        os.set_inheritable(self.link, False)
+        return socket.socket(fileno=self.link)
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Start a process in here: until ``be_born`` no signal ends it that a handler should see."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def be_born(parent: int) -> None:
+    """Prepare this process to be a child: SIGTERM ends it, Ctrl-C is the parent's business.
+
+    SIGTERM also comes when the parent dies (Linux). Processes that jobs fork get the usual dispositions back.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    for number in _FOR_THE_PARENT:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            # Not SIG_IGN, which programs that jobs start would inherit.
+            signal.signal(number, _leave_to_parent)
+    os.register_at_fork(after_in_child=_have_usual_signals)
+    if sys.stderr is not None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    follow_parent(parent, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+
+
+def on_sigterm(call: Callable[[], None]) -> None:
+    """Call this at SIGTERM from now on: between two steps of the main thread, whatever its loop does."""
+    signal.signal(signal.SIGTERM, lambda *_: call())
+
+
+def _leave_to_parent(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _have_usual_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is _leave_to_parent:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

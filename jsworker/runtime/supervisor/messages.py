@@ -1,0 +1,110 @@
+"""What parent and child tell each other: JSON lines, and no harm from lines that are none."""
+
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal, TypeAlias
+from uuid import UUID
+
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
+
+LONGEST_LINE: Final = 64 * 1024
+"""Bytes; a longer line is skipped."""
+MOST_CULPRITS: Final = 500
+LONGEST_TEXT: Final = 4_000
+"""Characters of a reason or of last words."""
+
+
+class Tick(BaseModel):
+    """The child's event loop has come round."""
+
+    what: Literal["tick"] = "tick"
+
+
+class Registered(BaseModel):
+    """The child owns jobs under this worker id from now on."""
+
+    what: Literal["registered"] = "registered"
+    worker_id: str
+
+
+class Ready(BaseModel):
+    """The child's worker works."""
+
+    what: Literal["ready"] = "ready"
+
+
+class QuietUntil(BaseModel):
+    """The event loop may be silent until then, in seconds of ``runtime.clock.boottime()``."""
+
+    what: Literal["quiet"] = "quiet"
+    boottime: FiniteFloat
+
+
+class Condemn(BaseModel):
+    """The child asks to be killed, for runs that ignore their stop."""
+
+    what: Literal["condemn"] = "condemn"
+    culprits: Annotated[list[tuple[UUID, int]], Field(max_length=MOST_CULPRITS)]
+    reason: Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+class Stopped(BaseModel):
+    """The child's worker has stopped in order; it claims nothing any more, but may still hold jobs."""
+
+    what: Literal["stopped"] = "stopped"
+    holds_jobs: bool
+
+
+class LastWords(BaseModel):
+    """The error by which the child is about to end."""
+
+    what: Literal["last words"] = "last words"
+    text: Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+class Wake(BaseModel):
+    """Publish now what waits to be published."""
+
+    what: Literal["wake"] = "wake"
+
+
+class Stop(BaseModel):
+    """Stop: drain, or with ``force`` hand every job back at once."""
+
+    what: Literal["stop"] = "stop"
+    force: bool
+
+
+FromChild: TypeAlias = Tick | Registered | Ready | QuietUntil | Condemn | Stopped | LastWords
+FromParent: TypeAlias = Wake | Stop
+Message: TypeAlias = FromChild | FromParent
+
+_ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="what")])
+
+
+def line_of(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    return message.model_dump_json().encode() + b"\n"
+
+
+class Lines:
+    """Cuts what arrives into messages; None stands for a line that is none."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+        self._skipping = False
+
+    def feed(self, data: bytes) -> Iterator[Message | None]:
+        """Take bytes and yield the messages that they complete."""
+        *lines, rest = (self._begun + data).split(b"\n")
+        for line in lines:
+            yield None if self._skipping or len(line) > LONGEST_LINE else _read(line)
+            self._skipping = False
+        self._skipping = self._skipping or len(rest) > LONGEST_LINE
+        self._begun = b"" if self._skipping else rest
+
+
+def _read(line: bytes) -> Message | None:
+    try:
+        return _ANY.validate_json(line)
+    except ValidationError:
+        return None
