@@ -1,0 +1,25 @@
+"""``python -m jsworker.cli.child``: one worker process of ``jsworker run``, which alone starts it."""
+
+import sys
+from typing import NoReturn
+
+from jsworker.cli.leaving import LEAVE_SECONDS, leave_within
+from jsworker.runtime.supervisor.birth import Birth, be_born
+
+
+def main() -> NoReturn:
+    """Work on the targets among the arguments until the parent says stop, or is dead."""
+    birth, targets = Birth.read(sys.argv[1:])
+    be_born(birth.parent)
+    # Behind the first steps, because it takes most of a second.
+    from jsworker.cli.work import work  # noqa: PLC0415 -- see above
+
+    # A job may print what this terminal's encoding does not hold.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
+    code = work(targets, birth)
+    leave_within(LEAVE_SECONDS, code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A worker in this process, from the parent's arguments to the exit code."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import structlog
+
+from jsworker.cli.failures import DONE, code_of, exit_code_of, lines_of, report
+from jsworker.cli.leaving import LEAVE_SECONDS, leave_now, leave_within
+from jsworker.cli.targets import load_processor
+from jsworker.errors import JsworkerError, SettingsError
+from jsworker.events import Event
+from jsworker.observe.logs import configure_logs, log_events
+from jsworker.processor import JobProcessor
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.supervisor.birth import Birth
+from jsworker.runtime.supervisor.link import Link
+from jsworker.runtime.worker import Worker, WorkerDied
+from jsworker.settings import Settings, load_settings
+
+_LEAVING_SECONDS: Final = 2 * LEAVE_SECONDS
+"""The event loop's end and the interpreter's."""
+
+
+def work(targets: Sequence[str], birth: Birth) -> int:
+    """Work on these targets until the parent says stop, and return the exit code."""
+    link = Link(birth.open_link(), parent=birth.parent)
+    with ExitStack() as last, asyncio.Runner() as runner:
+        # The error is told in here, for behind this line a thread may keep the process from going on.
+        code = exit_code_of(lambda: _work(targets, birth.connect_seconds, link, runner))
+        last.callback(leave_within(LEAVE_SECONDS, code))
+    return code
+
+
+def _work(targets: Sequence[str], connect_seconds: float | None, link: Link, runner: asyncio.Runner) -> int:
+    try:
+        settings = load_settings()
+        configure_logs(format=settings.log_format, level=settings.log_level)
+        processors = [load_processor(target) for target in targets]
+        runner.run(_run(processors, settings, connect_seconds, link))
+    except JsworkerError as error:
+        if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
+            report(error)
+        return code_of(error)
+    return DONE
+
+
+async def _run(
+    processors: Sequence[JobProcessor[Any]], settings: Settings, connect_seconds: float | None, link: Link
+) -> None:
+    worker = Worker(processors, settings, connect_seconds=connect_seconds, ties=link)
+    log_events(worker.events, worker_id=worker.id)
+    running = asyncio.create_task(worker.run(), name="jsworker run")
+    life = _Life(worker, link, running)
+    link.open(
+        watchdog_timeout=settings.watchdog_timeout,
+        statement_timeout=settings.statement_timeout,
+        on_stop=life.stop,
+        on_wake=worker.wake_relay,
+    )
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not life.told_to_stop:
+            raise
+    except SettingsError:
+        life.refused = True
+        raise
+    except WorkerDied as died:
+        if not isinstance(died.__cause__, JsworkerError):  # an error that nobody expected: where it was
+            structlog.get_logger().error("worker.died", exc_info=died.__cause__)
+        raise
+    finally:
+        life.tell_end()
+        link.close()
+    if life.left:
+        leave_now(DONE)
+
+
+class _Life:
+    """Tells the parent how far the worker is, and the worker when the parent says stop."""
+
+    def __init__(self, worker: Worker, link: Link, running: asyncio.Task[None]) -> None:
+        self.told_to_stop = False
+        self.refused = False
+        self.left = 0
+        self._worker = worker
+        self._link = link
+        self._running = running
+        self._started = False
+        self._stopped = False
+        self._without_database = False
+        worker.on("worker.started", self._note_start)
+        worker.on("worker.stopped", self._note_end)
+        worker.on("worker.degraded", self._note_health)
+        worker.on("worker.restored", self._note_health)
+
+    def tell_end(self) -> None:
+        """Tell what is left to bury; without a word the parent expects the worst."""
+        if self._stopped and not self._without_database:
+            self._link.stopped(holds_jobs=self.left > 0)
+        elif self.refused:
+            self._link.stopped(holds_jobs=False)
+        self._link.quiet_until(boottime() + _LEAVING_SECONDS)
+
+    def stop(self, force: bool) -> None:  # noqa: FBT001 -- the shape of the link's callback
+        """Drain, or hand everything back at once; a worker that has not started just ends."""
+        self.told_to_stop = True
+        self._worker.stop(force=force)
+        if not self._started:
+            self._running.cancel()
+
+    def _note_start(self, _: Event) -> None:
+        self._started = True
+        self._link.ready()
+
+    def _note_health(self, event: Event) -> None:
+        if event.fields["what"] == "postgresql":
+            self._without_database = event.name == "worker.degraded"
+
+    def _note_end(self, event: Event) -> None:
+        self._stopped = True
+        self.left = event.fields["left"]

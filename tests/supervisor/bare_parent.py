@@ -1,0 +1,25 @@
+"""A supervisor without options: ``python -m tests.supervisor.bare_parent CONNECT_SECONDS COMMAND…``."""
+
+import asyncio
+import os
+import sys
+
+from jsworker.observe.logs import configure_logs
+from jsworker.runtime.supervisor.parent import Ending, Supervisor
+from jsworker.settings import Settings
+
+
+async def supervise() -> Ending:
+    settings = Settings()  # without the rules of timing: intervals of milliseconds are allowed here
+    patience, *command = sys.argv[1:]
+    supervisor = Supervisor(
+        settings, command=command, environment=dict(os.environ), connect_seconds=float(patience)
+    )
+    return await supervisor.run()
+
+
+if __name__ == "__main__":
+    configure_logs(format="json", level="info")
+    ending = asyncio.run(supervise())
+    sys.stderr.write(f"{ending.words}\n" if ending.words else "")
+    sys.exit(ending.code)

@@ -1,0 +1,52 @@
+"""Supervisors of a test, on its own database and stream."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from jsworker.settings import Settings, variable_of
+from tests.ownership.rows import Sql
+from tests.supervisor.parent_process import ParentProcess
+
+
+class Supervise(Protocol):
+    """Starts ``jsworker run`` on targets of ``jobs_module``; keyword arguments replace settings."""
+
+    def __call__(
+        self, *targets: str, prefix: tuple[str, ...] = (), options: tuple[str, ...] = (), **changes: Any
+    ) -> ParentProcess: ...
+
+
+@pytest.fixture
+def sql(database_url: str) -> Iterator[Sql]:
+    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+        yield connection
+
+
+@pytest.fixture
+def supervise(make_settings: Callable[..., Settings], tmp_path: Path) -> Iterator[Supervise]:
+    (tmp_path / "my_jobs.py").write_text(Path(__file__).with_name("jobs_module.py").read_text())
+    started: list[ParentProcess] = []
+
+    def start(
+        *targets: str, prefix: tuple[str, ...] = (), options: tuple[str, ...] = (), **changes: Any
+    ) -> ParentProcess:
+        settings = make_settings(**changes)
+        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        parent = ParentProcess(
+            *(target if ":" in target else f"my_jobs:{target}" for target in targets),
+            folder=tmp_path,
+            environment={variable_of(name): str(value) for name, value in given.items()},
+            options=options,
+            prefix=prefix,
+        )
+        started.append(parent)
+        return parent
+
+    yield start
+    for parent in started:
+        parent.kill_all()

@@ -1,0 +1,79 @@
+"""Processors that misbehave until their job has been taken back once; copied to where ``run`` imports it."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import time
+from typing import Any
+
+from jsworker import Job, JobProcessor
+
+
+class Nap(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        await job.update_progress(stage="asleep")
+        if not job.cleared:
+            await asyncio.sleep(job.payload["seconds"])
+
+
+class Aborts(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if not job.cleared:
+            os.abort()
+
+
+class Blocks(JobProcessor):
+    """Keeps the event loop."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if not job.cleared:
+            time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
+
+
+class HoldsGil(JobProcessor):
+    """Keeps the whole interpreter."""
+
+    def process(self, job: Job[dict[str, Any]]) -> None:
+        if not job.cleared:
+            re.match(r"(a|aa)+$", "a" * 60 + "b")
+
+
+class Quiet(JobProcessor):
+    """Keeps the event loop for longer than the watchdog waits, and says so before."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        await job.quiet(10.0)
+        time.sleep(2.5)  # noqa: ASYNC251 -- the fault itself
+
+
+class Stubborn(JobProcessor):
+    """Ignores its time-out."""
+
+    timeout = 0.3
+
+    def process(self, job: Job[dict[str, Any]]) -> None:
+        while not job.cleared:
+            time.sleep(0.01)
+
+
+class Forks(JobProcessor):
+    """Ends a process that it has forked, with SIGTERM."""
+
+    def process(self, job: Job[dict[str, Any]]) -> int:  # noqa: ARG002 -- a processor's shape
+        reading, writing = os.pipe()
+        if not (forked := os.fork()):
+            os.write(writing, b"here")
+            time.sleep(30)
+            os._exit(0)
+        os.read(reading, 4)
+        os.kill(forked, signal.SIGTERM)
+        return os.WTERMSIG(os.waitpid(forked, 0)[1])
+
+
+class Leaves(JobProcessor):
+    """Leaves a process behind whose parent is gone."""
+
+    def process(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- a processor's shape
+        subprocess.run(["sh", "-c", "sleep 1 &"], check=True)

@@ -1,0 +1,133 @@
+"""A child that dies or hangs: its jobs run again at once, and its place is filled again."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.settings import Settings
+from tests.ownership.rows import Sql, counters, read_events, read_job
+from tests.supervisor.conftest import Supervise
+from tests.supervisor.parent_process import ParentProcess
+from tests.support.polling import eventually
+from tests.support.proxy import proxied
+
+WATCHDOG_SECONDS = 1.5
+UNDER_LOAD_SECONDS = 5.0
+"""Half a second on an idle machine."""
+ASLEEP = "SELECT worker_id FROM jsworker.jobs WHERE stage = 'asleep' AND status = 'processing'"
+
+
+async def ends_completed(sql: Sql, job_id: Any, seconds: float = 20.0) -> dict[str, Any]:
+    async def completed() -> dict[str, Any]:
+        job = read_job(sql, job_id)
+        assert job["status"] == "completed", job
+        return job
+
+    return await eventually(completed, seconds=seconds)
+
+
+async def owner_of_sleeper(sql: Sql) -> str:
+    """Wait until a Nap job sleeps and return its owner."""
+
+    async def asleep() -> str:
+        rows = sql.execute(ASLEEP).fetchall()
+        assert rows
+        return str(rows[0]["worker_id"])
+
+    return await eventually(asleep)
+
+
+def pid_of(parent: ParentProcess, worker_id: str) -> int:
+    [pid] = [line["pid"] for line in parent.lines("child.started") if line["worker_id"] == worker_id]
+    return int(pid)
+
+
+async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    # Slow rules: on a machine with no time to spare the two witnesses might be faster than the parent.
+    parent = supervise("Nap", processes=2, stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0)
+    await parent.ready(2)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    job = await ends_completed(sql, job_id)
+    assert counters(job) == (2, 0, 1)
+    # The row may have been locked by the dead one's last statement when it was looked for first.
+    buried = (await parent.tells("child.buried"))[-1]
+    assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
+    assert buried["seconds"] < 5.0
+    [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+    assert reset["worker_id"].startswith("supervisor-")
+    detail = reset["detail"]
+    assert (detail["cause"], detail["owner"], detail["counted"]) == ("dead", owner, True)
+    assert detail["reason"] == "its process ended: signal SIGKILL"
+    assert parent.lines("child.died")[0]["how"] == "signal SIGKILL"
+    again = (await parent.tells("child.started", 3))[-1]
+    assert again["generation"] == 2
+
+
+@pytest.mark.parametrize("kind", ["aborts", "blocks", "holds-gil"])
+async def test_a_job_that_takes_its_process_down_runs_again(
+    kind: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Aborts", "Blocks", "HoldsGil", processes=2)
+    await parent.ready(2)
+    job_id = (await client.enqueue(kind, {})).id
+    job = await ends_completed(sql, job_id)
+    assert counters(job) == (2, 0, 1)
+    if kind == "aborts":
+        assert parent.lines("child.died")[0]["how"] == "signal SIGABRT"
+        return
+    assert len(parent.lines("child.hung")) == 1
+    assert parent.lines("child.died")[0]["how"] in {"signal SIGKILL", "exit code 0"}
+    assert "my_jobs.py" in parent.log  # the stack
+    assert (job["claimed_at"] - job["created_at"]).total_seconds() < WATCHDOG_SECONDS + UNDER_LOAD_SECONDS
+
+
+async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Quiet")
+    await parent.ready()
+    job = await ends_completed(sql, (await client.enqueue("quiet", {})).id)
+    assert counters(job) == (1, 0, 0)
+    assert parent.lines("child.hung") == []
+
+
+async def test_a_thread_that_ignores_its_time_out_ends_with_its_process_and_is_named(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Stubborn", "Nap")
+    [pid] = await parent.ready()
+    innocent = (await client.enqueue("nap", {"seconds": 3600})).id
+    await owner_of_sleeper(sql)
+    culprit = (await client.enqueue("stubborn", {})).id
+    assert counters(await ends_completed(sql, culprit)) == (2, 0, 1)
+    assert counters(await ends_completed(sql, innocent)) == (1, 0, 0)
+    [condemned] = parent.lines("child.condemned")
+    assert (condemned["pid"], condemned["culprits"]) == (pid, [str(culprit)])
+    assert "my_jobs.py" in parent.log  # the stack
+
+
+async def test_the_dead_are_remembered_while_the_database_is_away(
+    supervise: Supervise, client: JobClient, sql: Sql, settings: Settings
+) -> None:
+    async with proxied(settings.database_url) as (proxy, url):
+        parent = supervise("Nap", processes=2, database_url=url)
+        await parent.ready(2)
+        job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+        owner = await owner_of_sleeper(sql)
+        proxy.cut()
+        parent.send(signal.SIGKILL, pid_of(parent, owner))
+        [waiting] = await parent.tells("burial.waiting")
+        assert (waiting["worker_id"], waiting["dead"]) == (owner, 1)
+        assert read_job(sql, job_id)["worker_id"] == owner
+        proxy.restore()
+        [buried] = await parent.tells("child.buried")
+        assert buried["worker_id"] == owner
+        await ends_completed(sql, job_id)

@@ -1,0 +1,173 @@
+"""Signals to the parent, to its group, and the end of the parent itself."""
+
+import os
+import shutil
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from jsworker.client import JobClient
+from tests.ownership.rows import Sql, counters, read_job, read_value
+from tests.supervisor.conftest import Supervise
+from tests.supervisor.test_deaths import ends_completed, owner_of_sleeper
+from tests.support.polling import eventually
+
+STATES = "SELECT string_agg(DISTINCT state, ' ') FROM jsworker.workers"
+
+
+async def are_gone(pids: list[int], seconds: float = 10.0) -> None:
+    async def gone() -> None:
+        left = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+        assert left == []
+
+    await eventually(gone, seconds=seconds)
+
+
+@pytest.mark.parametrize("to", ["parent", "group"])
+async def test_sigterm_drains(
+    to: str,
+    supervise: Supervise,
+    client: JobClient,
+    sql: Sql,
+) -> None:
+    parent = supervise("Nap", processes=2)
+    await parent.ready(2)
+    job_id = (await client.enqueue("nap", {"seconds": 1.0})).id
+    await owner_of_sleeper(sql)
+    if to == "group":  # as systemd does: children get it from there and from their parent
+        os.killpg(parent.pid, signal.SIGTERM)
+    else:
+        parent.send(signal.SIGTERM)
+    assert await parent.ends() == 0
+    assert (read_job(sql, job_id)["status"], read_value(sql, STATES)) == ("completed", "stopped")
+    assert parent.lines("child.died") == []
+
+
+async def test_ctrl_c_reaches_the_group_and_drains(supervise: Supervise, client: JobClient, sql: Sql) -> None:
+    parent = supervise("Nap")
+    await parent.ready()
+    job_id = (await client.enqueue("nap", {"seconds": 1.0})).id
+    await owner_of_sleeper(sql)
+    os.killpg(parent.pid, signal.SIGINT)
+    assert await parent.ends() == 0
+    assert read_job(sql, job_id)["status"] == "completed"
+    assert "Traceback" not in parent.log
+
+
+async def test_a_second_signal_hands_everything_back(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Nap", shutdown_timeout=60.0)
+    await parent.ready()
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    await owner_of_sleeper(sql)
+    parent.send(signal.SIGTERM)
+    await parent.tells("worker.draining")
+    parent.send(signal.SIGTERM)
+    assert await parent.ends(seconds=5.0) == 0
+    job = read_job(sql, job_id)
+    assert (job["status"], job["clear_reason"]) == ("queued", "the worker was stopped")
+
+
+async def test_a_child_that_does_not_end_is_killed_and_its_jobs_are_not_counted(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Blocks", shutdown_timeout=0.1, watchdog_timeout=1.9)
+    await parent.ready()
+    job_id = (await client.enqueue("blocks", {})).id
+
+    async def blocks() -> None:
+        assert read_job(sql, job_id)["status"] == "processing"
+
+    await eventually(blocks)
+    parent.send(signal.SIGTERM)
+    assert await parent.ends() == 1
+    job = read_job(sql, job_id)
+    assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
+
+
+async def test_children_hand_back_and_end_when_the_parent_is_killed(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Nap", processes=2, shutdown_timeout=60.0)
+    pids = await parent.ready(2)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL)
+    await are_gone(pids)
+    job = read_job(sql, job_id)
+    assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
+
+
+async def test_a_hung_child_does_not_outlive_its_parent_for_ever(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("HoldsGil")
+    pids = await parent.ready()
+    job_id = (await client.enqueue("holds-gil", {})).id
+
+    async def holds() -> None:
+        assert read_job(sql, job_id)["status"] == "processing"
+
+    await eventually(holds)
+    parent.send(signal.SIGKILL)
+    await are_gone(pids, seconds=20.0)
+    assert "Timeout (" in parent.log  # faulthandler's own words
+
+
+async def test_a_parent_that_was_frozen_kills_nobody(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Nap", processes=2)
+    pids = await parent.ready(2)
+    job_id = (await client.enqueue("nap", {"seconds": 4.0})).id
+    await owner_of_sleeper(sql)
+    parent.send(signal.SIGSTOP)
+    frozen = await client.enqueue("nap", {"seconds": 3.0})  # twice the watchdog's time-out
+    await ends_completed(sql, frozen.id)
+    parent.send(signal.SIGCONT)
+    await ends_completed(sql, job_id)
+    assert [process.pid for process in psutil.Process(parent.pid).children()] == pids
+    assert parent.lines("child.hung") == []
+
+
+async def test_what_a_job_forks_can_be_ended_as_usual(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Forks")
+    await parent.ready()
+    job = await ends_completed(sql, (await client.enqueue("forks", {})).id)
+    assert job["result"] == signal.SIGTERM
+
+
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def may_unshare() -> bool:
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not may_unshare(), reason="a PID namespace of its own is not allowed here")
+async def test_as_process_1_it_reaps_orphans_and_drains(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Leaves", "Nap", prefix=UNSHARE)
+    await parent.ready()
+    [process_1] = psutil.Process(parent.pid).children()
+    await ends_completed(sql, (await client.enqueue("leaves", {})).id)
+
+    async def there_are(count: int) -> None:
+        assert len(process_1.children()) == count
+
+    await eventually(lambda: there_are(2))  # the worker, and the orphan that it has left
+    await eventually(lambda: there_are(1))
+    job_id = (await client.enqueue("nap", {"seconds": 0.5})).id
+    await owner_of_sleeper(sql)
+    process_1.send_signal(signal.SIGTERM)
+    assert await parent.ends() == 0
+    assert read_job(sql, job_id)["status"] == "completed"
