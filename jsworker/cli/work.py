@@ -15,6 +15,7 @@ from jsworker.events import Event
 from jsworker.observe.logs import configure_logs, log_events
 from jsworker.processor import JobProcessor
 from jsworker.runtime.clock import boottime
+from jsworker.runtime.recovery.burial import Death
 from jsworker.runtime.supervisor.birth import Birth
 from jsworker.runtime.supervisor.link import Link
 from jsworker.runtime.worker import Worker, WorkerDied
@@ -59,6 +60,9 @@ async def _run(
         statement_timeout=settings.statement_timeout,
         on_stop=life.stop,
         on_wake=worker.wake_relay,
+        on_bury=lambda told: worker.bury(
+            Death(told.worker_id, told.reason, counted=told.counted, culprits=told.culprits)
+        ),
     )
     try:
         await running

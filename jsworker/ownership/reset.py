@@ -3,7 +3,7 @@
 Whoever decides has seen the row before; the statement decides anew, on the row as it is by then.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar

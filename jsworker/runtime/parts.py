@@ -100,6 +100,7 @@ class Parts:
         )
         self.burial = Burial(
             worker_id=around.me.id,
+            statement_timeout=around.settings.statement_timeout,
             database=around.database,
             health=self.health,
             events=around.events,

@@ -57,18 +57,37 @@ async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
 
     job = await ends_completed(sql, job_id)
     assert counters(job) == (2, 0, 1)
-    # The row may have been locked by the dead one's last statement when it was looked for first.
-    buried = (await parent.tells("child.buried"))[-1]
-    assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
-    assert buried["seconds"] < 5.0
+    [sibling] = [
+        line["worker_id"] for line in parent.lines("child.started")[:2] if line["worker_id"] != owner
+    ]
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
-    assert reset["worker_id"].startswith("supervisor-")
+    assert reset["worker_id"] == sibling
     detail = reset["detail"]
     assert (detail["cause"], detail["owner"], detail["counted"]) == ("dead", owner, True)
     assert detail["reason"] == "its process ended: signal SIGKILL"
     assert parent.lines("child.died")[0]["how"] == "signal SIGKILL"
     again = (await parent.tells("child.started", 3))[-1]
     assert again["generation"] == 2
+
+
+async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise(
+        "Nap", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0, recover_on_start=False
+    )
+    await parent.ready(1)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    # The row may have been locked by the dead one's last statement when it was looked for first.
+    buried = (await parent.tells("child.buried"))[-1]
+    assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
+    assert buried["seconds"] < 5.0
+    [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+    assert reset["worker_id"].startswith("supervisor-")
 
 
 @pytest.mark.parametrize("kind", ["aborts", "blocks", "holds-gil"])

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
@@ -11,6 +12,9 @@ from jsworker.ownership import reset
 from jsworker.ownership.database import Database
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery.report import report
+
+_LOOKS: Final = 4
+"""In a statement time-out: a row that the dead one's last statement has locked is skipped by the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +35,23 @@ class Death:
 
 
 class Burial:
-    """Takes back what the dead hold. The parent looks again: what fails here is only later, not lost."""
+    """Takes back what the dead hold: at once, and again until their last statements must have ended.
+
+    The parent looks again at the end: what fails here is only later, not lost.
+    """
 
     def __init__(
         self,
         *,
         worker_id: str,
+        statement_timeout: float,
         database: Database,
         health: DatabaseHealth,
         events: Events,
         on_requeued: Callable[[], None],
     ) -> None:
         self._worker_id = worker_id
+        self._pause = statement_timeout / _LOOKS
         self._database = database
         self._health = health
         self._events = events
@@ -51,7 +60,7 @@ class Burial:
 
     def begin(self, death: Death) -> None:
         """Take back without making anybody wait."""
-        digging = asyncio.create_task(self._take_back(death), name=f"bury {death.worker_id}")
+        digging = asyncio.create_task(self._work(death), name=f"bury {death.worker_id}")
         self._digging.add(digging)
         digging.add_done_callback(self._digging.discard)
 
@@ -61,6 +70,11 @@ class Burial:
             digging.cancel()
         if self._digging:
             await asyncio.wait(self._digging)
+
+    async def _work(self, death: Death) -> None:
+        for _ in range(_LOOKS):
+            await self._take_back(death)
+            await asyncio.sleep(self._pause)
 
     async def _take_back(self, death: Death) -> None:
         try:

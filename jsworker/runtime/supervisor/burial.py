@@ -73,8 +73,16 @@ class Burials:
         self._complain_at = 0.0
         self._logger = structlog.get_logger()
 
-    def add(self, dead: Dead) -> None:
-        """Take back what it held, from now on."""
+    def add(self, dead: Dead, *, asked_sibling: bool) -> None:
+        """Take back what it held.
+
+        Args:
+            dead: who has died.
+            asked_sibling: whether a sibling does so right now; then this looks once more at the end of the
+                time in which a claim of the dead may still commit.
+        """
+        if asked_sibling:
+            dead.due = dead.died_at + dead.in_flight
         self._dead.append(dead)
         self._added.set()
         if self._digging is None or self._digging.done():
@@ -92,6 +100,7 @@ class Burials:
             self._logger.warning("burial.given_up", worker_id=dead.worker_id, reason="the supervisor ended")
 
     async def _dig(self) -> None:
+        await self._pause()
         # Loaded for the first burial: SQLAlchemy would double the memory of every parent that needs none.
         from jsworker.ownership.database import Database  # noqa: PLC0415 -- see above
 

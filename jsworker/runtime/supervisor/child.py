@@ -15,6 +15,7 @@ from uuid import UUID
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import Birth, signals_held_back
 from jsworker.runtime.supervisor.messages import (
+    Bury,
     Condemn,
     LastWords,
     Lines,
@@ -176,6 +177,10 @@ class Child:
         """Tell it that jobs were put back into the queue."""
         if self.ready:
             self._tell(line_of(Wake()))
+
+    def bury(self, sibling: Bury) -> None:
+        """Ask it to take back what a dead sibling held."""
+        self._tell(line_of(sibling))
 
     def hear(self) -> None:
         """Take what it has said so far."""

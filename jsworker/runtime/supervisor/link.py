@@ -15,6 +15,7 @@ from jsworker.runtime.supervisor.birth import on_sigterm
 from jsworker.runtime.supervisor.messages import (
     LONGEST_TEXT,
     MOST_CULPRITS,
+    Bury,
     Condemn,
     FromChild,
     LastWords,
@@ -67,6 +68,7 @@ class Link:
         statement_timeout: float,
         on_stop: Callable[[bool], None],
         on_wake: Callable[[], None],
+        on_bury: Callable[[Bury], None],
     ) -> None:
         """Listen to the parent from now on.
 
@@ -75,11 +77,12 @@ class Link:
             statement_timeout: seconds; an orphan gets two of them, and some more, to hand its jobs back.
             on_stop: called at each word or signal to stop, with whether to hand everything back at once.
             on_wake: called when the parent has put jobs back into the queue.
+            on_bury: called when a sibling has died.
         """
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = watchdog_timeout
         self._orphan_seconds = 2 * statement_timeout + _ORPHAN_SECONDS
-        self._on_stop, self._on_wake = on_stop, on_wake
+        self._on_stop, self._on_wake, self._on_bury = on_stop, on_wake, on_bury
         self._loop.add_reader(self._socket, self._hear)
         on_sigterm(self._note_sigterm)
 
@@ -183,6 +186,8 @@ class Link:
                     self._on_stop(force)
                 case Wake():
                     self._on_wake()
+                case Bury():
+                    self._on_bury(message)
 
     def _note_sigterm(self) -> None:
         if self._parent_is_dead():

@@ -67,6 +67,16 @@ class Wake(BaseModel):
     what: Literal["wake"] = "wake"
 
 
+class Bury(BaseModel):
+    """A sibling has died: take back what it held."""
+
+    what: Literal["bury"] = "bury"
+    worker_id: str
+    reason: Annotated[str, Field(max_length=LONGEST_TEXT)]
+    counted: bool
+    culprits: Annotated[list[UUID], Field(max_length=MOST_CULPRITS)]
+
+
 class Stop(BaseModel):
     """Stop: drain, or with ``force`` hand every job back at once."""
 
@@ -75,7 +85,7 @@ class Stop(BaseModel):
 
 
 FromChild: TypeAlias = Tick | Registered | Ready | QuietUntil | Condemn | Stopped | LastWords
-FromParent: TypeAlias = Wake | Stop
+FromParent: TypeAlias = Wake | Bury | Stop
 Message: TypeAlias = FromChild | FromParent
 
 _ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="what")])

@@ -15,6 +15,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import DUMP_SIGNAL
 from jsworker.runtime.supervisor.burial import Burials, Dead
 from jsworker.runtime.supervisor.child import Child, Fate
+from jsworker.runtime.supervisor.messages import Bury
 from jsworker.runtime.supervisor.orphans import reap_orphans
 from jsworker.runtime.supervisor.restart import Restarts
 from jsworker.settings import Settings, variable_of
@@ -229,13 +230,13 @@ class Supervisor:
         well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
         if not well and not unfit:
             self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
+        self._bury(child)
         if self._stopping:
             self._code = self._code or int(not well)
         elif unfit:
             self._end_for(child, code)
         else:
             self._restart_later(place, place.restarts.delay_after(child.age))
-        self._bury(child)
 
     def _bury(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:
@@ -243,7 +244,20 @@ class Supervisor:
         reason = f"its process ended: {child.ending()}"
         fate = child.fate or Fate(reason, counted=not (self._stopping or self._just_woke()))
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
-        self._burials.add(Dead(child.worker_id, fate.reason, fate.counted, fate.culprits, in_flight))
+        dead = Dead(child.worker_id, fate.reason, fate.counted, fate.culprits, in_flight)
+        self._burials.add(dead, asked_sibling=self._ask_sibling(dead))
+
+    def _ask_sibling(self, dead: Dead) -> bool:
+        """Have a live child take back the jobs: it is connected, and has loaded what it takes."""
+        able = [
+            child for child in self._children() if child.ready and not child.stopped and child.fate is None
+        ]
+        if not able or self._stopping:
+            return False
+        culprits = list(dead.culprits)
+        told = Bury(worker_id=dead.worker_id, reason=dead.reason, counted=dead.counted, culprits=culprits)
+        min(able, key=lambda child: child.silence.seconds).bury(told)
+        return True
 
     def _just_woke(self) -> bool:
         """Tell whether the parent stood still until a moment ago: its children probably did as well."""
