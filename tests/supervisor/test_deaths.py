@@ -65,7 +65,7 @@ async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
     detail = reset["detail"]
     assert (detail["cause"], detail["owner"], detail["counted"]) == ("dead", owner, True)
     assert detail["reason"] == "its process ended: signal SIGKILL"
-    assert parent.lines("child.died")[0]["how"] == "signal SIGKILL"
+    assert (await parent.tells("child.died"))[0]["how"] == "signal SIGKILL"
     again = (await parent.tells("child.started", 3))[-1]
     assert again["generation"] == 2
 
