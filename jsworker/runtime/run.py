@@ -1,6 +1,7 @@
 """A run in hand: one execution of a job, from the claim to the answer of its message."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -53,6 +54,7 @@ class Run:
         completed: True once the job's own transaction has completed it.
         unread: True until the payload has been read.
         job: what the processor gets; None until the payload has been read.
+        on_drain: called when the worker begins to drain, by whom the processor is told.
         abandoned: True once nobody waits for the run's end any more.
         settled: what became of the job.
     """
@@ -70,6 +72,7 @@ class Run:
     completed: bool = False
     unread: bool = True
     job: Job[Any] | None = None
+    on_drain: Callable[[], None] | None = None
     abandoned: bool = False
     settled: Settled | None = None
     quiet_seconds: float = 0.0
@@ -110,6 +113,12 @@ class Run:
             "fencing_token": self.claimed.fencing_token,
             "attempt": self.claimed.attempt,
         }
+
+    def drain(self) -> None:
+        """Tell the processor that the worker would like to end; what it does with that is its business."""
+        self.should_stop = True
+        if self.on_drain is not None:
+            self.on_drain()
 
     def signal(self, reason: Stop) -> None:
         """Stop the run: tell the processor, and cancel it where it waits.

@@ -66,7 +66,7 @@ class Shutdown:
     async def _drain(self) -> None:
         """Tell every run to stop and wait for its end, at most the shutdown time-out."""
         for run in self._parts.hand.runs.values():
-            run.should_stop = True
+            run.drain()
         forced = asyncio.create_task(self._forced.wait())
         drained = asyncio.create_task(self._parts.executor.wait(self._settings.shutdown_timeout))
         await asyncio.wait({forced, drained}, return_when=asyncio.FIRST_COMPLETED)

@@ -242,6 +242,8 @@ class Worker:
     async def _begin(self) -> None:
         """Register, beat, and only then ask for messages."""
         parts = self._parts
+        # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
+        await parts.presence.step()
         await self._patiently(parts.heartbeat.seen)
         if self._ties is not None:
             self._ties.registered(self.id)

@@ -35,6 +35,9 @@ class Perilous(JobProcessor):
             case "report":
                 await job.update_progress(stage="alone", progress=0.5)
                 await job.save_checkpoint({"seen": job.checkpoint})
+            case "wait to be told":
+                while not job.should_stop:
+                    await asyncio.sleep(0.01)
             case "wait":
                 await asyncio.Event().wait()
             case "complete":

@@ -166,6 +166,13 @@ async def test_a_lost_job_is_stopped_there_too(running: Running, client: JobClie
     assert (await rows.job(job.id))["status"] == "scheduled"
 
 
+async def test_it_is_told_that_its_worker_drains(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait to be told"})
+    await running.events.told("job.started")
+    assert await running.worker.close() == 0
+    assert (await rows.job(job.id))["status"] == "completed"
+
+
 async def test_shutdown_hands_it_back(running: Running, client: JobClient, rows: Rows) -> None:
     job = await client.enqueue("perilous", {"does": "wait"})
     await running.events.told("job.started")

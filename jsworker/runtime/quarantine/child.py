@@ -32,8 +32,7 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(link.fileno(), False)
-    with link.makefile("rb") as lines:
-        order = Order.read(lines.readline())
+    order = Order.read(link)
     sys.path[:] = order.path
     asyncio.run(_work(order, link))
     # Threads of the job may never end, and nobody waits for them here.
@@ -103,7 +102,11 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
 
 async def _hear(reader: asyncio.StreamReader, run: Run) -> None:
     while text := await reader.readline():
-        run.signal(Stop(json.loads(text)["stop"]))
+        told = json.loads(text)
+        if "stop" in told:
+            run.signal(Stop(told["stop"]))
+        else:
+            run.drain()
     os._exit(1)  # the owner has gone, and with it the right to go on
 
 

@@ -1,6 +1,7 @@
 """What owner and quarantined process tell each other: one JSON object a line."""
 
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -14,6 +15,8 @@ from jsworker.ownership.claim import ClaimedJob
 from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.settings import Settings
 
+_LENGTH_BYTES: Final = 8
+_RECEIVED_BYTES: Final = 2**20
 _OUTCOMES: Final = {each.__name__: each for each in (Completed, Failed, HandedBack, Lost)}
 
 
@@ -35,21 +38,27 @@ class Order:
     settings: Settings
     claimed: ClaimedJob
 
-    def line(self) -> bytes:
-        """Return the order as one line."""
+    def frame(self) -> bytes:
+        """Return the order with its length before it: what follows it is not to be read with it."""
         names = Settings.model_fields
-        return line(
+        text = line(
             origin=self.origin,
             path=self.path,
             worker_id=self.worker_id,
             settings={name: _plain(getattr(self.settings, name)) for name in names},
             claimed={name: _plain(value) for name, value in asdict(self.claimed).items()},
         )
+        return len(text).to_bytes(_LENGTH_BYTES, "big") + text
 
     @classmethod
-    def read(cls, text: bytes) -> "Order":
-        """Return the order of a line."""
-        told = json.loads(text)
+    def read(cls, link: socket.socket) -> "Order":
+        """Wait for the order, and leave unread what comes behind it.
+
+        Raises:
+            EOFError: the owner has gone.
+        """
+        length = int.from_bytes(_receive(link, _LENGTH_BYTES), "big")
+        told = json.loads(_receive(link, length))
         claimed = told["claimed"] | {"id": UUID(told["claimed"]["id"])}
         for name in ("deadline", "queued_at", "claimed_at"):
             if claimed[name] is not None:
@@ -78,6 +87,16 @@ def read_outcome(told: Mapping[str, Any]) -> Outcome:
     """Return the outcome of the last message."""
     outcome: Outcome = _OUTCOMES[told["outcome"]](**told["values"])
     return outcome
+
+
+def _receive(link: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        data = link.recv(min(size - len(received), _RECEIVED_BYTES))
+        if not data:
+            raise EOFError("the owner has gone")
+        received += data
+    return bytes(received)
 
 
 def _plain(value: Any) -> Any:

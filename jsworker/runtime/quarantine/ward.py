@@ -74,9 +74,13 @@ class Ward:
         patient = _Patient(run, process, reader, writer, self._settings)
         try:
             with time_limits(run):
-                writer.write(order.line())
+                writer.write(order.frame())
+                run.on_drain = patient.tell_to_drain
+                if run.should_stop:
+                    patient.tell_to_drain()
                 return await patient.outcome()
         finally:
+            run.on_drain = None
             writer.close()
             await patient.end()
 
@@ -120,6 +124,11 @@ class _Patient:
         finally:
             hearing.cancel()
             await asyncio.wait({hearing})
+
+    def tell_to_drain(self) -> None:
+        """Let the job know that its worker would like to end."""
+        if not self._writer.is_closing():
+            self._writer.write(line(drain=True))
 
     async def end(self) -> None:
         """See to it that nothing is left of the process."""

@@ -1,5 +1,7 @@
 """Evidence of death: what this machine can prove about earlier lives of a worker (rule 2 of the protocol)."""
 
+import os
+
 from jsworker.ownership.registry import EarlierLife, WorkerRow
 from jsworker.runtime.identity import start_of
 
@@ -29,4 +31,17 @@ def _end_of_process(earlier: EarlierLife) -> str | None:
     started = start_of(earlier.pid)
     if started is not None and (earlier.process_started is None or started == earlier.process_started):
         return None
+    if started is None and _is_hidden(earlier.pid):
+        return None
     return f"process {earlier.pid} of this host is gone"
+
+
+def _is_hidden(pid: int) -> bool:
+    """Tell whether a process may be there that ``/proc`` does not show: mounted so, it hides other users'."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return False  # one's own, which show: a zombie

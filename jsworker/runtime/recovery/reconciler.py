@@ -1,6 +1,7 @@
 """Startup reconciliation: jobs of earlier lives of this host are taken back at once, on evidence of death."""
 
 from collections.abc import Callable
+from typing import Final
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
@@ -11,6 +12,9 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery.evidence import death_of
 from jsworker.runtime.recovery.report import report
+
+_FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
+"""A worker that has been silent for a day, and holds nothing, is of interest to nobody."""
 
 
 class Reconciler:
@@ -61,10 +65,11 @@ class Reconciler:
                 await self._take_back(owner, proof)
             if last:
                 await registry.bury(self._database, ids=list(self._dead))
+                await registry.forget_workers(self._database, silent_for=_FORGOTTEN_AFTER_SECONDS)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             return
-        if last or not self._dead:
+        if last:
             self._events.emit("reconcile.completed", jobs=self._jobs, workers=sorted(self._dead))
             self._done()
 
