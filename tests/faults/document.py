@@ -1,0 +1,93 @@
+"""``python -m tests.faults.document RESULTS FILE`` writes docs/reliability.md from the results of runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_HEAD = """# Reliability, measured
+
+This page is written by `make chaos` (`python -m tests.faults.document`); do not edit it. What a fault run
+does, and how its history is judged, stands in [tests/faults](../tests/faults). Servers and workers
+are real processes. Time scale: heartbeat 0.3 s, crash threshold 0.9 s, stale threshold 2 s, scan 0.4 s,
+watchdog 1.5 s.
+"""
+
+_COUNTS = (
+    ("jobs", "jobs"),
+    ("processes killed", "process_kills"),
+    ("jobs lost", "lost"),
+    ("jobs completed twice", "completed_twice"),
+    ("innocent jobs that failed", "innocents_failed"),
+    ("duplicate runs that a fault, an error or a release explains", "duplicate_runs_explained"),
+    ("of these, only by a busy machine", "pauses_nobody_injected"),
+    ("duplicate runs that nothing explains", "duplicate_runs_unexplained"),
+    ("false resets", "false_resets"),
+    ("messages published for each job", "messages_per_job"),
+)
+
+
+def document(results: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    pages = [_defaults(result["defaults"]) if "defaults" in result else _run(result) for result in results]
+    return "\n".join([_HEAD, *pages])
+
+
+def _run(result: dict[str, Any]) -> str:
+    late = _counted(result["rejected_late_writes"])
+    surroundings = f"Seed {result['seed']}, commit {result['commit']}, Python {result['python']}"
+    lines = [
+        f"## {_title(result)}",
+        "",
+        f"{surroundings}, {result['machine']}; {result['seconds']:.0f} s.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {label} | {result[name]} |" for label, name in _COUNTS),
+        f"| late writes that were refused | {late} |",
+        f"| seconds in the queue | {_seconds(result['queue_latency'])} |",
+    ]
+    if result["recovery"]:
+        lines += ["", "| fault | seconds until its victims' jobs ran again |", "|---|---|"]
+        lines += [f"| {name} | {_seconds(found)} |" for name, found in result["recovery"].items()]
+        lines += [
+            f"| {name}, from the next life's connection | {_seconds(found)} |"
+            for name, found in result["recovery_after_connect"].items()
+        ]
+    return "\n".join([*lines, "", f"Faults: {_counted(result['faults'])}.", ""])
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _title(result: dict[str, Any]) -> str:
+    if not result["faults"]:
+        return "A quiet run"
+    if any(name.startswith("cluster_") for name in result["faults"]):
+        return "Three nats-servers"
+    return "Every fault"
+
+
+def _defaults(result: dict[str, Any]) -> str:
+    away, back = result["without_restart_seconds"], result["with_restart_seconds"]
+    told = f"A killed pod's jobs ran again after {away} s when it stayed away"
+    return f"## Default settings, in real time\n\n{told}, and {back} s after its next life began.\n"
+
+
+def _seconds(found: dict[str, float]) -> str:
+    if not found["count"]:
+        return "none"
+    percentiles = f"median {found['p50']:.2f}, p99 {found['p99']:.2f}, longest {found['max']:.2f}"
+    return f"{percentiles} ({found['count']:.0f})"
+
+
+def main() -> None:
+    """Read the results and write the page."""
+    source, target = map(Path, sys.argv[1:])
+    results = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    target.write_text(document(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Which fault explains that a worker was taken for dead, or let a job go."""
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+
+from tests.faults.history import Fault, History, Life, pid_of, pod_of
+
+AFTERMATH_SECONDS = 3.0
+"""For so long after a fault its victims may still be finding their way back."""
+
+NOBODY_INJECTED = frozenset({"paused", "slow machine", "crowded machine"})
+"""Excuses that are no faults of the harness: the machine was too busy for the time scale."""
+
+_ANY = frozenset({"process", "loop", "database", "nats", "rows"})
+_CLOCK_SLACK_SECONDS = 0.05
+
+
+class Excuses:
+    """Answers from the harness's own log of faults, and from the ticks of the workers' event loops."""
+
+    def __init__(self, history: History, *, heartbeat_interval: float) -> None:
+        self._history = history
+        self._longest_gap = 2.0 * heartbeat_interval
+
+    def is_dead(self, worker: str, at: float) -> bool:
+        """Tell whether a worker never gave a sign of life again after a moment."""
+        life = self._history.lives.get(pid_of(worker))
+        last = max((life.ticks[-1:], life.threads[-1:])) if life else ()
+        return not last or last[0] <= at + _CLOCK_SLACK_SECONDS
+
+    def for_silence(self, worker: str, job: str, start: float, end: float) -> str | None:
+        """Return what made a worker's heartbeats fail within a time; None: nothing that is known.
+
+        A pause that nobody injected (a busy machine) counts: the worker cannot have beaten in it.
+        """
+        return (
+            self._fault(worker, job, start, end, {"process", "loop", "database", "rows"})
+            or ("dead" if self.is_dead(worker, end) else None)
+            or self._slowness(worker, start, end)
+        )
+
+    def for_letting_go(self, worker: str, job: str, start: float, end: float) -> str | None:
+        """Return why a worker may have released a job, or missed it in the first place."""
+        fault = self._fault(worker, job, start, end, _ANY)
+        return fault or self._slowness(worker, start, end) or self._crowd(start, end)
+
+    def for_error(self, worker: str, job: str, start: float, end: float) -> str | None:
+        """Return why an innocent job may have ended in an error: its own database connection failed.
+
+        A crowded machine is no excuse: it breaks no connection.
+        """
+        fault = self._fault(worker, job, start, end, _ANY)
+        return fault or self._slowness(worker, start, end)
+
+    def _crowd(self, start: float, end: float) -> str | None:
+        crowded = any(began <= end and ended >= start for began, ended in self._history.crowded)
+        return "crowded machine" if crowded else None
+
+    def _slowness(self, worker: str, start: float, end: float) -> str | None:
+        if self._paused(worker, start, end):
+            return "paused"
+        slow = any(began <= end and ended >= start for began, ended in self._history.slow)
+        return "slow machine" if slow else None
+
+    def _fault(
+        self, worker: str, job: str, start: float, end: float, touches: set[str] | frozenset[str]
+    ) -> str | None:
+        pod = pod_of(worker)
+        for fault in self._history.faults:
+            if fault.hits(pod, start - AFTERMATH_SECONDS, end, touches) and _concerns(fault, worker, job):
+                return fault.name
+        return None
+
+    def _paused(self, worker: str, start: float, end: float) -> bool:
+        life = self._history.lives.get(pid_of(worker))
+        return life is not None and longest_gap(life, start, end) > self._longest_gap
+
+
+def _concerns(fault: Fault, worker: str, job: str) -> bool:
+    if fault.pids and pid_of(worker) not in fault.pids:
+        return False
+    return job in fault.jobs or fault.touches != {"rows"}
+
+
+def longest_gap(life: Life, start: float, end: float) -> float:
+    """Return the longest time without a tick of the event loop within a time."""
+    first = max(bisect_left(life.ticks, start) - 1, 0)
+    last = min(bisect_right(life.ticks, end), len(life.ticks) - 1)
+    window = [max(tick, start) for tick in life.ticks[first : last + 1]]
+    gaps = [after - before for before, after in pairwise(window)]
+    if life.ticks and life.ticks[-1] < end:
+        gaps.append(end - max(life.ticks[-1], start))
+    return max(gaps, default=0.0)

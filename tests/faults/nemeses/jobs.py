@@ -1,0 +1,113 @@
+"""Jobs that harm their own process, and operators who intervene."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+from jsworker.client import JobClient
+from jsworker.errors import JsworkerError
+from tests.faults.battlefield import Battlefield, Nemesis
+from tests.faults.fleet import send
+from tests.faults.history import pid_of, pod_of
+
+_END_SECONDS = 25.0
+_INTERVENTIONS = 8
+
+
+async def event_loop_block(field: Battlefield) -> None:
+    """A job blocks its event loop for longer than watchdog and stale threshold."""
+    await _with_owner(field, "event_loop_block", "loop-blocking", 3 * field.stale_seconds, kill=False)
+
+
+async def gil_hold(field: Battlefield) -> None:
+    """A job lets no thread of its process run; who kills it if not a supervisor? The harness, at last."""
+    await _with_owner(field, "gil_hold", "gil-holding", 0.0, kill=True)
+
+
+async def deaf_thread(field: Battlefield) -> None:
+    """A plain function ignores its time-out."""
+    await _with_owner(field, "deaf_thread", "deaf", 4.0, kill=False)
+
+
+async def quiet_phase(field: Battlefield) -> None:
+    """A job announces that its process will be silent, for longer than watchdog and stale threshold."""
+    await _with_owner(field, "quiet_phase", "quiet", 1.3 * field.stale_seconds, kill=False)
+
+
+async def poison(field: Battlefield) -> None:
+    """A job kills its process in every run, until it has used up its stalls."""
+    async with field.fault("poison", "process") as fault:
+        jobs = await field.enqueue("poisonous")
+        fault.fired = await field.ends(jobs, _END_SECONDS)
+        for owner in await _owners_of(field, jobs[0]):
+            fault.pods.add(pod_of(owner))
+            fault.pids.add(pid_of(owner))
+
+
+async def operator_clears(field: Battlefield) -> None:
+    """An operator takes running jobs from their owners."""
+    await _intervene(field, "operator_clears", lambda client, job: client.clear_and_reenqueue(job, "told so"))
+
+
+async def operator_cancels(field: Battlefield) -> None:
+    """An operator cancels jobs that run, and jobs that wait."""
+    await _intervene(field, "operator_cancels", lambda client, job: client.cancel(job))
+
+
+async def registry_row_deleted(field: Battlefield) -> None:
+    """The rows of live workers are deleted under them."""
+    async with field.fault("registry_row_deleted", "registry") as fault:
+        for _ in range(3):
+            gone = await field.stores.execute("DELETE FROM jsworker.workers RETURNING id")
+            fault.fired = bool(gone)
+            await asyncio.sleep(field.stale_seconds / 2)
+
+
+async def _with_owner(field: Battlefield, name: str, kind: str, seconds: float, *, kill: bool) -> None:
+    async with field.fault(name, "loop") as fault:
+        jobs = await field.enqueue(kind, seconds=seconds)
+        fault.jobs.update(jobs)
+        owner = await field.owner_of(jobs[0])
+        fault.fired = owner is not None
+        if owner is not None:
+            fault.pods.add(pod_of(owner))
+            fault.pids.add(pid_of(owner))
+        await field.ends(jobs, _END_SECONDS)
+        if kill and owner is not None:
+            send(pid_of(owner), signal.SIGKILL)
+
+
+async def _owners_of(field: Battlefield, job: str) -> list[str]:
+    query = "SELECT DISTINCT worker FROM faults.moves WHERE job_id = %s AND worker IS NOT NULL"
+    return [str(row[0]) for row in await field.stores.execute(query, job)]
+
+
+async def _intervene(
+    field: Battlefield, name: str, act: Callable[[JobClient, str], Awaitable[object]]
+) -> None:
+    running = (
+        "SELECT id::text FROM jsworker.jobs WHERE kind = 'ordinary' AND status IN ('processing', 'queued') "
+        "ORDER BY random() LIMIT %s"
+    )
+    async with field.fault(name, "operator") as fault, JobClient(field.settings) as client:
+        for _ in range(3):
+            for row in await field.stores.execute(running, _INTERVENTIONS):
+                try:
+                    await act(client, str(row[0]))
+                except JsworkerError:
+                    continue  # the job was faster
+                fault.jobs.add(str(row[0]))
+            await asyncio.sleep(0.5)
+        fault.fired = bool(fault.jobs)
+
+
+NEMESES: dict[str, Nemesis] = {
+    "event_loop_block": event_loop_block,
+    "gil_hold": gil_hold,
+    "deaf_thread": deaf_thread,
+    "quiet_phase": quiet_phase,
+    "poison": poison,
+    "operator_clears": operator_clears,
+    "operator_cancels": operator_cancels,
+    "registry_row_deleted": registry_row_deleted,
+}

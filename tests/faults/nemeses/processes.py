@@ -1,0 +1,194 @@
+"""Processes that are killed or stopped, and hosts with the same name."""
+
+import asyncio
+import signal
+from collections.abc import Iterable
+from functools import partial
+
+from tests.faults.battlefield import Battlefield, Nemesis
+from tests.faults.fleet import Pod, is_alive, process_state, send
+
+POINTS = (
+    "after_claim_before_run",
+    "after_process_before_settle",
+    "after_settle_before_ack",
+    "after_publish_before_mark",
+)
+"""Fault points of the main way at which workers are killed."""
+
+_STAYS_DOWN_SECONDS = 6.0
+_TWIN_SECONDS = 6.0
+_DEATH_SECONDS = 2.0
+
+
+async def kill_child(field: Battlefield) -> None:
+    """SIGKILL one worker process; its parent lives."""
+    pod, victim = await field.victim()
+    async with field.fault("sigkill_child", "process", pods=[pod], pids=[victim]) as fault:
+        fault.fired = send(victim, signal.SIGKILL)
+    await field.until(partial(_are_gone, [victim]), _DEATH_SECONDS)
+
+
+async def kill_parent(field: Battlefield) -> None:
+    """SIGKILL the parent alone: its children must end by themselves."""
+    pod = await field.working_pod()
+    tree = pod.tree()
+    async with field.fault("sigkill_parent", "process", pods=[pod], pids=tree) as fault:
+        fault.fired = pod.parent is not None and send(pod.parent, signal.SIGKILL)
+    await field.until(partial(_are_gone, tree), _DEATH_SECONDS)
+
+
+async def kill_both(field: Battlefield) -> None:
+    """SIGKILL parent and children at once; the pod comes back on the same hostname."""
+    pod = await field.working_pod()
+    tree = pod.tree()
+    async with field.fault("sigkill_both", "process", pods=[pod], pids=tree) as fault:
+        fault.fired = _kill_tree(pod)
+    await field.until(partial(_are_gone, tree), _DEATH_SECONDS)
+
+
+async def kill_for_good(field: Battlefield) -> None:
+    """SIGKILL a whole pod that stays away: only others can tell that it is dead."""
+    pod = await field.working_pod()
+    async with field.fault("sigkill_not_restarted", "process", pods=[pod], pids=pod.tree()) as fault:
+        pod.wanted = False
+        fault.fired = _kill_tree(pod)
+    await asyncio.sleep(_STAYS_DOWN_SECONDS)
+    pod.wanted = True
+
+
+async def kill_for_good_without_nats(field: Battlefield) -> None:
+    """The same while NATS is down: nobody can be asked, and the stale threshold decides."""
+    pod = await field.working_pod()
+    async with field.fault("nats_down_meanwhile", "nats"):
+        await asyncio.to_thread(field.stores.nats.kill)
+        try:
+            async with field.fault("sigkill_without_nats", "process", pods=[pod], pids=pod.tree()) as fault:
+                pod.wanted = False
+                fault.fired = _kill_tree(pod)
+            await asyncio.sleep(_STAYS_DOWN_SECONDS)
+        finally:
+            await asyncio.to_thread(field.stores.nats.start)
+    pod.wanted = True
+
+
+async def stop_long(field: Battlefield) -> None:
+    """SIGSTOP past the stale threshold: a zombie wakes up."""
+    await _freeze(field, "sigstop_past_threshold", 2 * field.stale_seconds)
+
+
+async def stop_short(field: Battlefield) -> None:
+    """SIGSTOP for half the stale threshold: nobody may take it for stale."""
+    await _freeze(field, "sigstop_half_threshold", 0.5 * field.stale_seconds)
+
+
+async def stop_before_settle(field: Battlefield) -> None:
+    """SIGSTOP between the end of the work and the COMPLETE statement, past the threshold."""
+    pod, victim = await field.victim()
+    async with field.fault("sigstop_before_settle", "process", pods=[pod], pids=[victim]) as fault:
+        order = field.folder / f"strike-{victim}"
+        order.write_text(f"after_process_before_settle {int(signal.SIGSTOP)}")
+        fault.fired = await field.until(lambda: _is_stopped(victim), 5.0)
+        await asyncio.sleep(1.5 * field.stale_seconds)
+        send(victim, signal.SIGCONT)
+        order.unlink(missing_ok=True)
+        await asyncio.sleep(0.5)
+
+
+async def kill_at_points(field: Battlefield) -> None:
+    """SIGKILL at each fault point of the main way."""
+    for point in POINTS:
+        pod, victim = await field.victim()
+        async with field.fault(f"killed_{point}", "process", pods=[pod], pids=[victim]) as fault:
+            order = field.folder / f"strike-{victim}"
+            order.write_text(f"{point} {int(signal.SIGKILL)}")
+            fault.fired = await field.until(partial(_are_gone, [victim]), 5.0)
+            order.unlink(missing_ok=True)
+
+
+async def kill_after_reset(field: Battlefield) -> None:
+    """SIGKILL of whoever has just taken jobs from a frozen worker, before anybody is woken for them."""
+    _, frozen = await field.victim()
+    rescuers = [pid for each in field.fleet.pods for pid in each.workers() if pid != frozen]
+    orders = [field.folder / f"strike-{pid}" for pid in rescuers]
+    async with field.fault("killed_after_reset_before_wake", "process", pids=[frozen, *rescuers]) as fault:
+        for order in orders:
+            order.write_text(f"after_reset_before_wake {int(signal.SIGKILL)}")
+        send(frozen, signal.SIGSTOP)
+        fault.fired = await field.until(partial(_is_any_gone, rescuers), 3 * field.stale_seconds)
+        send(frozen, signal.SIGCONT)
+        for order in orders:
+            order.unlink(missing_ok=True)
+        # Those that have taken the order already obey it at their next reset.
+        for each in field.fleet.pods:
+            each.kill_all()
+
+
+async def twin_hostname(field: Battlefield) -> None:
+    """A second pod with a live pod's hostname: overlapping pods of a StatefulSet."""
+    pod = await field.working_pod()
+    async with field.fault("twin_hostname", "twin", pods=[pod]) as fault:
+        twin = await field.fleet.add(pod.hostname)
+        fault.fired = await field.until(lambda: _works(twin), 10.0)
+        await asyncio.sleep(_TWIN_SECONDS / 2)
+        async with field.fault("sigterm", "process", pods=[twin], pids=twin.tree()):
+            await twin.stop()
+        field.fleet.pods.remove(twin)
+
+
+async def rolling_restart(field: Battlefield) -> None:
+    """SIGTERM one pod after the other, as a deployment does."""
+    for pod in list(field.fleet.pods):
+        async with field.fault("sigterm", "process", pods=[pod], pids=pod.tree()):
+            await pod.stop()
+            pod.wanted = True
+            await field.until(partial(_works, pod), 10.0)
+
+
+async def _freeze(field: Battlefield, name: str, seconds: float) -> None:
+    pod, victim = await field.victim()
+    async with field.fault(name, "process", pods=[pod], pids=[victim]) as fault:
+        fault.fired = send(victim, signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        send(victim, signal.SIGCONT)
+
+
+def _kill_tree(pod: Pod) -> bool:
+    tree = pod.tree()
+    sent = [send(pid, signal.SIGKILL) for pid in tree]
+    return bool(sent) and all(sent)
+
+
+async def _works(pod: Pod) -> bool:
+    return bool(pod.workers())
+
+
+async def _is_stopped(pid: int) -> bool:
+    return process_state(pid) == "T"
+
+
+async def _is_any_gone(pids: Iterable[int]) -> bool:
+    return not all(is_alive(pid) for pid in pids)
+
+
+async def _are_gone(pids: Iterable[int]) -> bool:
+    return not any(is_alive(pid) for pid in pids)
+
+
+KILLS: dict[str, Nemesis] = {
+    "sigkill_child": kill_child,
+    "sigkill_parent": kill_parent,
+    "sigkill_both": kill_both,
+}
+
+OTHERS: dict[str, Nemesis] = {
+    "sigkill_not_restarted": kill_for_good,
+    "sigkill_without_nats": kill_for_good_without_nats,
+    "sigstop_past_threshold": stop_long,
+    "sigstop_half_threshold": stop_short,
+    "sigstop_before_settle": stop_before_settle,
+    "killed_at_points": kill_at_points,
+    "killed_after_reset_before_wake": kill_after_reset,
+    "twin_hostname": twin_hostname,
+    "rolling_restart": rolling_restart,
+}

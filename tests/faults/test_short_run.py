@@ -1,0 +1,36 @@
+"""A short fault run on the real thing: parents, children, servers, network."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import Plan, run
+
+NEMESES = (
+    "sigkill_child",
+    "sigkill_parent",
+    "sigkill_both",
+    "sigkill_not_restarted",
+    "sigstop_past_threshold",
+    "event_loop_block",
+    "poison",
+    "nats_store_deleted",
+    "postgres_outage",
+    "backends_terminated",
+    "partition_both_black_hole",
+    "forged_messages",
+    "producer_killed",
+)
+SEED = 20_260
+KILLS = 10
+
+
+@pytest.mark.timeout(280)
+async def test_no_fault_of_a_short_run_loses_a_job_or_completes_one_twice(tmp_path: Path) -> None:
+    plan = Plan(seed=SEED, kills=KILLS, only=NEMESES, rate=12.0, breath_seconds=1.0)
+    result = await run(plan, tmp_path, lambda _what, _share: None)
+    print(f"seed {SEED}: {result}")  # noqa: T201 -- all that is known of a red run
+    assert result["findings"] == {}
+    assert result["process_kills"] >= KILLS
+    assert (result["lost"], result["completed_twice"], result["false_resets"]) == (0, 0, 0)
+    assert result["ended"] == result["jobs"] > 0

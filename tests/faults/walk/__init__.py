@@ -1,0 +1,1 @@
+"""A concurrent random walk: the ownership functions on a real PostgreSQL, all else simulated."""

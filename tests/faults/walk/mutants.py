@@ -1,0 +1,225 @@
+"""The protocol with one guard taken away, for each guard: a checker that lets one pass proves nothing."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sqlalchemy import TextClause, text
+
+from jsworker.ownership import claim, control, enqueue, lease, outbox, registry, reset, settle
+from jsworker.ownership.control import Cancelled
+from jsworker.ownership.database import Database
+from tests.faults.walk.walk import Options
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+_MINE = "j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token"
+_STUCK = frozenset({"lost", "never ended"})
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One guard less.
+
+    Attributes:
+        apply: takes it away.
+        found_as: rules of which one must find it.
+        sweeps: with the layer that covers for it, or without.
+        loses_messages: whether messages get lost, which only the sweeps can heal.
+        strays: whether rows in nobody's hand are released.
+        habits: what is wrong outside of SQL.
+    """
+
+    name: str
+    found_as: frozenset[str]
+    apply: Patch = lambda _: None
+    sweeps: bool = True
+    loses_messages: bool = True
+    strays: bool = True
+    habits: frozenset[str] = frozenset()
+
+    def options(self, seed: int) -> Options:
+        """Return how it walks."""
+        return Options(
+            seed=seed,
+            sweeps=self.sweeps,
+            loses_messages=self.loses_messages,
+            strays=self.strays,
+            habits=self.habits,
+        )
+
+
+def without(statement: TextClause, *changes: tuple[str, str]) -> TextClause:
+    """Return a statement with parts replaced.
+
+    Raises:
+        ValueError: a part is not there; a mutant that changes nothing shows nothing.
+    """
+    found = statement.text
+    for part, instead in changes:
+        if part not in found:
+            raise ValueError(f"{part!r} is not in the statement")
+        found = found.replace(part, instead)
+    return text(found)
+
+
+def sql(module: ModuleType, name: str, *changes: tuple[str, str]) -> Patch:
+    """Return the patch that changes parts of one of a module's statements."""
+    return lambda patch: patch.setattr(module, name, without(getattr(module, name), *changes))
+
+
+def write(name: str, *changes: tuple[str, str]) -> Patch:
+    """Return the patch of COMPLETE, FAIL or RELEASE, which exist for batches and for one row alone."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        before = getattr(settle, f"_{name}")
+        batch = without(before.batch, *changes)
+        after = settle._Write(before.name, batch, settle._waiting(batch), before.parameters)
+        patch.setattr(settle, f"_{name}", after)
+
+    return apply
+
+
+def in_two(patch: pytest.MonkeyPatch) -> None:
+    """Cancel what waits, then ask what runs: a job may go from one to the other in between."""
+    live = "status IN ('scheduled', 'queued', 'processing')"
+    waiting = without(control.CANCEL, (live, "status IN ('scheduled', 'queued')"))
+    running = without(control.CANCEL, (live, "status = 'processing'"))
+
+    async def cancel(database: Database, ids: Any) -> Cancelled:
+        cancelled = await database.run(waiting, {"ids": ids})
+        await asyncio.sleep(0.02)  # what lies between two statements of a busy client
+        requested = await database.run(running, {"ids": ids})
+        return Cancelled([row.id for row in cancelled], [row.id for row in requested], {}, [])
+
+    patch.setattr(control, "cancel", cancel)
+
+
+MUTANTS = (
+    Mutant(
+        "unguarded reset",
+        frozenset({"refused by the database", "false resets"}),
+        sql(
+            reset,
+            "RESET_STALE",
+            (
+                "j.fencing_token = seen.token AND j.last_activity_at = seen.activity",
+                "true",
+            ),
+            (
+                "WHERE j.status = 'processing' AND true",
+                "WHERE true",
+            ),
+            ("AND j.last_activity_at + j.stale_after < clock_timestamp()", ""),
+            ("WHERE j.id = decided.id AND j.status = 'processing'", "WHERE j.id = decided.id"),
+        ),
+    ),
+    Mutant(
+        "unguarded complete",
+        frozenset({"result of another token", "refused by the database"}),
+        write(
+            "COMPLETE",
+            (_MINE, "true"),
+            ("AND j.status = 'processing' AND j.worker_id = :worker_id", "AND :worker_id <> ''"),
+        ),
+    ),
+    Mutant(
+        "RELEASE ignores cancel_requested",
+        frozenset({"refused by the database"}),
+        write("RELEASE", ("j.cancel_requested AS cancel", "false AS cancel")),
+    ),
+    Mutant(
+        "RESET ignores cancel_requested",
+        frozenset({"refused by the database"}),
+        sql(reset, "RESET_BY_OPERATOR", ("WHEN cancel_requested THEN 'cancelled'", "")),
+    ),
+    Mutant("CANCEL as two statements", frozenset({"cancel missed"}), in_two),
+    Mutant(
+        "CLAIM keeps needs_publish",
+        frozenset({"refused by the database"}),
+        sql(claim, "CLAIM", ("needs_publish = false", "needs_publish = j.needs_publish")),
+    ),
+    Mutant(
+        "CLAIM takes a live owner's job",
+        frozenset({"taken from a live owner"}),
+        sql(
+            claim,
+            "CLAIM",
+            ("j.status = 'queued'", "j.status IN ('queued', 'processing')"),
+            ("j.attempts + 1", "j.attempts + CASE j.status WHEN 'queued' THEN 1 ELSE 0 END"),
+        ),
+    ),
+    Mutant("no sweep", _STUCK, sweeps=False),
+    Mutant(
+        "LIKE reconcile",
+        frozenset({"false resets"}),
+        sql(registry, "EARLIER_LIVES", ("w.hostname = :hostname", "w.hostname LIKE :hostname || '%'")),
+    ),
+    Mutant(
+        "CLAIM with SKIP LOCKED",
+        _STUCK,
+        sql(claim, "CLAIM", ("FOR NO KEY UPDATE OF j", "FOR NO KEY UPDATE OF j SKIP LOCKED")),
+        sweeps=False,
+        loses_messages=False,
+    ),
+    Mutant(
+        "MARK without dispatch",
+        _STUCK,
+        sql(
+            outbox,
+            "MARK",
+            ("AND j.needs_publish AND j.dispatch = sent.dispatch", "AND j.needs_publish"),
+            ("AND j.needs_publish AND j.dispatch = mine.dispatch", "AND j.needs_publish"),
+        ),
+        sweeps=False,
+        loses_messages=False,
+    ),
+    Mutant(
+        "message id without dispatch",
+        _STUCK,
+        sweeps=False,
+        loses_messages=False,
+        habits=frozenset({"message ids of jobs"}),
+    ),
+    Mutant(
+        "no outbox",
+        _STUCK,
+        sql(enqueue, "ENQUEUE", ("    d.delay <= 0,\n", "    false,\n")),
+        sweeps=False,
+        loses_messages=False,
+    ),
+    Mutant(
+        "unclear claims are acked",
+        _STUCK,
+        sweeps=False,
+        loses_messages=False,
+        habits=frozenset({"ack unclear claims"}),
+    ),
+    Mutant(
+        "newer copies are acked",
+        _STUCK,
+        sweeps=False,
+        loses_messages=False,
+        habits=frozenset({"ack newer copies"}),
+    ),
+    Mutant(
+        "heartbeat by worker id alone",
+        _STUCK,
+        sql(
+            lease,
+            "HEARTBEAT",
+            (
+                "FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id",
+                "FROM jsworker.jobs AS j LEFT JOIN hand ON hand.id = j.id",
+            ),
+            ("AND j.fencing_token = hand.token", ""),
+        ),
+        sweeps=False,
+        loses_messages=False,
+        strays=False,
+        habits=frozenset({"beat for all rows"}),
+    ),
+)

@@ -1,0 +1,295 @@
+"""A simulated worker: the rules for claims, heartbeats and outcomes, with faults between the steps."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from jsworker.ownership import claim, lease, registry, repair, reset, settle
+from jsworker.ownership.claim import ClaimedJob, Limits
+from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.registry import WorkerRow
+from jsworker.ownership.reset import Suspect, TakenBack
+from jsworker.ownership.settle import Completion, Failure, Return, Settled
+from jsworker.runtime.clock import boottime
+from tests.faults.history import Run
+from tests.faults.walk.bus import Bus, Message
+from tests.faults.workload import EFFECT
+
+HEARTBEAT_SECONDS = 0.08
+STALE_SECONDS = 0.35
+KINDS = ("ordinary", "transactional")
+
+_LIMITS = Limits(STALE_SECONDS, None, None, max_attempts=10_000, max_stalls=10_000)
+_PAUSE_SECONDS = (0.2, 0.8)
+_STRAY_SECONDS = 0.15
+
+
+@dataclass
+class World:
+    """What all actors share.
+
+    Attributes:
+        faults: whether anything goes wrong at all; off in the end.
+        sweeps: whether lost messages are looked for, and old rows claimed without one.
+        strays: whether rows in nobody's hand are released.
+        habits: what a mutant does outside of SQL.
+    """
+
+    database: Database
+    engine: AsyncEngine
+    bus: Bus
+    dice: random.Random
+    sweeps: bool
+    strays: bool
+    habits: frozenset[str]
+    faults: bool = True
+    pids: int = 1000
+    kinds: dict[UUID, str] = field(default_factory=dict)
+    ticks: dict[int, list[float]] = field(default_factory=dict)
+    pods: dict[int, str] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+    def chance(self, share: float) -> bool:
+        """Throw the dice for a fault."""
+        return self.faults and self.dice.random() < share
+
+    def note_resets(self, taken: TakenBack) -> None:
+        """Keep what the database refused of a reset."""
+        self.refusals += [f"RESET of {job}" for job in taken.refused]
+
+    async def some_time(self, most: float) -> None:
+        """Let others act."""
+        await asyncio.sleep(self.dice.uniform(0.0, most))
+
+
+class Worker:
+    """One life of a worker on a hostname."""
+
+    def __init__(self, world: World, hostname: str) -> None:
+        world.pids += 1
+        self.pid = world.pids
+        self.id = f"{hostname}-{self.pid}-{secrets.token_hex(4)}"
+        self._world = world
+        self._hostname = hostname
+        self._hand: dict[UUID, ClaimedJob] = {}
+        self._claiming: set[UUID] = set()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        world.ticks[self.pid] = [boottime()]
+        world.pods[self.pid] = hostname
+
+    async def live(self) -> None:
+        """Work until cancelled, which is a crash: nothing is handed back."""
+        try:
+            await self._reconcile()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat())
+                for _ in range(3):
+                    group.create_task(self._consume())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def pause(self) -> None:
+        """Freeze, as SIGSTOP does."""
+        self._awake.clear()
+        await asyncio.sleep(self._world.dice.uniform(*_PAUSE_SECONDS))
+        self._awake.set()
+
+    async def take_over(self, stale: list[Suspect]) -> None:
+        """Claim jobs from their stale owners, as the claim's stale-owner arm does."""
+        for suspect in stale:
+            if suspect.id in self._hand or suspect.id in self._claiming:
+                continue
+            self._claiming.add(suspect.id)
+            try:
+                taken = await claim.claim_stale(
+                    self._world.database, worker_id=self.id, kind=suspect.kind, seen=[suspect], limits=_LIMITS
+                )
+            finally:
+                self._claiming.discard(suspect.id)
+            for row in taken.claimed:
+                self._adopt(row)
+
+    async def _reconcile(self) -> None:
+        """Take back what earlier lives of this host still hold: on it lives one process at a time."""
+        me = WorkerRow(
+            id=self.id,
+            hostname=self._hostname,
+            pod_uid=None,
+            container=None,
+            boot_id=None,
+            pid_namespace=None,
+            pid=self.pid,
+            process_started=None,
+            kinds=KINDS,
+            concurrency=3,
+            version="walk",
+            heartbeat_interval=HEARTBEAT_SECONDS,
+        )
+        await registry.seen(self._world.database, me, state="running")
+        for life in await registry.earlier_lives(self._world.database, worker=me):
+            self._world.note_resets(
+                await reset.reset_dead(
+                    self._world.database, worker_id=self.id, owner=life.id, reason="a new life"
+                )
+            )
+
+    async def _beat(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._world.ticks[self.pid].append(boottime())
+            hand = [(row.id, row.fencing_token) for row in self._hand.values()]
+            if "beat for all rows" in self._world.habits:
+                hand = hand or [(UUID(int=0), 0)]  # also with nothing in hand
+            beat = await lease.heartbeat(self._world.database, worker_id=self.id, hand=hand)
+            for job, token in beat.lost:
+                if job in self._hand and self._hand[job].fencing_token == token:
+                    del self._hand[job]
+            if self._world.strays:
+                await self._release_strays()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _release_strays(self) -> None:
+        strays = await lease.strays(
+            self._world.database,
+            worker_id=self.id,
+            hand=[(row.id, row.fencing_token) for row in self._hand.values()],
+            claiming=list(self._claiming),
+            older_than=_STRAY_SECONDS,
+        )
+        gone = [Return(*stray, "in nobody's hand") for stray in strays if stray[0] not in self._hand]
+        if gone:
+            self._note(await settle.release(self._world.database, worker_id=self.id, runs=gone), "release")
+
+    async def _consume(self) -> None:
+        while True:
+            await self._awake.wait()
+            if message := self._world.bus.deliver():
+                await self._take(message)
+            elif self._world.sweeps and self._world.dice.random() < 0.2:
+                await self._take_old_rows()
+            await self._world.some_time(0.01)
+
+    async def _take(self, message: Message) -> None:
+        held = self._hand.get(message.job)
+        if held is not None:
+            if message.dispatch <= held.dispatch or "ack newer copies" in self._world.habits:
+                self._world.bus.ack(message)
+            else:
+                self._world.bus.nak(message, 0.1)
+        elif message.job in self._claiming:
+            self._world.bus.nak(message, 0.05)
+        else:
+            await self._claim(message.job, message)
+
+    async def _take_old_rows(self) -> None:
+        besides = [*self._hand, *self._claiming]
+        rows = await repair.waiting(
+            self._world.database, kinds=KINDS, older_than=0.3, limit=3, besides=besides
+        )
+        for row in rows:
+            if row.id not in self._hand and row.id not in self._claiming:
+                await self._claim(row.id, None)
+
+    async def _claim(self, job: UUID, message: Message | None) -> None:
+        self._claiming.add(job)
+        try:
+            row = await self._claimed(job, message)
+        finally:
+            self._claiming.discard(job)
+        await self._awake.wait()
+        if row is not None:
+            self._adopt(row)
+
+    async def _claimed(self, job: UUID, message: Message | None) -> ClaimedJob | None:
+        """Claim a job; now and then the request or its answer is lost, and then the read-back decides."""
+        lost_request, lost_answer = self._world.chance(0.08), self._world.chance(0.15)
+        claimed: list[ClaimedJob] = []
+        if not lost_request:
+            taken = await claim.claim(
+                self._world.database,
+                worker_id=self.id,
+                kind=self._world.kinds[job],
+                ids=[job],
+                limits=_LIMITS,
+            )
+            claimed = taken.claimed
+            self._world.refusals += [f"CLAIM of {refused}" for refused in taken.refused_rows]
+        if lost_request or lost_answer:
+            if "ack unclear claims" in self._world.habits:
+                claimed = []
+            elif self._world.chance(0.5):  # the read-back is given up: the row may be in nobody's hand
+                if message is not None:
+                    self._world.bus.nak(message, 0.05)
+                return None
+            else:
+                claimed = await claim.read_back(self._world.database, worker_id=self.id, ids=[job])
+                if not claimed and message is not None:
+                    self._world.bus.nak(message, 0.05)
+                    return None
+        if message is not None:
+            self._world.bus.ack(message)
+        return claimed[0] if claimed else None
+
+    def _adopt(self, row: ClaimedJob) -> None:
+        self._hand[row.id] = row
+        self._spawn(self._run(row))
+
+    def _spawn(self, steps: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(steps)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, row: ClaimedJob) -> None:
+        started = boottime()
+        long = self._world.chance(0.5)
+        await self._world.some_time(2 * STALE_SECONDS if long else 0.05)
+        await self._awake.wait()
+        how = self._world.dice.random()
+        try:
+            await self._end(row, how if self._world.faults else 1.0)
+        except RowRefused as refused:
+            self._world.refusals.append(str(refused))
+        finally:
+            self._world.runs.append(
+                Run(str(row.id), row.kind, row.fencing_token, self.pid, started, boottime(), "finish")
+            )
+            if self._hand.get(row.id) is row:
+                del self._hand[row.id]
+
+    async def _end(self, row: ClaimedJob, how: float) -> None:
+        held = row.id, row.fencing_token
+        database = self._world.database
+        if how < 0.25:
+            failure = Failure(*held, error="as it happens", permanent=None, delay=0.02)
+            self._note(await settle.fail(database, worker_id=self.id, runs=[failure]), "fail")
+        elif how < 0.5:
+            back = Return(*held, "as it happens")
+            self._note(await settle.release(database, worker_id=self.id, runs=[back]), "release")
+        elif row.kind == "transactional":
+            await self._complete_in_transaction(row)
+        else:
+            done = Completion(*held, f'{{"token": {row.fencing_token}}}')
+            for _ in range(2 if self._world.chance(0.2) else 1):  # the first answer was lost
+                self._note(await settle.complete(database, worker_id=self.id, runs=[done]), "complete")
+
+    async def _complete_in_transaction(self, row: ClaimedJob) -> None:
+        done = Completion(row.id, row.fencing_token, f'{{"token": {row.fencing_token}}}')
+        async with AsyncSession(self._world.engine) as session:
+            await session.execute(EFFECT, {"job_id": row.id, "token": row.fencing_token})
+            result = await session.execute(settle.complete_statement(self.id, done))
+            if result.first() is not None:
+                await session.commit()
+
+    def _note(self, settled: list[Settled], write: str) -> None:
+        self._world.refusals += [write for each in settled if each is Settled.REFUSED]

@@ -1,0 +1,127 @@
+"""The proxy does to a connection what it says, and nothing after it is restored."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, proxied
+
+_SHORT = 0.3
+"""Seconds in which an answer that is not held back has long come."""
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Streams]]
+
+
+class Echo:
+    """A server that keeps what it got, and sends it back."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        with suppress(ConnectionError):
+            while data := await reader.read(1000):
+                self.got += data
+                writer.write(data)
+        writer.close()
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[tuple[Echo, Proxy]]:
+    served = Echo()
+    server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with proxied(f"tcp://127.0.0.1:{port}") as (proxy, _):
+        yield served, proxy
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+async def connect(echo: tuple[Echo, Proxy]) -> AsyncIterator[Connect]:
+    opened: list[Streams] = []
+
+    async def connect_once() -> Streams:
+        opened.append(await asyncio.open_connection("127.0.0.1", echo[1].port))
+        return opened[-1]
+
+    yield connect_once
+    for _, writer in opened:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def _say(streams: Streams, data: bytes) -> bytes:
+    streams[1].write(data)
+    await streams[1].drain()
+    async with asyncio.timeout(5):
+        return await streams[0].readexactly(len(data))
+
+
+async def _hears_nothing(streams: Streams) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(_SHORT):
+            await streams[0].read(1)
+
+
+async def _is_broken(streams: Streams) -> None:
+    async with asyncio.timeout(5):
+        try:
+            assert await streams[0].read(1) == b""
+        except ConnectionError:
+            return
+
+
+async def test_swallowed_requests_do_not_arrive_and_what_the_server_says_does(
+    echo: tuple[Echo, Proxy],
+    connect: Connect,
+) -> None:
+    server, proxy = echo
+    streams = await connect()
+    assert await _say(streams, b"one") == b"one"
+    proxy.swallow_requests()
+    streams[1].write(b"two")
+    await _hears_nothing(streams)
+    server.writers[0].write(b"by itself")
+    assert await streams[0].readexactly(9) == b"by itself"
+    assert server.got == b"one"
+    proxy.restore()
+    await _is_broken(streams)
+    assert await _say(await connect(), b"three") == b"three"
+
+
+async def test_swallowed_answers_follow_requests_that_arrived(
+    echo: tuple[Echo, Proxy], connect: Connect
+) -> None:
+    server, proxy = echo
+    streams = await connect()
+    proxy.swallow_answers()
+    streams[1].write(b"one")
+
+    async def arrived() -> None:
+        assert server.got == b"one"
+
+    await eventually(arrived)
+    await _hears_nothing(streams)
+    proxy.restore()
+    await _is_broken(streams)
+
+
+async def test_a_slow_proxy_holds_every_piece_back(echo: tuple[Echo, Proxy], connect: Connect) -> None:
+    _, proxy = echo
+    streams = await connect()
+    proxy.slow_down(0.05, dribble_bytes=2)
+    began = time.monotonic()
+    assert await _say(streams, b"123456") == b"123456"
+    assert (
+        time.monotonic() - began >= 4 * 0.05
+    )  # three pieces one way; the last of them once more on the other
+    proxy.restore()
+    assert await _say(streams, b"on the same connection") == b"on the same connection"
