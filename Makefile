@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 IMAGE_LOCK := deploy/requirements.lock
+CHAOS := build/chaos.jsonl
 
 # uv reads no PIP_ variables: whoever says through them where packages come from gets pip.
 UV := $(if $(filter PIP_CACHE_DIR PIP_CONFIG_FILE PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_INDEX_URL PIP_NO_INDEX,\
@@ -26,7 +27,7 @@ export UV_COMPILE_BYTECODE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test check model fix lock clean
+.PHONY: help demo dev test check chaos model fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -46,6 +47,14 @@ check: $(VENV)/.project ## Check format, lint, types and layers.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish what came of the jobs. About an hour.
+	@mkdir -p $(dir $(CHAOS)) docs && rm -f $(CHAOS)
+	$(BIN)/python -m tests.faults --kills 1000 --json $(CHAOS) $(ARGS)
+	$(BIN)/python -m tests.faults --cluster --kills 10 --json $(CHAOS)
+	$(BIN)/python -m tests.faults --only none --seconds 600 --json $(CHAOS)
+	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
+	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
 model: $(VENV)/.project ## Check the model of the ownership protocol with spin (Debian packages: spin gcc).
 	$(BIN)/python model/check.py $(ARGS)

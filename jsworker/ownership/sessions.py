@@ -32,6 +32,8 @@ class Sessions:
             "hide_parameters": True,
             "pool_size": size,
             "max_overflow": 0,
+            # A connection that died with the server must not cost a job an attempt.
+            "pool_pre_ping": True,
             "connect_args": connect_arguments(),
         }
         self._async_engine = create_async_engine(url, **options)

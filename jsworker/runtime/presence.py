@@ -30,7 +30,12 @@ class Presence:
         stream.on_disconnect(self._lose)
 
     def reachable(self) -> bool:
-        """Tell whether others who ask find this worker, as far as it knows itself."""
+        """Tell whether others who ask find this worker, as far as it knows itself.
+
+        One that never answered counts as reachable: nobody concludes anything from its silence.
+        """
+        if not self.answers:
+            return True
         if self._proven_at is None or not self._stream.connected:
             return False
         return boottime() - self._proven_at <= self._interval + 2 * self._patience
@@ -51,7 +56,7 @@ class Presence:
         """Ask after another worker; unknown while this one is too newly connected to judge."""
         if self._connected_since is None or boottime() - self._connected_since < 2 * self._interval:
             return Answer.UNKNOWN
-        if not self.reachable():  # it would not even find itself
+        if self._proven_at is None or not self.reachable():  # it would not even find itself
             return Answer.UNKNOWN
         return await self._witness.ask(worker_id, self._patience)
 

@@ -76,6 +76,21 @@ async def test_both_are_committed(sessions: Sessions, sql: Sql, running: UUID, p
 
 
 @BOTH
+async def test_a_connection_that_died_between_two_jobs_costs_neither(
+    sessions: Sessions, sql: Sql, running: UUID, process: Process
+) -> None:
+    second = insert_job(sql, "processing", last_activity_at=ago(60))
+    await process(sessions, running)
+    sql.execute("DELETE FROM lines")
+    sql.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await process(sessions, second)
+    assert read_job(sql, second)["status"] == "completed"
+
+
+@BOTH
 async def test_the_loser_of_a_reset_waits_and_is_rolled_back(
     sessions: Sessions, sql: Sql, winner: Winner, running: UUID, process: Process
 ) -> None:
