@@ -178,8 +178,9 @@ class Heartbeat:
         """Wait for the locks on a few rows, those first that were not renewed for the longest time."""
         locked.sort(key=lambda run: run.beaten_at)
         await asyncio.gather(*(self._beat_alone(run) for run in locked[:_ALONE_AT_ONCE]))
+        gone = not self._presence.reachable()
         for run in locked:
-            self.fence.check(run)
+            self.fence.check(run, gone=gone)
 
     async def _beat_alone(self, run: Run) -> None:
         started = boottime()

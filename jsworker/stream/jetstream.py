@@ -1,6 +1,7 @@
 """The door to JetStream: connect, ensure that stream and consumers are right, publish, and look."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from jsworker.errors import PublishFailed, StreamRefused, StreamUnavailable
@@ -56,6 +57,7 @@ class Stream:
         self.connection = Connection(
             settings, events=events, name=client_name, patience=patience, ping_interval=ping_interval
         )
+        self._highest = 0
         self._servers = redact(settings.nats_url)
         self._ack_waits: dict[str, float] = {}
         self._api = JetStreamApi(self.connection, settings.stream)
@@ -149,7 +151,7 @@ class Stream:
         Raises:
             PublishFailed: it was not acknowledged; it may be stored or not.
         """
-        [outcome] = await self._publisher.publish([message], [headers], timeout)
+        [outcome] = await self.publish_many([message], headers=[headers], timeout=timeout)
         if isinstance(outcome, PublishFailed):
             raise outcome
         return outcome
@@ -168,7 +170,11 @@ class Stream:
             headers: further headers for each message.
             timeout: give up on the rest after so many seconds without any acknowledgement.
         """
-        return await self._publisher.publish(messages, headers, timeout)
+        highest = self._highest
+        outcomes = await self._publisher.publish(messages, headers, timeout)
+        if self._is_another_stream(outcomes, highest):
+            return await self._with_its_date(outcomes)
+        return outcomes
 
     async def publish_raw(self, subject: str, data: bytes) -> int:
         """Publish bytes as they are, without a message id, and return their number in the stream.
@@ -199,6 +205,33 @@ class Stream:
     async def get(self, stream_seq: int) -> StoredMessage | None:
         """Return a stored message, None when there is none with this number. Raises as ``state`` does."""
         return await self._api.message(stream_seq)
+
+    def _is_another_stream(self, outcomes: Sequence[Published | PublishFailed], highest: int) -> bool:
+        """Tell whether numbers went backwards: somebody has made the stream anew under this connection.
+
+        Args:
+            outcomes: what has just been published.
+            highest: the highest number that was known before.
+        """
+        numbers = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
+        if not numbers:
+            return False
+        backwards = min(numbers) <= highest
+        self._highest = max(numbers) if backwards else max(self._highest, *numbers)
+        return backwards
+
+    async def _with_its_date(
+        self, outcomes: Sequence[Published | PublishFailed]
+    ) -> list[Published | PublishFailed]:
+        """Return outcomes of a new stream with its own date, without which they would be taken for lost."""
+        try:
+            created = (await self.state()).created
+        except (StreamUnavailable, StreamRefused):
+            return list(outcomes)
+        return [
+            replace(each, stream_created=created) if isinstance(each, Published) else each
+            for each in outcomes
+        ]
 
     async def _check_jetstream(self) -> None:
         """Ask for the stream, which a worker must be permitted anyway; that it does not exist is fine."""

@@ -36,7 +36,7 @@ class Perilous(JobProcessor):
                 await job.update_progress(stage="alone", progress=0.5)
                 await job.save_checkpoint({"seen": job.checkpoint})
             case "wait to be told":
-                while not job.should_stop:
+                while not job.should_stop:  # noqa: ASYNC110 -- a processor has no other way to learn it
                     await asyncio.sleep(0.01)
             case "wait":
                 await asyncio.Event().wait()

@@ -34,6 +34,22 @@ async def test_a_message_is_stored_with_id_and_headers(stream: TestStream) -> No
     assert decode(stored.data, subject_kind="resize") == message
 
 
+async def test_a_stream_that_was_made_anew_is_named_by_its_own_date(
+    stream: TestStream, plain: NatsClient
+) -> None:
+    """Else every message published from here on would be taken for one of the stream that has gone."""
+    before = await stream.publish_many(messages(3))
+    made_first = (await stream.state()).created
+    await plain.jetstream().delete_stream(stream.name)
+    await stream.restore("resize")
+    stream._publisher.stream_created = made_first  # as in a client, which restores nothing
+    after = await stream.publish_many(messages(2))
+    made_anew = (await stream.state()).created
+    assert made_anew != made_first
+    assert [each.stream_created for each in before if isinstance(each, Published)] == [made_first] * 3
+    assert [each.stream_created for each in after if isinstance(each, Published)] == [made_anew] * 2
+
+
 async def test_headers_reach_the_reader(stream: TestStream, plain: NatsClient) -> None:
     heard: list[Msg] = []
 

@@ -69,13 +69,14 @@ class LateRows:
 
         A row must be seen unchanged for a third of its threshold on this worker's own clock, the last time
         beyond the threshold: a jump of the database's clock, or an outage that silenced every owner, then
-        resets nobody who lives. When more than half of at least three owners turn stale at once, they get
-        one more threshold: it is likelier that something else has happened than that so many have died.
+        resets nobody who lives. When more than half of at least three owners are late when a row turns stale,
+        it gets one more threshold: it is likelier that something else has happened than that so many have
+        died. Late, not stale: owners that fall silent together turn stale over a whole heartbeat interval.
         """
         self._seen = {row.id: self._sighting(row, now) for row in lateness.suspects}
         ripe = [row for row in lateness.suspects if self._is_ripe(row, now)]
         fresh = [row for row in ripe if not self._seen[row.id].hold_until]
-        held = fresh if self._is_mass_event(fresh, lateness.owners) else []
+        held = fresh if fresh and self._is_mass_event(lateness.suspects, lateness.owners) else []
         for row in held:
             self._seen[row.id].hold_until = now + (row.stale_after or 0.0)
         stale = [row for row in ripe if now >= self._seen[row.id].hold_until]
@@ -118,9 +119,9 @@ class LateRows:
             row.stale and row.stale_after is not None and now - self._seen[row.id].at >= row.stale_after / 3
         )
 
-    def _is_mass_event(self, stale: Collection[Suspect], owners: int) -> bool:
-        stale_owners = len({row.worker_id for row in stale})
-        return owners >= _FEWEST_OWNERS and stale_owners > owners / 2
+    def _is_mass_event(self, late: Collection[Suspect], owners: int) -> bool:
+        late_owners = len({row.worker_id for row in late})
+        return owners >= _FEWEST_OWNERS and late_owners > owners / 2
 
 
 def _is_past(at: float | None, latest: float) -> bool:

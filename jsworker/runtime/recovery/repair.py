@@ -14,6 +14,8 @@ from jsworker.runtime.health import DatabaseHealth
 from jsworker.stream.jetstream import Stream, StreamState
 
 _PAGE = 300
+_PAGES = 20
+"""In one scan at most: silent owners are looked for by the same scan."""
 _LOOKED_UP = 100
 """Messages that are looked up one by one in a scan: enough to find every loss in time, few enough to cost
 the server nothing beside a deep backlog."""
@@ -55,8 +57,9 @@ class Repair:
     async def step(self) -> None:
         """Look at the next page of published jobs; go on at once while pages hold losses."""
         try:
-            while self._stream.connected and await self._repair_page():
-                continue
+            for _ in range(_PAGES):
+                if not (self._stream.connected and await self._repair_page()):
+                    return
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
         except StreamUnavailable:

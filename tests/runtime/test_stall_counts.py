@@ -1,0 +1,99 @@
+"""A stall is the job's only when nothing else can have silenced its owner."""
+
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import psycopg
+import pytest
+
+from jsworker.embedded import EmbeddedPostgres
+from jsworker.ownership.database import Database, upgrade_database
+from jsworker.settings import Settings
+from tests.runtime.lives import Lives
+from tests.runtime.processors import echo, scripted
+from tests.runtime.rows import Rows, open_rows
+from tests.runtime.running import StartWorker
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+
+LONG_SECONDS, SHORT_SECONDS = 5.0, 0.3
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
+
+
+async def two_silent_jobs_are_taken_back(lives: Lives, rows: Rows) -> dict[str, tuple[bool, int, int]]:
+    """Wait for the resets of two jobs; return whether each was counted, its stalls and its attempts."""
+    # One owner each: a cause is looked for within the longest threshold of an owner's jobs.
+    patient = await lives.hold("patient", stale_after=LONG_SECONDS, silent_for=60)
+    strict = await lives.hold("strict", stale_after=SHORT_SECONDS, silent_for=60)
+    found: dict[str, tuple[bool, int, int]] = {}
+    for name, job_id in (("patient", patient), ("strict", strict)):
+        row = await rows.becomes(job_id, "queued")
+        [reset] = await rows.timeline(job_id)
+        assert reset["detail"]["cause"] == "stale"
+        found[name] = (reset["detail"]["counted"], row["stalls"], row["attempts"])
+    return found
+
+
+async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
+    start: StartWorker, rows: Rows, database: Database, settings: Settings, database_url: str
+) -> None:
+    up_for = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8"
+
+    async def the_database_is_no_cause() -> None:
+        assert await rows.value(up_for) > LONG_SECONDS
+
+    await eventually(the_database_is_no_cause)
+    running = await start(scripted(echo))
+    heartbeat = running.worker._parts.heartbeat
+
+    async def beats() -> None:
+        assert heartbeat.heard_for() > 0
+
+    await eventually(beats)
+    assert not heartbeat.had_a_gap_within(1e6)  # a start is none
+    with psycopg.connect(database_url) as holder:
+        holder.execute("SELECT FROM jsworker.workers FOR UPDATE")
+        await running.events.told("heartbeat.failed")
+        holder.rollback()
+    taken = await two_silent_jobs_are_taken_back(Lives(database, rows, settings), rows)
+    # The short one began to be late after the gap was over.
+    assert taken == {"patient": (False, 0, 0), "strict": (True, 1, 1)}
+
+
+@pytest.fixture
+def young_postgres() -> Iterator[EmbeddedPostgres]:
+    folder = new_servers_folder()
+    server = EmbeddedPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.discard()
+        folder.rmdir()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_stall_after_a_restart_of_the_database_is_not_counted(
+    young_postgres: EmbeddedPostgres, start: StartWorker, make_settings: Callable[..., Settings]
+) -> None:
+    url = young_postgres.create_database("young")
+    upgrade_database(url)
+    young_postgres.stop()
+    young_postgres.start()
+    settings = make_settings(database_url=url)
+    database = Database(url, statement_timeout=5.0)
+    rows = await open_rows(settings)
+    running = await start(scripted(echo), with_settings=settings)
+    taken = await two_silent_jobs_are_taken_back(Lives(database, rows, settings), rows)
+    assert taken == {"patient": (False, 0, 0), "strict": (True, 1, 1)}
+    assert not running.worker._parts.heartbeat.had_a_gap_within(LONG_SECONDS)
+    await running.worker.close()
+    await rows.connection.close()
+    await database.close()

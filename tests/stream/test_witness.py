@@ -1,0 +1,156 @@
+"""Whether a worker can be reached: what is heard of it on a real server, and what says nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from jsworker.stream.client import Client
+from jsworker.stream.witness import Answer, Witness
+from tests.stream.conftest import OpenStream, StartServer
+from tests.stream.desk import until
+from tests.stream.nats_server import NatsServer
+from tests.stream.streams import TestStream
+from tests.support.polling import eventually
+
+LONG = 60.0
+"""Longer than any test waits: an answer that comes has come for another reason."""
+
+RESTRICTED = """
+authorization { users: [
+  { user: anybody, password: secret }
+  { user: mute, password: secret, permissions: { publish: { deny: "jsworker.worker.>" } } }
+  { user: deaf, password: secret, permissions: { subscribe: { deny: "jsworker.worker.>" } } }
+] }
+"""
+
+
+async def soon(asking: Awaitable[Answer]) -> Answer:
+    async with asyncio.timeout(10.0):
+        return await asking
+
+
+async def never_answers(plain: NatsClient, worker_id: str) -> asyncio.Event:
+    """Listen in a worker's place as one that is frozen; the event is set when it was asked."""
+    asked = asyncio.Event()
+
+    async def hear(_: Any) -> None:
+        asked.set()
+
+    await plain.subscribe(f"jsworker.worker.{worker_id}", cb=hear)
+    await plain.flush()
+    return asked
+
+
+async def test_a_worker_that_listens_is_alive_and_one_that_left_has_no_responders(
+    open_stream: OpenStream,
+) -> None:
+    stream, other = await open_stream(), await open_stream()
+    asking = stream.witness("asking")
+    assert await asking.ask("other-1", LONG) is Answer.NO_RESPONDERS
+    assert await other.witness("other-1").prove(LONG)
+    assert await soon(asking.ask("other-1", LONG)) is Answer.ALIVE
+    assert await soon(asking.ask("other-10", LONG)) is Answer.NO_RESPONDERS
+    await other.close()
+
+    async def has_left() -> None:
+        assert await asking.ask("other-1", 0.2) is Answer.NO_RESPONDERS
+
+    await eventually(has_left)
+
+
+async def test_asking_needs_no_subject_of_ones_own(open_stream: OpenStream) -> None:
+    one, other = await open_stream(), await open_stream()
+    await other.witness("other").prove(LONG)
+    assert await soon(one.witness("asking").ask("other", LONG)) is Answer.ALIVE
+    assert await soon(other.witness("other").ask("asking", LONG)) is Answer.NO_RESPONDERS
+
+
+async def test_proving_again_answers_each_question_once(open_stream: OpenStream, plain: NatsClient) -> None:
+    witness = (await open_stream()).witness("me")
+    for _ in range(3):
+        assert await witness.prove(LONG)
+    inbox = plain.new_inbox()
+    answers = await plain.subscribe(inbox)
+    await plain.publish("jsworker.worker.me", reply=inbox)
+    assert (await answers.next_msg(timeout=5)).data == b"alive"
+    await plain.flush()
+    assert answers.pending_msgs == 0
+
+
+async def test_a_frozen_worker_is_unknown(open_stream: OpenStream, plain: NatsClient) -> None:
+    asked = await never_answers(plain, "frozen")
+    assert await (await open_stream()).witness("me").ask("frozen", 0.1) is Answer.UNKNOWN
+    assert asked.is_set()
+
+
+async def test_a_missing_permission_is_unknown_and_told_at_once(
+    start_server: StartServer, open_stream: OpenStream
+) -> None:
+    server = await start_server(RESTRICTED)
+
+    async def enter(user: str) -> TestStream:
+        return await open_stream(url=server.url, nats_user=user, nats_password="secret")
+
+    anybody, mute, deaf = await enter("anybody"), await enter("mute"), await enter("deaf")
+    assert await anybody.witness("anybody").prove(LONG)
+    # It may not ask: nobody hears it, so that nobody answers proves nothing.
+    assert await soon(mute.witness("mute").ask("anybody", LONG)) is Answer.UNKNOWN
+    assert await soon(mute.witness("mute").ask("nobody", LONG)) is Answer.UNKNOWN
+    async with asyncio.timeout(10.0):
+        assert not await mute.witness("mute").prove(LONG)
+        # It may not listen, so nobody may ever take its silence for its end.
+        assert not await deaf.witness("deaf").prove(LONG)
+    assert await soon(deaf.witness("deaf").ask("anybody", LONG)) is Answer.ALIVE
+
+
+async def test_a_lost_connection_is_unknown(
+    open_stream: OpenStream, server: NatsServer, plain: NatsClient
+) -> None:
+    stream = await open_stream()
+    witness = stream.witness("me")
+    asked = await never_answers(plain, "silent")
+    asking = asyncio.create_task(witness.ask("silent", LONG))
+    await asked.wait()
+    await server.stop()
+    assert await soon(asking) is Answer.UNKNOWN
+    await until(lambda: not stream.connected)
+    assert await soon(witness.ask("nobody", LONG)) is Answer.UNKNOWN
+    assert not await witness.prove(LONG)
+    await stream.close()
+    assert await soon(witness.ask("nobody", LONG)) is Answer.UNKNOWN
+    assert not await witness.prove(LONG)
+
+
+async def test_a_worker_answers_again_after_a_reconnect(open_stream: OpenStream, server: NatsServer) -> None:
+    stream, other = await open_stream(), await open_stream()
+    witness = stream.witness("me")
+    assert await witness.prove(LONG)
+    await server.restart()
+
+    async def answers_again() -> None:
+        assert await witness.prove(1.0)
+        assert await other.witness("other").ask("me", 1.0) is Answer.ALIVE
+
+    await eventually(answers_again)
+
+
+async def test_a_connection_that_is_lost_while_listening_begins_leaves_nobody_deaf(
+    stream: TestStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness: Witness = stream.witness("me")
+    connection, client = stream.connection, stream.connection.client
+    open_inbox: Callable[..., Awaitable[int]] = client.open_inbox
+
+    async def lose_in_between(self: Client, *arguments: Any) -> int:
+        number = await open_inbox(*arguments)
+        connection._lose(self)
+        connection._restore(self)
+        return number
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "open_inbox", lose_in_between)
+        assert not await witness.prove(0.1)
+    assert await witness.prove(5.0)
