@@ -29,7 +29,7 @@ from rich.table import Table
 
 from jsworker import Job, JobClient, JobProcessor
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
-from jsworker.ownership.database import upgrade_database
+from jsworker.ownership.upgrading import upgrade_database
 
 BACKLOG = 20_000
 LONE_JOBS = 200

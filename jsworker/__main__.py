@@ -1,6 +1,6 @@
 """``python -m jsworker`` is the command ``jsworker``."""
 
-from jsworker.cli import main
+from jsworker.cli.app import main
 
 if __name__ == "__main__":
     main()

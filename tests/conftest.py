@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.ownership.database import Database, upgrade_database
+from jsworker.ownership.database import Database
+from jsworker.ownership.upgrading import upgrade_database
 from jsworker.settings import Settings
 from tests.support.servers import TestServers, new_servers_folder, start_test_servers
 

@@ -1,5 +1,1 @@
-"""The command line."""
-
-from jsworker.cli.app import main
-
-__all__ = ["main"]
+"""The command line. Nothing is imported here: worker processes start from this package, too."""

@@ -7,7 +7,8 @@ import typer
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
 from jsworker.ownership import migrations
-from jsworker.ownership.database import current_revision, upgrade_database
+from jsworker.ownership.level import check_level
+from jsworker.ownership.upgrading import current_revision, upgrade_database
 from jsworker.settings import load_settings
 
 app = new_app(no_args_is_help=True)
@@ -41,4 +42,4 @@ def current(*, as_json: AsJson = False) -> None:
         print_json({"revision": revision, "head": migrations.head()})
     else:
         print_line(f"{revision or 'not migrated'} (this version's own: {migrations.head()})")
-    migrations.check_level(revision)
+    check_level(revision)

@@ -12,8 +12,9 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import Json, Limit, Yes, new_app
 from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
-from jsworker.cli.output import print_json, print_table, tell
+from jsworker.cli.output import print_json, print_table
 from jsworker.cli.selection import check_choice, confirm
+from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, since
 from jsworker.errors import InvalidName, StreamRefused
 from jsworker.events import Events

@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from jsworker.cli.options import new_app
-from jsworker.cli.output import print_line, tell
+from jsworker.cli.output import print_line
+from jsworker.cli.telling import tell
 from jsworker.embedded import EmbeddedServers, start_with_parent
-from jsworker.ownership.database import upgrade_database
+from jsworker.ownership.upgrading import upgrade_database
 
 _NOT_FOUND = 127
 """The exit code of shells for a command that does not exist."""

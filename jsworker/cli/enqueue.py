@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from jsworker import strict_json
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import new_app
-from jsworker.cli.output import print_json, print_line, tell
+from jsworker.cli.output import print_json, print_line
 from jsworker.cli.targets import load_processor_class
+from jsworker.cli.telling import tell
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
 from jsworker.errors import DatabaseUnavailable, StreamUnavailable

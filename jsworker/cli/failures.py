@@ -4,11 +4,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from jsworker.cli.output import tell
+from jsworker.cli.telling import tell
 from jsworker.errors import (
     InvalidJson,
     InvalidName,
@@ -18,6 +16,9 @@ from jsworker.errors import (
     ServersUnavailable,
     SettingsError,
 )
+
+if TYPE_CHECKING:
+    import typer
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -43,17 +44,13 @@ def exit_code_of(command: Callable[[], Any]) -> int:
     except JsworkerError as error:
         report(error)
         return code_of(error)
-    except typer.TyperException as error:
-        _report_usage(error)
-        return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         _close_stdout()
         return FAILED
-    except Exception:  # noqa: BLE001 -- the last place where an error can be shown
-        traceback.print_exc()
-        return FAILED
+    except Exception as error:  # noqa: BLE001 -- the last place where an error can be shown
+        return _report_unexpected(error)
     return int(code or DONE)
 
 
@@ -74,7 +71,17 @@ def lines_of(error: JsworkerError) -> list[str]:
     return lines if isinstance(error, _OF_SEVERAL_LINES) else [" ".join(line.strip() for line in lines)]
 
 
-def _report_usage(error: typer.TyperException) -> None:
+def _report_unexpected(error: Exception) -> int:
+    import typer  # noqa: PLC0415 -- a worker process ends without the command line's library
+
+    if isinstance(error, typer.TyperException):
+        _report_usage(error)
+        return error.exit_code
+    traceback.print_exc()
+    return FAILED
+
+
+def _report_usage(error: "typer.TyperException") -> None:
     line = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     context = getattr(error, "ctx", None)
     if line:  # no arguments at all: the help has been shown

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.options import Json, Limit, OnlyKind, OnlyStatus, new_app
-from jsworker.cli.output import print_json, print_table, tell
+from jsworker.cli.output import print_json, print_table
+from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, headline, seconds_in_words, since, until
 from jsworker.names import check_kind
 from jsworker.ownership import listing

@@ -6,7 +6,8 @@ from typing import Self
 from uuid import UUID
 
 from jsworker.cli.failures import DONE, FAILED
-from jsworker.cli.output import print_json, print_line, tell
+from jsworker.cli.output import print_json, print_line
+from jsworker.cli.telling import tell
 
 REFUSED = "refused"
 

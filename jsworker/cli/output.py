@@ -1,4 +1,4 @@
-"""What commands write: one JSON document or a table on stdout, remarks on stderr."""
+"""What commands write to stdout: one JSON document, or a table for people."""
 
 import json
 import os
@@ -25,12 +25,6 @@ def print_json(value: Any) -> None:
 def print_line(line: str) -> None:
     """Write one line to stdout."""
     sys.stdout.write(f"{line}\n")
-
-
-def tell(line: str) -> None:
-    """Write one line for people to stderr."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:

@@ -13,8 +13,8 @@ import typer
 
 import jsworker
 from jsworker.cli.options import new_app
-from jsworker.cli.output import tell
 from jsworker.cli.setting_options import with_setting_options
+from jsworker.cli.telling import tell
 from jsworker.observe.logs import configure_logs
 from jsworker.runtime.supervisor.parent import Ending, Supervisor
 from jsworker.settings import Settings, load_settings, unknown_variables, variable_of

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
-from jsworker.cli.output import tell
+from jsworker.cli.telling import tell
 from jsworker.errors import JsworkerError
 from jsworker.names import check_kind
 from jsworker.ownership import listing

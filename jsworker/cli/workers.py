@@ -8,7 +8,8 @@ from rich.table import Column
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.options import Json, Limit, new_app
-from jsworker.cli.output import print_json, print_table, tell
+from jsworker.cli.output import print_json, print_table
+from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, since
 from jsworker.ownership.registry import list_workers
 

@@ -4,11 +4,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jsworker import strict_json
-from jsworker.client.plain import plain
 from jsworker.errors import InvalidPayload
 from jsworker.names import check_kind, check_unique_key
 from jsworker.ownership import enqueue
 from jsworker.ownership.enqueue import NewJob, new_job_id
+from jsworker.plain import plain
 from jsworker.processor import JobProcessor, write_payload
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from jsworker.demo.thresholds import SHORT
 from jsworker.demo.work import Project, read_projects
 from jsworker.embedded import EmbeddedServers
 from jsworker.errors import JsworkerError
-from jsworker.ownership.database import upgrade_database
+from jsworker.ownership.upgrading import upgrade_database
 from jsworker.settings import load_settings, variable_of
 
 CHART_FOLDER = Path("jsworker-demo")

@@ -1,23 +1,24 @@
 """The connection to PostgreSQL: pools, one statement per transaction, deadlines, errors without row contents."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
-from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, Executable, Row, TextClause, create_engine
+from sqlalchemy import Executable, Row, TextClause, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError, SettingsError
-from jsworker.ownership import migrations
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.ownership.level import check_level
 
 T = TypeVar("T")
 Parameters = Mapping[str, Any]
+
+_REVISION = text("SELECT version_num FROM jsworker.alembic_version")
+_NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 
 _CONNECT_TIMEOUT_SECONDS = 5
 _CONFLICT_TRIES = 5
@@ -64,7 +65,7 @@ class Database:
             statement_timeout: seconds until a statement is given up and its connection dropped.
             pool_size: connections for statements.
         """
-        self._url = _driver_url(dsn)
+        self._url = driver_url(dsn)
         self._statement_timeout = statement_timeout
         self._statements = _engine(self._url, pool_size=pool_size, overflow=pool_size, wait=statement_timeout)
         self._heartbeats = _engine(self._url, pool_size=1, overflow=2, wait=statement_timeout)
@@ -78,7 +79,7 @@ class Database:
     @property
     def place(self) -> str:
         """Where the database is, for messages: ``host:port/name``."""
-        return _place(self._url)
+        return place_of(self._url)
 
     async def run(self, statement: TextClause, parameters: Parameters | None = None) -> Sequence[Row[Any]]:
         """Run one statement as one transaction and return its rows.
@@ -99,7 +100,13 @@ class Database:
 
     async def migrated_to(self) -> str | None:
         """Return the schema's revision, None when there is none."""
-        return await self._call(lambda: self._with_sync_connection(migrations.current))
+        try:
+            rows = await self.run(_REVISION)
+        except DatabaseRefused as error:
+            if getattr(error, "sqlstate", None) in _NO_SUCH_TABLE:
+                return None
+            raise
+        return str(rows[0].version_num) if rows else None
 
     async def check_migrated(self) -> None:
         """Refuse a database whose schema this version cannot work with.
@@ -108,7 +115,7 @@ class Database:
             MigrationMissing: run ``jsworker db upgrade``.
             DatabaseUnavailable: no answer.
         """
-        migrations.check_level(await self.migrated_to())
+        check_level(await self.migrated_to())
 
     async def close(self) -> None:
         """Close every connection, also those of statements that were given up."""
@@ -162,10 +169,6 @@ class Database:
     def _mapped(self, error: Exception) -> JsworkerError:
         return map_error(error, self.place)
 
-    async def _with_sync_connection(self, call: Callable[[Connection], T]) -> T:
-        async with self._statements.connect() as connection:
-            return await connection.run_sync(call)
-
 
 def map_error(error: Exception, place: str) -> JsworkerError:
     """Return jsworker's error for a driver's: SQLSTATE and constraint, never the row (its DETAIL holds payloads)."""
@@ -189,54 +192,6 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     )
     refused.sqlstate = sqlstate
     return refused
-
-
-def upgrade_database(dsn: str, revision: str = "head") -> str | None:
-    """Migrate a database and return the revision reached.
-
-    Raises:
-        DatabaseUnavailable: no answer, or the login was refused.
-        DatabaseRefused: the role may not do this, or the database is at a revision that this version does
-            not know.
-    """
-    return _migrating(dsn, lambda connection: migrations.upgrade(connection, revision))
-
-
-def downgrade_database(dsn: str, revision: str) -> str | None:
-    """Migrate a database down to ``revision`` (``base``: to nothing)."""
-    return _migrating(dsn, lambda connection: migrations.downgrade(connection, revision))
-
-
-def current_revision(dsn: str) -> str | None:
-    """Return the revision at which a database is; None when it was never migrated."""
-    return _migrating(dsn, migrations.current)
-
-
-def migration_engine() -> Engine:
-    """Return an engine for the alembic command, on the database of JSWORKER_DATABASE_URL.
-
-    Raises:
-        SettingsError: the variable is not set.
-    """
-    dsn = os.environ.get("JSWORKER_DATABASE_URL")
-    if not dsn:
-        raise SettingsError("JSWORKER_DATABASE_URL must be set")
-    return create_engine(_driver_url(dsn), hide_parameters=True, connect_args=connect_arguments())
-
-
-def _migrating(dsn: str, call: Callable[[Connection], T]) -> T:
-    url = _driver_url(dsn)
-    engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
-    place = _place(url)
-    try:
-        with engine.begin() as connection:
-            return call(connection)
-    except CommandError as error:
-        raise DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: {error}") from None
-    except (DBAPIError, psycopg.Error) as error:
-        raise map_error(error, place) from None
-    finally:
-        engine.dispose()
 
 
 async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
@@ -278,11 +233,13 @@ def connect_arguments() -> dict[str, Any]:
     }
 
 
-def _driver_url(dsn: str) -> URL:
+def driver_url(dsn: str) -> URL:
+    """Return a PostgreSQL URL for SQLAlchemy, with the driver in it."""
     return make_url(dsn).set(drivername="postgresql+psycopg")
 
 
-def _place(url: URL) -> str:
+def place_of(url: URL) -> str:
+    """Return where a database is, for messages: ``host:port/name``."""
     return f"{url.host or 'local socket'}:{url.port or 5432}/{url.database or ''}"
 
 

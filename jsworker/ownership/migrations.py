@@ -48,32 +48,13 @@ def head() -> str:
     return revision
 
 
-def check_level(found: str | None) -> None:
-    """Refuse a database that this version cannot work with.
-
-    A revision that this version does not know is newer: workers of the old version go on through a
-    rolling upgrade, because migrations only add.
-
-    Raises:
-        MigrationMissing: never migrated, or migrated to an older revision than this version needs.
-    """
-    wanted = head()
-    if found is None:
-        raise MigrationMissing("the database has no jsworker schema: run `jsworker db upgrade`")
-    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
-    if found in known and found != wanted:
-        raise MigrationMissing(
-            f"the database is at migration {found}, this version needs {wanted}: run `jsworker db upgrade`"
-        )
-
-
 def run_migrations(context: "EnvironmentContext") -> None:
     """Run what alembic asks for; called by alembic/env.py."""
     connection: Connection | None = context.config.attributes.get("connection")
     if connection is not None:
         _migrate(context, connection)
         return
-    from jsworker.ownership.database import migration_engine  # noqa: PLC0415 -- only the alembic command needs it
+    from jsworker.ownership.upgrading import migration_engine  # noqa: PLC0415 -- only the alembic command needs it
 
     engine = migration_engine()
     try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsworker import strict_json
-from jsworker.client.plain import plain
 from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
+from jsworker.plain import plain
 from jsworker.processor import Backoff
 from jsworker.runtime.run import Run, Stop
 

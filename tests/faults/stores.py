@@ -19,7 +19,7 @@ from nats.aio.client import Client
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.ports import LOOPBACK, free_port
-from jsworker.ownership.database import upgrade_database
+from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.records import ROLE, prepare
 from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
 

@@ -13,7 +13,8 @@ from psycopg.sql import SQL, Identifier
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
-from jsworker.ownership.database import Database, upgrade_database
+from jsworker.ownership.database import Database
+from jsworker.ownership.upgrading import upgrade_database
 from tests.support.servers import start_test_servers
 
 from .rows import Sql, ago, insert_job

@@ -12,14 +12,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.embedded.ports import free_port
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.database import (
-    Database,
-    current_revision,
-    downgrade_database,
-    map_error,
-    upgrade_database,
-)
+from jsworker.ownership.database import Database, map_error
 from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 from tests.support.servers import THROWAWAY_SETTINGS
 
 from .calls import ONE, everything_said, opened

@@ -20,8 +20,9 @@ from jsworker.client import JobClient
 from jsworker.errors import Fail
 from jsworker.job import Job
 from jsworker.ownership import enqueue
-from jsworker.ownership.database import Database, upgrade_database
+from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import NewJob, new_job_id
+from jsworker.ownership.upgrading import upgrade_database
 from jsworker.processor import JobProcessor
 from jsworker.runtime.run import Phase
 from jsworker.settings import Settings

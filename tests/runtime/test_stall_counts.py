@@ -7,7 +7,8 @@ import psycopg
 import pytest
 
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.ownership.database import Database, upgrade_database
+from jsworker.ownership.database import Database
+from jsworker.ownership.upgrading import upgrade_database
 from jsworker.settings import Settings
 from tests.runtime.lives import Lives
 from tests.runtime.processors import echo, scripted
