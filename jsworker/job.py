@@ -109,6 +109,8 @@ class Job(Generic[P]):
     ) -> None:
         """Store how far the job is; this also counts as a sign of life.
 
+        While the database does not answer, nothing is stored and nothing is raised: the next one tells more.
+
         Args:
             stage: what is being done, up to 200 characters; None keeps the last one.
             progress: 0.0 to 1.0; None keeps the last one.
@@ -122,6 +124,9 @@ class Job(Generic[P]):
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store a JSON value that the next run finds as ``checkpoint``, should this one not end.
+
+        Returns once it is stored, which takes as long as an outage of the database, unless the run is stopped
+        before.
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was stored.

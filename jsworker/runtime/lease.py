@@ -1,7 +1,7 @@
 """What a job may ask of its owner, bound to one run: every write names the run's fencing token."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -9,10 +9,13 @@ from contextlib import (
     contextmanager,
 )
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
 from jsworker import strict_json
-from jsworker.errors import OwnershipLost
+from jsworker.errors import DatabaseUnavailable, OwnershipLost
 from jsworker.events import Events
 from jsworker.ownership import lease
 from jsworker.ownership.database import Database
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
 
@@ -75,7 +80,8 @@ class RunLease:
         """Store how far the run is."""
         if progress is not None and not 0 <= progress <= 1:
             raise ValueError(f"progress={progress!r} must be between 0 and 1")
-        write = lease.update_progress(
+        write = partial(
+            lease.update_progress,
             self._services.database,
             worker_id=self._services.worker_id,
             held=self._run.held,
@@ -83,29 +89,37 @@ class RunLease:
             progress=progress,
             message=_text(message, _MESSAGE_CHARACTERS),
         )
-        await self._sign_of_life(write)
+        try:
+            await self._sign_of_life(write)
+        except DatabaseUnavailable:
+            return  # the next one tells more; an outage is no fault of the job
         if self._services.events.wants("job.progress"):
             self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
         text = strict_json.dumps(value, what="checkpoint")
-        write = lease.save_checkpoint(
-            self._services.database, worker_id=self._services.worker_id, held=self._run.held, checkpoint=text
+        write = partial(
+            lease.save_checkpoint,
+            self._services.database,
+            worker_id=self._services.worker_id,
+            held=self._run.held,
+            checkpoint=text,
         )
-        await self._sign_of_life(write)
+        await self._outlast(write)
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
-        write = lease.set_patience(
+        write = partial(
+            lease.set_patience,
             self._services.database,
             worker_id=self._services.worker_id,
             held=self._run.held,
             **self._run.patience(seconds),
         )
-        await self._sign_of_life(write)
+        await self._outlast(write)
         self._run.quiet_seconds = seconds
         self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
@@ -160,10 +174,21 @@ class RunLease:
         self._run.stop = Stop.LOST
         self._run.should_stop = True
 
-    async def _sign_of_life(self, write: Coroutine[Any, Any, None]) -> None:
+    async def _outlast(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Write until the database answers; a run that is stopped meanwhile is cancelled in here."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(DatabaseUnavailable),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            stop=lambda _: self._run.stop is not None,
+            reraise=True,
+        ):
+            with attempt:
+                await self._sign_of_life(write)
+
+    async def _sign_of_life(self, write: Callable[[], Awaitable[None]]) -> None:
         started = boottime()
         try:
-            await write
+            await write()
         except OwnershipLost:
             self._lose()
             raise

@@ -197,6 +197,38 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
     await running.stream_is_empty()
 
 
+async def test_an_outage_within_a_run_costs_no_attempt(
+    client: JobClient, rows: Rows, start: StartWorker, through_proxy: tuple[Proxy, Settings]
+) -> None:
+    """Progress is dropped meanwhile, a checkpoint waits until it is stored."""
+    proxy, settings = through_proxy
+    reached: list[str] = []
+
+    async def process(job: Job[Any]) -> str:
+        await job.update_progress(stage="before", progress=0.1)
+        proxy.cut()
+        await job.update_progress(stage="during", progress=0.2)
+        reached.append("progress")
+        await job.save_checkpoint({"n": 1})
+        reached.append("checkpoint")
+        await job.update_progress(progress=0.3)
+        return "done"
+
+    running = await start(scripted(process, max_attempts=1), with_settings=settings)
+    job = await client.enqueue("scripted", {})
+
+    async def waits_for_the_database() -> None:
+        assert reached == ["progress"]
+        assert running.events.of("worker.degraded")
+
+    await eventually(waits_for_the_database)
+    proxy.restore()
+    row = await rows.becomes(job.id, "completed")
+    assert reached == ["progress", "checkpoint"]
+    assert (row["stage"], row["progress"], row["checkpoint"]) == ("before", 0.3, {"n": 1})
+    assert (row["errors"], row["fencing_token"]) == (0, 1)
+
+
 async def test_a_locked_row_holds_up_nobody_but_its_own_job(
     client: JobClient,
     rows: Rows,
