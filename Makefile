@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 IMAGE_LOCK := deploy/requirements.lock
 CHAOS := build/chaos.jsonl
+KILLS := sigkill_child sigkill_parent sigkill_both sigkill_not_restarted sigkill_without_nats event_loop_block gil_hold
 
 # uv reads no PIP_ variables: whoever says through them where packages come from gets pip.
 UV := $(if $(filter PIP_CACHE_DIR PIP_CONFIG_FILE PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_INDEX_URL PIP_NO_INDEX,\
@@ -50,7 +51,8 @@ check: $(VENV)/.project ## Check format, lint, types and layers.
 
 chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish what came of the jobs. About an hour.
 	@mkdir -p $(dir $(CHAOS)) docs && rm -f $(CHAOS)
-	$(BIN)/python -m tests.faults --kills 1000 --json $(CHAOS) $(ARGS)
+	$(BIN)/python -m tests.faults --kills 500 --rate 20 --json $(CHAOS) $(ARGS)
+	$(BIN)/python -m tests.faults --kills 60 --every 6 --rate 20 --only $(KILLS) --json $(CHAOS)
 	$(BIN)/python -m tests.faults --cluster --kills 10 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --only none --seconds 600 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)

@@ -32,6 +32,7 @@ def main() -> int:
         children=options.children,
         rate=options.rate,
         cluster=options.cluster,
+        kill_seconds=options.every,
     )
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
@@ -70,6 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the kill phase")
     parser.add_argument("--kills", type=int, help="faults of the kill phase, instead of its length")
+    parser.add_argument("--every", type=float, default=1.2, help="seconds from one kill to the next")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of dice and workload")
     parser.add_argument(
         "--only", nargs="*", default=[], choices=names, metavar="NEMESIS", help=", ".join(names)

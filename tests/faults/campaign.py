@@ -73,7 +73,6 @@ EVERY_PATH = frozenset(
 """What the timelines of a full run must tell of at least once."""
 
 _ENOUGH_KILLS = 20
-_KILL_SECONDS = 1.2
 _WARM_UP_SECONDS = 20.0
 _PRODUCERS = 2
 _POLL_SECONDS = 0.2
@@ -91,6 +90,7 @@ class Plan:
         rate: jobs a second.
         drain_seconds: time for everything to end once faults are off.
         breath_seconds: time between two nemeses.
+        kill_seconds: from the beginning of one kill to that of the next.
     """
 
     seed: int
@@ -103,6 +103,7 @@ class Plan:
     rate: float = 25.0
     drain_seconds: float = 60.0
     breath_seconds: float = 2.0
+    kill_seconds: float = 1.2
     cluster: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -125,7 +126,7 @@ class Plan:
     @property
     def kill_count(self) -> int:
         """How many faults the kill phase has."""
-        return self.kills if self.kills is not None else max(1, round(self.seconds / _KILL_SECONDS))
+        return self.kills if self.kills is not None else max(1, round(self.seconds / self.kill_seconds))
 
 
 Progress = Callable[[str, float], None]
@@ -217,7 +218,7 @@ async def _kill_phase(plan: Plan, field_: Battlefield, progress: Progress) -> No
         progress(f"kill {number + 1} of {plan.kill_count}", 0.8 * number / plan.kill_count)
         begun = boottime()
         await _strike(KILLS[field_.dice.choice(names)], field_)
-        await asyncio.sleep(max(0.0, begun + _KILL_SECONDS - boottime()))
+        await asyncio.sleep(max(0.0, begun + plan.kill_seconds - boottime()))
     await asyncio.sleep(plan.breath_seconds)
 
 

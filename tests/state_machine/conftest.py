@@ -1,0 +1,18 @@
+"""One database for all examples of a test, with its own event loop."""
+
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from tests.conftest import TEMPLATE
+from tests.support.servers import TestServers
+
+from .world import World
+
+
+@pytest.fixture(scope="module")
+def world(servers: TestServers) -> Iterator[World]:
+    name = f"state_machine_{token_hex(4)}"
+    with World(servers.postgres.create_database(name, template=TEMPLATE), servers.nats.url) as opened:
+        yield opened

@@ -1,0 +1,135 @@
+"""Faults to put into the statements, one at a time: the machine has to find each of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from unittest.mock import patch
+
+from sqlalchemy import TextClause, text
+
+from jsworker.ownership import claim, control, lease, outbox, registry, repair, reset, settle
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A statement with one piece of it replaced.
+
+    Attributes:
+        name: what the statement then does wrong.
+        statement: its name in the module that runs it.
+        old, new: the piece, or several, and what stands in its place.
+    """
+
+    name: str
+    module: ModuleType
+    statement: str
+    old: str | tuple[str, ...]
+    new: str = ""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the module run the mutant."""
+        original = getattr(self.module, self.statement)
+        if isinstance(original, TextClause):
+            mutated: object = self._mutated(original)
+        else:  # the two forms of a statement that settles, in a batch and alone
+            mutated = replace(
+                original, batch=self._mutated(original.batch), alone=self._mutated(original.alone)
+            )
+        with patch.object(self.module, self.statement, mutated):
+            yield
+
+    def _mutated(self, statement: TextClause) -> TextClause:
+        mutated = statement.text
+        for piece in (self.old,) if isinstance(self.old, str) else self.old:
+            assert piece in mutated, f"{self.statement} no longer holds {piece!r}"
+            mutated = mutated.replace(piece, self.new)
+        return text(mutated)
+
+
+_SEEN_STALE = (
+    "AND j.last_activity_at = seen.activity\n    AND j.last_activity_at + j.stale_after < clock_timestamp()"
+)
+_BATCH_TOKEN = " AND j.fencing_token = input.token"
+
+MUTANTS = [
+    Mutant("complete without its token", settle, "_COMPLETE", _BATCH_TOKEN),
+    Mutant("fail without its token", settle, "_FAIL", _BATCH_TOKEN),
+    Mutant("release without its token", settle, "_RELEASE", _BATCH_TOKEN),
+    Mutant(
+        "fail ignores a cancel",
+        settle,
+        "_FAIL",
+        "WHEN j.cancel_requested THEN 'cancelled'\n         WHEN",
+        "WHEN",
+    ),
+    Mutant("release ignores a cancel", settle, "_RELEASE", "j.cancel_requested AS cancel", "false AS cancel"),
+    Mutant(
+        "release keeps its dispatch",
+        settle,
+        "_RELEASE",
+        "j.dispatch + CASE WHEN mine.cancel THEN 0 ELSE 1 END",
+        "j.dispatch",
+    ),
+    Mutant("heartbeat without its token", lease, "HEARTBEAT", " AND j.fencing_token = hand.token"),
+    Mutant("progress without its token", lease, "PROGRESS", " AND fencing_token = :token"),
+    Mutant("strays among the runs in hand", lease, "STRAYS", "h.token = j.fencing_token", "false"),
+    Mutant(
+        "claim of a live owner's job",
+        claim,
+        "CLAIM",
+        "j.status = 'queued'",
+        "j.status IN ('queued', 'processing')",
+    ),
+    Mutant(
+        "claim without a new token", claim, "CLAIM", "j.fencing_token + 1", "greatest(j.fencing_token, 1)"
+    ),
+    Mutant("claim keeps needs_publish", claim, "CLAIM", ",\n    needs_publish = false"),
+    Mutant("claim of another kind", claim, "CLAIM", " AND j.kind = :kind"),
+    Mutant(
+        "stale claim of what is not stale",
+        claim,
+        "CLAIM_STALE",
+        _SEEN_STALE,
+    ),
+    Mutant(
+        "mark without its dispatch",
+        outbox,
+        "MARK",
+        ("j.dispatch = sent.dispatch", "j.dispatch = mine.dispatch"),
+        "true",
+    ),
+    Mutant("promote without a message", outbox, "PROMOTE", "needs_publish = true", "needs_publish = false"),
+    Mutant("publish keeps its turn", outbox, "PUBLISH", "interval '5 seconds'", "interval '0'"),
+    Mutant(
+        "stale reset of what is not stale",
+        reset,
+        "RESET_STALE",
+        _SEEN_STALE,
+    ),
+    Mutant("clear without its token", reset, "RESET_BY_OPERATOR", " AND j.fencing_token = seen.token"),
+    Mutant("reset ignores a cancel", reset, "RESET_DEAD", "WHEN cancel_requested THEN 'cancelled'"),
+    Mutant(
+        "cancel of a running job is not noted",
+        control,
+        "CANCEL",
+        "cancel_requested = j.status = 'processing'",
+        "cancel_requested = false",
+    ),
+    Mutant(
+        "retry keeps its counters",
+        control,
+        "RETRY",
+        "attempts = 0, errors = 0,",
+        "attempts = j.errors, stalls = 0, errors = j.errors, --",
+    ),
+    Mutant("republish keeps its dispatch", repair, "REPUBLISH", "j.dispatch + 1", "j.dispatch"),
+    Mutant(
+        "earlier lives by a pattern",
+        registry,
+        "EARLIER_LIVES",
+        "w.hostname = :hostname",
+        "w.hostname LIKE :hostname || '%'",
+    ),
+]
