@@ -46,12 +46,19 @@ async def poison(field: Battlefield) -> None:
 
 async def operator_clears(field: Battlefield) -> None:
     """An operator takes running jobs from their owners."""
-    await _intervene(field, "operator_clears", lambda client, job: client.clear_and_reenqueue(job, "told so"))
+    await _intervene(
+        field,
+        "operator_clears",
+        ["processing"],
+        lambda client, job: client.clear_and_reenqueue(job, "told so"),
+    )
 
 
 async def operator_cancels(field: Battlefield) -> None:
     """An operator cancels jobs that run, and jobs that wait."""
-    await _intervene(field, "operator_cancels", lambda client, job: client.cancel(job))
+    await _intervene(
+        field, "operator_cancels", ["processing", "queued"], lambda client, job: client.cancel(job)
+    )
 
 
 async def registry_row_deleted(field: Battlefield) -> None:
@@ -83,15 +90,18 @@ async def _owners_of(field: Battlefield, job: str) -> list[str]:
 
 
 async def _intervene(
-    field: Battlefield, name: str, act: Callable[[JobClient, str], Awaitable[object]]
+    field: Battlefield,
+    name: str,
+    statuses: list[str],
+    act: Callable[[JobClient, str], Awaitable[object]],
 ) -> None:
     running = (
-        "SELECT id::text FROM jsworker.jobs WHERE kind = 'ordinary' AND status IN ('processing', 'queued') "
+        "SELECT id::text FROM jsworker.jobs WHERE kind = 'ordinary' AND status = ANY(%s) "
         "ORDER BY random() LIMIT %s"
     )
     async with field.fault(name, "operator") as fault, JobClient(field.settings) as client:
         for _ in range(3):
-            for row in await field.stores.execute(running, _INTERVENTIONS):
+            for row in await field.stores.execute(running, statuses, _INTERVENTIONS):
                 try:
                     await act(client, str(row[0]))
                 except JsworkerError:
