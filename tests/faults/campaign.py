@@ -145,7 +145,8 @@ async def run(plan: Plan, folder: Path, progress: Progress) -> dict[str, Any]:
     finally:
         await asyncio.to_thread(stores.discard)
     verdict = check(history, heartbeat_interval=TIME_SCALE["heartbeat_interval"])
-    return {"ok": verdict.ok, **surroundings(plan.seed), **figures(history, verdict)}
+    planned = {"rate": plan.rate, "kill_seconds": plan.kill_seconds if plan.kill_names else None}
+    return {"ok": verdict.ok, **planned, **surroundings(plan.seed), **figures(history, verdict)}
 
 
 def _must_fire(plan: Plan) -> frozenset[str]:

@@ -9,11 +9,13 @@ _HEAD = """# Reliability, measured
 
 This page is written by `make chaos` (`python -m tests.faults.document`); do not edit it. What a fault run
 does, and how its history is judged, stands in [tests/faults](../tests/faults). Servers and workers
-are real processes. Time scale: heartbeat 0.3 s, crash threshold 0.9 s, stale threshold 2 s, scan 0.4 s,
-watchdog 1.5 s.
+are real processes: two supervisors with two workers of eight job slots each, all on the servers' own machine.
+Time scale: heartbeat 0.3 s, crash threshold 0.9 s, stale threshold 2 s, scan 0.4 s, watchdog 1.5 s.
 """
 
+_CALM_SECONDS = 3.0
 _COUNTS = (
+    ("jobs a second", "rate"),
     ("jobs", "jobs"),
     ("processes killed", "process_kills"),
     ("jobs lost", "lost"),
@@ -38,6 +40,7 @@ def _run(result: dict[str, Any]) -> str:
     surroundings = f"Seed {result['seed']}, commit {result['commit']}, Python {result['python']}"
     lines = [
         f"## {_title(result)}",
+        *([] if result["ok"] else ["", f"**Not everything was seen or well:** {_findings(result)}."]),
         "",
         f"{surroundings}, {result['machine']}; {result['seconds']:.0f} s.",
         "",
@@ -57,16 +60,23 @@ def _run(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Faults: {_counted(result['faults'])}.", ""])
 
 
+def _findings(result: dict[str, Any]) -> str:
+    found = (f"{name}: {line[0]} {line[1]}" for name, lines in result["findings"].items() for line in lines)
+    return "; ".join(found)
+
+
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def _title(result: dict[str, Any]) -> str:
     if not result["faults"]:
-        return "A quiet run"
+        return "No fault at all"
     if any(name.startswith("cluster_") for name in result["faults"]):
         return "Three nats-servers"
-    return "Every fault"
+    if result["kill_seconds"] > _CALM_SECONDS:
+        return f"A kill every {result['kill_seconds']:g} s: how fast jobs run again"
+    return f"A kill every {result['kill_seconds']:g} s, then every other fault: is anything lost?"
 
 
 def _defaults(result: dict[str, Any]) -> str:

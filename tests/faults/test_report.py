@@ -17,7 +17,8 @@ from tests.faults.test_checker import HEARTBEAT, recovered
 
 def result_of(history: History) -> dict[str, object]:
     verdict = check(history, heartbeat_interval=HEARTBEAT)
-    return {"ok": verdict.ok, **surroundings(42), **figures(history, verdict)}
+    planned = {"rate": 20.0, "kill_seconds": 1.2}
+    return {"ok": verdict.ok, **planned, **surroundings(42), **figures(history, verdict)}
 
 
 def printed(history: History) -> str:
@@ -56,7 +57,7 @@ def test_the_page_tells_figures_seed_and_faults() -> None:
     cluster.faults.append(Fault("cluster_leader_killed", 1.0, 2.0, frozenset({"nats"})))
     defaults = {"defaults": {"without_restart_seconds": 17.1, "with_restart_seconds": 2.2}}
     page = document([*map(result_of, (recovered(), cluster, quiet)), defaults])
-    for title in ("Every fault", "Three nats-servers", "A quiet run", "Default settings"):
+    for title in ("A kill every 1.2 s, then", "Three nats-servers", "No fault at all", "Default settings"):
         assert f"## {title}" in page
     assert "| jobs lost | 0 |" in page
     assert "| sigkill_child | median 2.40, p99 2.40, longest 2.40 (1) |" in page
