@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import platform
+import secrets
 import signal
 import statistics
 import subprocess
@@ -129,17 +130,18 @@ async def wait_for(dsn: str, condition: str) -> None:
 
 @contextlib.asynccontextmanager
 async def worker() -> AsyncIterator[None]:
-    """Run one worker process and wait until it is registered."""
+    """Run one worker under its supervisor and wait until it is registered."""
+    name = f"bench-{secrets.token_hex(4)}"
     targets = ["engine:Noop", "engine:Stamp"]
     process = subprocess.Popen(  # noqa: ASYNC220, S603 -- this program's own command
-        [sys.executable, "-m", "jsworker", "run", *targets],
+        [sys.executable, "-m", "jsworker", "run", "--worker-id", name, *targets],
         cwd=Path(__file__).parent,
         stderr=subprocess.DEVNULL,
     )
     try:
         await wait_for(
             os.environ["JSWORKER_DATABASE_URL"],
-            f"SELECT count(*) > 0 FROM jsworker.workers WHERE pid = {process.pid}",  # noqa: S608 -- a number
+            f"SELECT count(*) > 0 FROM jsworker.workers WHERE starts_with(id, '{name}-')",  # noqa: S608 -- our own name
         )
         yield
     finally:

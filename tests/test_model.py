@@ -35,6 +35,4 @@ def test_no_statement_has_changed_since_the_model_was_compared_with_it() -> None
     digest = hashlib.sha256(words.encode()).hexdigest()[:16]
     written = re.search(r"sha256 of the statements: (\w+)", (MODEL / "README.md").read_text())
     assert written is not None
-    assert written[1] == digest, (
-        "compare the model as model/README.md says, then write the new sum"
-    )
+    assert written[1] == digest, "compare the model as model/README.md says, then write the new sum"
