@@ -28,7 +28,7 @@ export UV_COMPILE_BYTECODE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test check chaos model fix lock clean
+.PHONY: help demo dev test cover check chaos model fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -40,7 +40,10 @@ demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose not
 dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COMMAND…" runs a command with them.
 	$(BIN)/jsworker dev $(ARGS)
 
-test: $(VENV)/.project ## Run the tests on two cores, with coverage. ARGS="-k claim" for some of them.
+test: $(VENV)/.project ## Run the tests on two cores. ARGS="-k claim" for some of them.
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+
+cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
 check: $(VENV)/.project ## Check format, lint, types and layers.
