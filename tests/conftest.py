@@ -19,6 +19,9 @@ TEMPLATE = "jsworker_template"
 # Started in the background, a process ignores Ctrl-C, and so would every command that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Likewise a hang-up, under nohup.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The time scale of the fault suite: everything happens a few hundred times faster than by default.
 FAST = {

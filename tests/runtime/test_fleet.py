@@ -114,7 +114,7 @@ async def test_thousand_jobs_with_three_messages_each_run_once_on_four_processes
     assert any(worker.lines("job.skipped") for worker in workers)
     ends = await rows.query("SELECT DISTINCT status, attempts, fencing_token, dispatch FROM jsworker.jobs")
     assert ends == [{"status": "completed", "attempts": 1, "fencing_token": 1, "dispatch": 1}]
-    assert await rows.query("SELECT * FROM jsworker.job_events") == []
+    assert await rows.query("SELECT * FROM jsworker.job_events WHERE event <> 'skipped'") == []
     assert await rows.query("SELECT * FROM jsworker.dead_messages") == []
     for worker in workers:
         worker.send(signal.SIGTERM)
@@ -162,7 +162,7 @@ async def test_of_two_workers_with_the_same_messages_one_gets_each_job(
 
     assert sorted(runs) == sorted((job_id, 1) for job_id in ids)
     assert len(skipped) == 8
-    assert await rows.query("SELECT * FROM jsworker.job_events") == []
+    assert await rows.query("SELECT * FROM jsworker.job_events WHERE event <> 'skipped'") == []
 
 
 async def claims_wait(rows: Rows, count: int) -> None:

@@ -150,7 +150,7 @@ async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_thres
 async def test_a_stalled_job_is_failed_put_off_or_cancelled_as_its_row_says(
     client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows
 ) -> None:
-    [victim] = await fleet.started(1, concurrency=4)
+    [victim] = await fleet.started(1, concurrency=4, crash_threshold="none")
     last = await client.enqueue("endless", {}, max_stalls=1)
     second = await client.enqueue("endless", {}, max_stalls=3)
     unwanted = await client.enqueue("endless", {}, max_stalls=1)

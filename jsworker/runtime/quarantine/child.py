@@ -15,7 +15,7 @@ from jsworker.runtime.attempt import judged, open_job, process_job
 from jsworker.runtime.kinds import resolve_kinds
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
-from jsworker.runtime.outcome import Outcome
+from jsworker.runtime.outcome import Outcome, stopped
 from jsworker.runtime.quarantine.messages import Order, line, outcome_line
 from jsworker.runtime.quarantine.origin import processor_at
 from jsworker.runtime.run import Phase, Run, Stop
@@ -46,7 +46,7 @@ async def _work(order: Order, link: socket.socket) -> None:
     settings = order.settings
     processor = processor_at(order.origin)
     kind = resolve_kinds([processor], settings)[order.claimed.kind]
-    run = Run(claimed=order.claimed, kind=kind, delivery=None, phase=Phase.RUNNING)
+    run = Run(claimed=order.claimed, kind=kind, delivery=None)
 
     def tell() -> None:
         writer.write(line(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
@@ -88,7 +88,12 @@ async def _work(order: Order, link: socket.socket) -> None:
 
 
 async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:
+    # Only from here on may a signal cancel the task: one that never began would tell no outcome.
+    run.phase = Phase.RUNNING
+
     async def work() -> Outcome:
+        if run.stop is not None:
+            return stopped(run)
         run.job = open_job(run, services)
         await run.kind.processor.setup()
         try:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 from jsworker.events import Events
@@ -73,12 +74,11 @@ class Ward:
         reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
         patient = _Patient(run, process, reader, writer, self._settings)
         try:
-            with time_limits(run):
-                writer.write(order.frame())
-                run.on_drain = patient.tell_to_drain
-                if run.should_stop:
-                    patient.tell_to_drain()
-                return await patient.outcome()
+            writer.write(order.frame())
+            run.on_drain = patient.tell_to_drain
+            if run.should_stop:
+                patient.tell_to_drain()
+            return await patient.outcome()
         finally:
             run.on_drain = None
             writer.close()
@@ -105,6 +105,7 @@ class _Patient:
         self._last_grace = settings.statement_timeout
         self._ticked_at: float | None = None
         self._quiet_until = 0.0
+        self._limits = ExitStack()
         self._ended_by: str | None = None
 
     async def outcome(self) -> Outcome:
@@ -132,6 +133,7 @@ class _Patient:
 
     async def end(self) -> None:
         """See to it that nothing is left of the process."""
+        self._limits.close()
         if self._process.returncode is None:
             self._kill("it is not needed any more")
         await self._process.wait()
@@ -155,6 +157,8 @@ class _Patient:
             self._heed(told)
 
     def _heed(self, told: Mapping[str, Any]) -> None:
+        if self._ticked_at is None:  # the start of the process is not the job's own time
+            self._limits.enter_context(time_limits(self._run))
         self._ticked_at = boottime()
         self._run.sign_at = max(self._run.sign_at, told["sign_at"])
         if told["quiet_until"] != self._quiet_until:  # else the heartbeat may have ended that phase
