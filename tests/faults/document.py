@@ -11,6 +11,9 @@ This page is written by `make chaos` (`python -m tests.faults.document`); do not
 does, and how its history is judged, stands in [tests/faults](../tests/faults). Servers and workers
 are real processes: two supervisors with two workers of eight job slots each, all on the servers' own machine.
 Time scale: heartbeat 0.3 s, crash threshold 0.9 s, stale threshold 2 s, scan 0.4 s, watchdog 1.5 s.
+
+Where processes die faster than two cores can start new ones, jobs queue, and the seconds until they run again
+tell of the queue: the calm run tells of recovery. From its second stall on a job waits out a back-off of 5 s.
 """
 
 _CALM_SECONDS = 3.0
