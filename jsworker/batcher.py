@@ -3,10 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Generic, TypeAlias, TypeVar
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
+_Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 
 
 class Batcher(Generic[ItemT, AnswerT]):
@@ -19,6 +21,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         *,
         limit: int,
         died: Callable[[str, BaseException], None],
+        linger: float = 0.0,
     ) -> None:
         """Prepare the batcher.
 
@@ -27,12 +30,15 @@ class Batcher(Generic[ItemT, AnswerT]):
             write: writes a batch and returns one answer for each item, in order; expects its own errors.
             limit: most items in one batch.
             died: told name and error when ``write`` raises all the same.
+            linger: seconds for which the first item waits for others; ``flush`` cuts them short.
         """
         self._name = name
         self._write = write
         self._limit = limit
         self._died = died
-        self._waiting: deque[tuple[ItemT, asyncio.Future[AnswerT] | None]] = deque()
+        self._linger = linger
+        self._hurry = asyncio.Event()
+        self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, item: ItemT) -> asyncio.Future[AnswerT]:
@@ -41,13 +47,19 @@ class Batcher(Generic[ItemT, AnswerT]):
         self._queue(item, answer)
         return answer
 
-    def post(self, item: ItemT) -> None:
-        """Queue an item whose answer nobody waits for."""
-        self._queue(item, None)
+    def post(self, item: ItemT, then: Callable[[AnswerT], None] | None = None) -> None:
+        """Queue an item whose answer nobody waits for; ``then`` is called with it, but not without one."""
+        self._queue(item, then)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything has not been answered yet."""
+        return self._task is not None and not self._task.done()
 
     async def flush(self) -> None:
         """Wait until everything submitted so far has been answered."""
-        while self._task is not None and not self._task.done():
+        while self._task is not None and self.is_busy:
+            self._hurry.set()
             await asyncio.wait({self._task})
 
     async def close(self) -> None:
@@ -59,16 +71,20 @@ class Batcher(Generic[ItemT, AnswerT]):
             _cancel(answer)
         self._waiting.clear()
 
-    def _queue(self, item: ItemT, answer: asyncio.Future[AnswerT] | None) -> None:
+    def _queue(self, item: ItemT, answer: _Taker[AnswerT]) -> None:
         self._waiting.append((item, answer))
         if self._task is None or self._task.done():
+            self._hurry.clear()
             self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
 
     async def _drain(self) -> None:
+        if self._linger:
+            await self._wait_for_others()
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(self._limit, len(self._waiting)))]
             try:
                 answers = await self._write([item for item, _ in batch])
+                self._give_all(batch, answers)
             except asyncio.CancelledError:
                 for _, answer in batch:
                     _cancel(answer)
@@ -77,18 +93,35 @@ class Batcher(Generic[ItemT, AnswerT]):
                 for _, answer in batch:
                     _refuse(answer, error)
                 self._died(self._name, error)
-            else:
-                for (_, answer), value in zip(batch, answers, strict=True):
-                    if answer is not None and not answer.done():
-                        answer.set_result(value)
+
+    def _give_all(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]], answers: Sequence[AnswerT]) -> None:
+        """Give every answer to its taker; one that raises keeps no other from its own."""
+        for (_, answer), value in zip(batch, answers, strict=True):
+            try:
+                _give(answer, value)
+            except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+                self._died(self._name, error)
+
+    async def _wait_for_others(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger):
+                await self._hurry.wait()
 
 
-def _cancel(answer: asyncio.Future[AnswerT] | None) -> None:
-    if answer is not None:
+def _give(answer: _Taker[AnswerT], value: AnswerT) -> None:
+    if isinstance(answer, asyncio.Future):
+        if not answer.done():
+            answer.set_result(value)
+    elif answer is not None:
+        answer(value)
+
+
+def _cancel(answer: _Taker[AnswerT]) -> None:
+    if isinstance(answer, asyncio.Future):
         answer.cancel()
 
 
-def _refuse(answer: asyncio.Future[AnswerT] | None, error: Exception) -> None:
-    if answer is not None and not answer.done():
+def _refuse(answer: _Taker[AnswerT], error: Exception) -> None:
+    if isinstance(answer, asyncio.Future) and not answer.done():
         answer.set_exception(error)
         answer.exception()  # not every submitter waits; the worker has been told

@@ -2,8 +2,10 @@
 
 import json
 import math
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from enum import Enum
+from typing import Any, Self
 
 import pytest
 from hypothesis import given, settings
@@ -177,3 +179,50 @@ def test_refusals_do_not_show_the_value() -> None:
     with pytest.raises(InvalidJson) as caught:
         loads('{"password": "s3cret", }')
     assert "s3cret" not in str(caught.value)
+
+
+class Number(int, Enum):
+    ONE = 1, "eins"
+
+    def __new__(cls, number: int, label: str) -> Self:
+        made = int.__new__(cls, number)
+        made._value_ = label
+        return made
+
+
+class Colour(str, Enum):  # noqa: UP042 -- as older programs write it
+    RED = "red", math.nan
+
+    def __new__(cls, name: str, amount: float) -> Self:
+        made = str.__new__(cls, name)
+        made._value_ = (name, amount)
+        return made
+
+
+@dataclass
+class Tags(list[int]):
+    owner: str
+
+
+class Odd(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"x": Number.ONE}, '{"x":1}'),
+        ([Colour.RED], '["red"]'),
+        ({Colour.RED: 2}, '{"red":2}'),
+        ({"a": [{"b": Odd(c=1)}]}, '{"a":[{"b":{"c":1}}]}'),
+        ((1.5, True, None), "[1.5,true,null]"),
+    ],
+)
+def test_subclasses_are_written_as_what_was_checked(value: Any, text: str) -> None:
+    assert dumps(value) == text
+
+
+def test_a_list_with_fields_is_a_list() -> None:
+    tags = Tags("x")
+    tags.append(1)
+    assert dumps({"tags": tags}) == '{"tags":[1]}'

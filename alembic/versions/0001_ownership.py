@@ -160,6 +160,14 @@ def upgrade() -> None:
         postgresql_where=sa.text("status || '' = 'scheduled'"),
     )
     op.create_index(
+        "jobs_finished",
+        "jobs",
+        ["finished_at"],
+        unique=False,
+        schema=SCHEMA,
+        postgresql_where=sa.text("status || '' NOT IN ('scheduled', 'queued', 'processing')"),
+    )
+    op.create_index(
         "jobs_owned",
         "jobs",
         ["worker_id"],

@@ -3,19 +3,21 @@
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
-from jsworker.ownership.reset import Suspect
+from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.reset import Suspect, as_seen
 
 _COLUMNS = """
-    j.id, j.kind, CAST(j.payload AS text) AS payload, j.fencing_token, j.dispatch, j.attempts, j.max_attempts,
-    j.cleared, j.clear_reason, j.deadline_at, CAST(j.checkpoint AS text) AS checkpoint, j.queued_at, j.claimed_at,
-    j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls
+    j.id, j.kind, CAST(j.payload AS text) AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
+    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, CAST(j.checkpoint AS text) AS checkpoint,
+    j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls,
+    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited
 """
 
 # Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
@@ -43,7 +45,7 @@ WITH picked AS (
 ), told AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
   SELECT id, 'claimed', :worker_id, fencing_token,
-    jsonb_build_object('attempt', attempts, 'cleared', cleared, 'clear_reason', clear_reason){detail}
+    jsonb_build_object('attempt', attempt, 'cleared', cleared, 'clear_reason', clear_reason){detail}
   FROM claimed WHERE fencing_token > 1
 )
 SELECT * FROM claimed
@@ -137,8 +139,7 @@ class Limits:
     max_stalls: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedJob:
+class ClaimedJob(NamedTuple):
     """A row that this worker owns from now on, until it settles it or loses it.
 
     Attributes:
@@ -147,6 +148,7 @@ class ClaimedJob:
         dispatch: the dispatch at which it was claimed: copies of messages up to it are spent.
         stalls: runs of this job that were taken back from silent owners.
         max_stalls: at which of them it fails.
+        waited: seconds from the moment at which it was last put into the queue to this claim.
     """
 
     id: UUID
@@ -160,13 +162,16 @@ class ClaimedJob:
     clear_reason: str | None
     deadline: datetime | None
     checkpoint: str | None
-    queued_at: datetime | None
-    claimed_at: datetime
     traceparent: str | None
     tracestate: str | None
     cancel_requested: bool
     stalls: int
     max_stalls: int
+    waited: float | None
+
+
+_FIELDS: Final = len(ClaimedJob._fields)
+"""They stand in the order of ``_COLUMNS``, which come first in every answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +205,8 @@ async def claim(
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
     """
 
-    def write(batch: Sequence[UUID]) -> Awaitable[Sequence[Row[Any]]]:
-        return database.run(CLAIM, _written(worker_id, kind, limits) | {"ids": list(batch)})
+    def write(batch: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
+        return database.run_by_key(CLAIM, _written(worker_id, kind, limits) | {"ids": uuid_array(batch)})
 
     rows, refused = await in_halves(ids, write)
     return Taken([_claimed(row) for row in rows], frozenset(refused))
@@ -216,13 +221,8 @@ async def claim_stale(
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
     """
 
-    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row[Any]]]:
-        as_seen = {
-            "ids": [row.id for row in batch],
-            "tokens": [row.fencing_token for row in batch],
-            "activities": [row.last_activity_at for row in batch],
-        }
-        return database.run(CLAIM_STALE, _written(worker_id, kind, limits) | as_seen)
+    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row]]:
+        return database.run(CLAIM_STALE, _written(worker_id, kind, limits) | as_seen(batch))
 
     rows, refused = await in_halves(seen, write)
     return Taken([_claimed(row) for row in rows], frozenset(row.id for row in refused))
@@ -261,24 +261,5 @@ def _written(worker_id: str, kind: str, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _claimed(row: Row[Any]) -> ClaimedJob:
-    return ClaimedJob(
-        id=row.id,
-        kind=row.kind,
-        payload=row.payload,
-        fencing_token=row.fencing_token,
-        dispatch=row.dispatch,
-        attempt=row.attempts,
-        max_attempts=row.max_attempts,
-        cleared=row.cleared,
-        clear_reason=row.clear_reason,
-        deadline=row.deadline_at,
-        checkpoint=row.checkpoint,
-        queued_at=row.queued_at,
-        claimed_at=row.claimed_at,
-        traceparent=row.traceparent,
-        tracestate=row.tracestate,
-        cancel_requested=row.cancel_requested,
-        stalls=row.stalls,
-        max_stalls=row.max_stalls,
-    )
+def _claimed(row: Row) -> ClaimedJob:
+    return ClaimedJob._make(row[:_FIELDS])

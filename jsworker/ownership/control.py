@@ -7,7 +7,8 @@ from uuid import UUID
 from sqlalchemy import text
 
 from jsworker.errors import TransitionRefused
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.tables import FINAL, STATUSES
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)

@@ -77,7 +77,7 @@ async def bury(
 
 async def list_dead(database: Database, *, limit: int) -> list[dict[str, Any]]:
     """Return dead messages, the newest first, each as a dict by column name, without their data."""
-    return [dict(row._mapping) for row in await database.run(DEAD, {"limit": limit})]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [row._asdict() for row in await database.run(DEAD, {"limit": limit})]
 
 
 async def read_dead(database: Database, ids: Sequence[int] | None) -> list[DeadMessage]:

@@ -1,8 +1,8 @@
 """ENQUEUE: a job is a row first; its message follows the commit."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
@@ -10,6 +10,7 @@ from sqlalchemy import TextClause, text
 
 from jsworker.errors import TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
 
 # DO NOTHING, never DO UPDATE: that would block the live job's owner until the producer commits.
 # No row at all means: a twin with the same key is being committed right now; run it again.
@@ -44,24 +45,33 @@ ENQUEUE_MANY = text("""
 WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
-    CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[])
-  ) WITH ORDINALITY AS i(id, payload, unique_key, delay, max_attempts, max_stalls, place)
+    CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
+    CAST(:traceparents AS text[]), CAST(:tracestates AS text[])
+  ) WITH ORDINALITY AS i(
+    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, place)
   ORDER BY unique_key, place
 )
 INSERT INTO jsworker.jobs (
   id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
   status, run_at, dispatch, needs_publish, publish_after, queued_at)
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
-  CAST(:traceparent AS text), CAST(:tracestate AS text),
+  traceparent, tracestate,
   CASE WHEN delay > 0 THEN 'scheduled' ELSE 'queued' END,
   clock_timestamp() + make_interval(secs => delay),
   CASE WHEN delay > 0 THEN 0 ELSE 1 END,
   delay <= 0,
-  CASE WHEN delay <= 0 THEN clock_timestamp() END,
+  CASE WHEN delay <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
   CASE WHEN delay <= 0 THEN clock_timestamp() END
 FROM input
 ON CONFLICT DO NOTHING
 RETURNING id
+""")
+
+# Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
+COPY_MANY = text("""
+COPY jsworker.jobs (
+  id, kind, payload, max_attempts, max_stalls, traceparent, tracestate,
+  status, run_at, dispatch, needs_publish, publish_after, queued_at) FROM STDIN
 """)
 
 LIVE_BY_KEY = text("""
@@ -71,15 +81,18 @@ WHERE kind = :kind AND unique_key = ANY(CAST(:unique_keys AS text[]))
 """)
 
 _TRIES = 3
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_SPECIAL = re.compile(r"[\\\t\n\r]")
+"""What COPY's text format gives a meaning to; a backslash too many would make another payload."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job to enqueue.
 
     Attributes:
         payload: JSON text.
         delay: seconds until it is due; 0: at once.
+        traceparent, tracestate: the producer's span, as W3C Trace Context writes it.
     """
 
     id: UUID
@@ -88,10 +101,11 @@ class NewJob:
     delay: float = 0.0
     max_attempts: int | None = None
     max_stalls: int | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """What an enqueue did.
 
     Attributes:
@@ -108,75 +122,50 @@ def new_job_id() -> UUID:
     return uuid_utils.compat.uuid7()
 
 
-def enqueue_statement(
-    kind: str,
-    job: NewJob,
-    *,
-    publish_after: float,
-    traceparent: str | None = None,
-    tracestate: str | None = None,
-) -> TextClause:
+def enqueue_statement(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
     """Return ENQUEUE with its values bound, for anybody's transaction.
 
     Its rows are ``(id, created, dispatch)``; no row: a twin is just being committed, execute it again.
     """
-    return ENQUEUE.bindparams(
-        id=job.id,
-        kind=kind,
-        payload=job.payload,
-        unique_key=job.unique_key,
-        delay=job.delay,
-        max_attempts=job.max_attempts,
-        max_stalls=job.max_stalls,
-        publish_after=publish_after,
-        traceparent=traceparent,
-        tracestate=tracestate,
-    )
+    return ENQUEUE.bindparams(**_values(kind, job, publish_after))
 
 
-async def enqueue(
-    database: Database,
-    kind: str,
-    job: NewJob,
-    *,
-    publish_after: float,
-    traceparent: str | None = None,
-    tracestate: str | None = None,
-) -> Enqueued:
+async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
     """Insert a job in a transaction of its own, unless a live one holds its unique key.
 
     Raises:
         TransitionRefused: the key was taken and freed again three times in a row.
     """
-    statement = enqueue_statement(
-        kind, job, publish_after=publish_after, traceparent=traceparent, tracestate=tracestate
-    )
+    values = _values(kind, job, publish_after)
     for _ in range(_TRIES):
-        rows = await database.run(statement)
+        rows = await database.run_by_key(ENQUEUE, values)
         if rows:
-            return Enqueued(id=rows[0].id, created=rows[0].created)
+            job_id, created, _ = rows[0]
+            return Enqueued(id=job_id, created=created)
     raise TransitionRefused(
         f"unique key {job.unique_key!r} of kind {kind} is taken and freed too fast; try again"
     )
 
 
 async def enqueue_many(
-    database: Database,
-    kind: str,
-    new: Sequence[NewJob],
-    *,
-    traceparent: str | None = None,
-    tracestate: str | None = None,
+    database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
 ) -> list[Enqueued]:
     """Insert jobs in one statement and tell, in order, which were created and which existed.
+
+    Jobs without unique keys that are due at once, and whose messages too, take the fast way.
 
     Raises:
         TransitionRefused: a key was taken and freed again three times in a row.
     """
+    if not new:
+        return []
+    if publish_after == 0 and all(_is_plain(job, new[0].traceparent) for job in new):
+        await database.copy_in(COPY_MANY, _lines(kind, new))
+        return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
     waiting = list(new)
     for _ in range(_TRIES):
-        created = await _insert(database, kind, waiting, traceparent, tracestate)
+        created = await _insert(database, kind, waiting, publish_after)
         for job in waiting:
             if job.id in created:
                 found[job.id] = Enqueued(job.id, created=True)
@@ -194,21 +183,60 @@ async def enqueue_many(
     )
 
 
-async def _insert(
-    database: Database, kind: str, new: Sequence[NewJob], traceparent: str | None, tracestate: str | None
-) -> set[UUID]:
+def _is_plain(job: NewJob, traceparent: str | None) -> bool:
+    return job.unique_key is None and job.delay == 0 and job.traceparent is traceparent
+
+
+def _values(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "kind": kind,
+        "payload": job.payload,
+        "unique_key": job.unique_key,
+        "delay": job.delay,
+        "max_attempts": job.max_attempts,
+        "max_stalls": job.max_stalls,
+        "publish_after": publish_after,
+        "traceparent": job.traceparent,
+        "tracestate": job.tracestate,
+    }
+
+
+async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_after: float) -> set[UUID]:
     parameters: dict[str, Any] = {
         "kind": kind,
-        "traceparent": traceparent,
-        "tracestate": tracestate,
-        "ids": [job.id for job in new],
+        "publish_after": publish_after,
+        "ids": uuid_array(job.id for job in new),
         "payloads": [job.payload for job in new],
         "unique_keys": [job.unique_key for job in new],
         "delays": [job.delay for job in new],
         "max_attempts": [job.max_attempts for job in new],
         "max_stalls": [job.max_stalls for job in new],
+        "traceparents": [job.traceparent for job in new],
+        "tracestates": [job.tracestate for job in new],
     }
     return {row.id for row in await database.run(ENQUEUE_MANY, parameters)}
+
+
+def _lines(kind: str, new: Sequence[NewJob]) -> str:
+    """Return a line of COPY's text format for each job; those of one call come from one span."""
+    tail = f"{_field(new[0].traceparent)}\t{_field(new[0].tracestate)}\tqueued\tnow\t1\tt\tnow\tnow\n"
+    return "".join(
+        [
+            f"{job.id.hex}\t{kind}\t{_field(job.payload)}\t{_field(job.max_attempts)}\t{_field(job.max_stalls)}\t{tail}"
+            for job in new
+        ]
+    )
+
+
+def _field(value: str | int | None) -> str:
+    if value is None:
+        return r"\N"
+    if isinstance(value, int):
+        return str(value)
+    if _SPECIAL.search(value) is None:
+        return value
+    return _SPECIAL.sub(lambda found: _ESCAPES[found[0]], value)
 
 
 async def _holders(database: Database, kind: str, new: Sequence[NewJob]) -> dict[str | None, UUID]:

@@ -1,18 +1,17 @@
 """One bad row never fails its neighbours: a batch that PostgreSQL refuses is written in halves."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Row
-
-from jsworker.ownership.database import RowRefused
+from jsworker.ownership.pool import Row
+from jsworker.ownership.refusals import RowRefused
 
 T = TypeVar("T")
 
 
 async def in_halves(
-    batch: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row[Any]]]]
-) -> tuple[list[Row[Any]], list[T]]:
+    batch: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
+) -> tuple[list[Row], list[T]]:
     """Write a batch and find the members whose own row is refused by halving.
 
     Returns:

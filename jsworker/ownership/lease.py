@@ -5,13 +5,13 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import TextClause, text
 
 from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
 from jsworker.ownership.timeline import REJECTED_ONE
 
 # One statement for all runs in hand. Locked rows are skipped: some are just being settled, and one row
@@ -209,7 +209,7 @@ def _hand(worker_id: str, hand: Collection[Held]) -> dict[str, object]:
     return {"worker_id": worker_id, "ids": [held[0] for held in hand], "tokens": [held[1] for held in hand]}
 
 
-def _held(rows: Iterable[Row[Any]]) -> frozenset[Held]:
+def _held(rows: Iterable[Row]) -> frozenset[Held]:
     return frozenset((row.id, row.fencing_token) for row in rows)
 
 

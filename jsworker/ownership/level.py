@@ -4,12 +4,12 @@ from typing import Final
 
 from jsworker.errors import MigrationMissing
 
-REVISIONS: Final = ("0001",)
+REVISIONS: Final = ("0001", "0002", "0003", "0004")
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 
 
-def check_level(found: str | None) -> None:
-    """Refuse a database that this version cannot work with.
+def check_level(found: str | None) -> str:
+    """Refuse a database that this version cannot work with, and return its revision.
 
     A revision that this version does not know is newer: workers of the old version go on through a
     rolling upgrade, because migrations only add.
@@ -27,3 +27,4 @@ def check_level(found: str | None) -> None:
         raise MigrationMissing(
             f"the database is at migration {found}, this version needs {wanted}: run `jsworker db upgrade`"
         )
+    return found

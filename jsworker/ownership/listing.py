@@ -56,19 +56,19 @@ async def list_jobs(
 ) -> list[dict[str, Any]]:
     """Return jobs, the newest first, each as a dict by column name, without payload and result."""
     rows = await database.run(JOBS, {"status": status, "kind": kind, "limit": limit})
-    return [dict(row._mapping) for row in rows]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [row._asdict() for row in rows]
 
 
 async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
     """Return a job as a dict by column name, None when there is none."""
     rows = await database.run(JOB, {"id": job_id})
-    return dict(rows[0]._mapping) if rows else None  # noqa: SLF001 -- SQLAlchemy's public name
+    return rows[0]._asdict() if rows else None
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
     """Return what happened to a job, oldest first, each as a dict by column name."""
     rows = await database.run(TIMELINE, {"id": job_id})
-    return [dict(row._mapping) for row in rows]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [row._asdict() for row in rows]
 
 
 async def matching(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.script.revision import RevisionError
 from sqlalchemy import Connection, text
 from sqlalchemy.schema import CreateSchema
 
@@ -19,11 +20,21 @@ if TYPE_CHECKING:
 _ONE_MIGRATION_AT_A_TIME = 0x6A73776F
 
 
-def upgrade(connection: Connection, revision: str = "head") -> str | None:
-    """Migrate up within the connection's transaction and return the revision reached."""
+def upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str | None, bool]:
+    """Migrate one revision up, within the connection's transaction, on the way to ``revision``.
+
+    Returns:
+        The revision reached, and whether that is all.
+    """
     _lock(connection)
-    command.upgrade(_config(connection), revision)
-    return current(connection)
+    config = _config(connection)
+    scripts = ScriptDirectory.from_config(config)
+    try:
+        ahead = [each.revision for each in scripts.iterate_revisions(revision, current(connection) or "base")]
+    except RevisionError:
+        ahead = []  # told by the upgrade itself
+    command.upgrade(config, ahead[-1] if ahead else revision)
+    return current(connection), len(ahead) <= 1
 
 
 def downgrade(connection: Connection, revision: str) -> str | None:
@@ -86,6 +97,9 @@ def _ours(name: str | None, kind: str, __parents: Any) -> bool:
 
 def _lock(connection: Connection) -> None:
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ONE_MIGRATION_AT_A_TIME})
+    # Whoever waits for a table's lock keeps all that come later from it, heartbeats too: never for long. But for
+    # longer than a second (deadlock_timeout), after which an autovacuum that is in the way is ended.
+    connection.execute(text("SET LOCAL lock_timeout = '1500ms'"))
 
 
 def _config(connection: Connection | None) -> Config:

@@ -1,21 +1,23 @@
 """The outbox: PUBLISH, MARK, PROMOTE. A queued row says itself whether its message is still to be sent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
 
+# statement_timestamp() can be looked up in an index; clock_timestamp() would be compared with every waiting row.
 # publish_after moves on before anything is sent: whoever dies in between leaves the row to the next tick.
 # Skipping while it picks gives every relay jobs of its own; a statement that never waits needs no lock order.
 PUBLISH = text("""
 WITH mine AS (
   SELECT id FROM jsworker.jobs
-  WHERE CAST(needs_publish AS integer) = 1 AND status = 'queued' AND publish_after <= clock_timestamp()
+  WHERE CAST(needs_publish AS integer) = 1 AND status = 'queued' AND publish_after <= statement_timestamp()
+    AND publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
   ORDER BY publish_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE jsworker.jobs AS j SET publish_after = clock_timestamp() + interval '5 seconds'
@@ -23,6 +25,7 @@ FROM mine WHERE j.id = mine.id AND j.needs_publish AND j.status = 'queued'
 RETURNING j.id, j.kind, j.dispatch, j.cleared, j.clear_reason, j.traceparent, j.tracestate
 """)
 
+# Skips what is locked: a row that is being claimed needs no mark, and COMPLETE must not find it locked by us.
 # The guard on dispatch: a slow publisher must not clear the flag of a newer dispatch.
 MARK = text("""
 WITH sent AS (
@@ -33,7 +36,7 @@ WITH sent AS (
   SELECT j.id, sent.seq, sent.created, sent.dispatch
   FROM jsworker.jobs AS j JOIN sent ON sent.id = j.id
   WHERE j.status = 'queued' AND j.needs_publish AND j.dispatch = sent.dispatch
-  ORDER BY j.id FOR NO KEY UPDATE OF j
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 )
 UPDATE jsworker.jobs AS j SET
   needs_publish = false, published_at = clock_timestamp(), stream_seq = mine.seq, stream_created = mine.created
@@ -46,7 +49,8 @@ RETURNING j.id
 PROMOTE = text("""
 WITH mine AS (
   SELECT id FROM jsworker.jobs
-  WHERE status || '' = 'scheduled' AND run_at <= clock_timestamp()
+  WHERE status || '' = 'scheduled' AND run_at <= statement_timestamp()
+    AND run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
   ORDER BY run_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE jsworker.jobs AS j SET
@@ -57,8 +61,10 @@ RETURNING j.id
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+_EVER: Final = 100 * 366 * 86400.0
+
+
+class Outgoing(NamedTuple):
     """A queued job whose message is to be sent, at this dispatch."""
 
     id: UUID
@@ -70,8 +76,7 @@ class Outgoing:
     tracestate: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """A message that JetStream acknowledged.
 
     Attributes:
@@ -86,9 +91,20 @@ class Sent:
     stream_created: datetime | None
 
 
-async def take_outgoing(database: Database, *, limit: int) -> list[Outgoing]:
-    """Take up to ``limit`` jobs whose message is due; nobody else takes them for five seconds."""
-    return [_outgoing(row) for row in await database.run(PUBLISH, {"limit": limit})]
+async def take_outgoing(database: Database, *, limit: int, within: float | None = None) -> list[Outgoing]:
+    """Take up to ``limit`` jobs whose message is due; nobody else takes them for five seconds.
+
+    Args:
+        database: where they are.
+        limit: how many.
+        within: only those that became due within so many seconds; None: all.
+    """
+    return [
+        Outgoing(*row)
+        for row in await database.run(
+            PUBLISH, {"limit": limit, "within": _EVER if within is None else within}
+        )
+    ]
 
 
 async def mark(database: Database, sent: Sequence[Sent]) -> int:
@@ -98,26 +114,20 @@ async def mark(database: Database, sent: Sequence[Sent]) -> int:
         How many rows were marked.
     """
     parameters = {
-        "ids": [one.id for one in sent],
+        "ids": uuid_array(one.id for one in sent),
         "dispatches": [one.dispatch for one in sent],
         "seqs": [one.stream_seq for one in sent],
         "created": [one.stream_created for one in sent],
     }
-    return len(await database.run(MARK, parameters))
+    return len(await database.run_by_key(MARK, parameters))
 
 
-async def promote(database: Database, *, limit: int) -> int:
-    """Put up to ``limit`` scheduled jobs that are due into the queue and return how many."""
-    return len(await database.run(PROMOTE, {"limit": limit}))
+async def promote(database: Database, *, limit: int, within: float | None = None) -> int:
+    """Put up to ``limit`` scheduled jobs that are due into the queue and return how many.
 
-
-def _outgoing(row: Row[Any]) -> Outgoing:
-    return Outgoing(
-        id=row.id,
-        kind=row.kind,
-        dispatch=row.dispatch,
-        cleared=row.cleared,
-        clear_reason=row.clear_reason,
-        traceparent=row.traceparent,
-        tracestate=row.tracestate,
-    )
+    Args:
+        database: where they are.
+        limit: how many.
+        within: only those that became due within so many seconds; None: all.
+    """
+    return len(await database.run(PROMOTE, {"limit": limit, "within": _EVER if within is None else within}))

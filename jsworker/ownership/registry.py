@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
 
 # A row that somebody deleted under a live worker comes back with the next heartbeat.
 SEEN = text("""
@@ -180,12 +181,12 @@ async def installation_id(database: Database) -> UUID:
 
 async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]]:
     """Return workers, the last seen first, each as a dict by column name, with its running jobs."""
-    return [dict(row._mapping) for row in await database.run(WORKERS, {"limit": limit})]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [row._asdict() for row in await database.run(WORKERS, {"limit": limit})]
 
 
-def _life(row: Row[Any]) -> EarlierLife:
+def _life(row: Row) -> EarlierLife:
     numbers = {
         "heartbeat_interval": float(row.heartbeat_interval),
         "seconds_silent": float(row.seconds_silent),
     }
-    return EarlierLife(**(dict(row._mapping) | numbers))  # noqa: SLF001 -- SQLAlchemy's public name
+    return EarlierLife(**(row._asdict() | numbers))

@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row
 
 _BATCH = 500
 """Rows that one statement republishes at most."""
@@ -124,7 +124,13 @@ class Posted:
 
 
 async def waiting(
-    database: Database, *, kinds: Sequence[str], older_than: float, limit: int, besides: Collection[UUID]
+    database: Database,
+    *,
+    kinds: Sequence[str],
+    older_than: float,
+    limit: int,
+    besides: Collection[UUID],
+    seconds: float | None = None,
 ) -> list[Waiting]:
     """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
 
@@ -136,9 +142,10 @@ async def waiting(
         older_than: seconds that they have been queued.
         limit: how many at most.
         besides: ids that this process has in hand or is claiming.
+        seconds: that the search may take, instead of the statement time-out.
     """
     values = {"kinds": list(kinds), "older_than": older_than, "limit": limit, "besides": list(besides)}
-    return [Waiting(row.id, row.kind) for row in await database.run(WAITING, values)]
+    return [Waiting(row.id, row.kind) for row in await database.run(WAITING, values, seconds=seconds)]
 
 
 async def posted(
@@ -148,6 +155,7 @@ async def posted(
     after: tuple[datetime, UUID] | None,
     older_than: float,
     limit: int,
+    seconds: float | None = None,
 ) -> list[Posted]:
     """Return a page of queued jobs whose message was published, in the order of ``(queued_at, id)``.
 
@@ -160,6 +168,7 @@ async def posted(
         after: ``(queued_at, id)`` of the last job of the page before; None: the first page.
         older_than: seconds that they have been queued.
         limit: how many at most.
+        seconds: that the search may take, instead of the statement time-out.
     """
     after_at, after_id = after or _BEGINNING
     values = {
@@ -169,7 +178,7 @@ async def posted(
         "older_than": older_than,
         "limit": limit,
     }
-    return [Posted(**row._mapping) for row in await database.run(POSTED, values)]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [Posted(**row._asdict()) for row in await database.run(POSTED, values, seconds=seconds)]
 
 
 async def republish(database: Database, *, worker_id: str, gone: Sequence[tuple[UUID, int]]) -> list[UUID]:
@@ -184,7 +193,7 @@ async def republish(database: Database, *, worker_id: str, gone: Sequence[tuple[
         DatabaseUnavailable: unclear; look again.
     """
 
-    def write(batch: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row[Any]]]:
+    def write(batch: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
         ids, dispatches = [job_id for job_id, _ in batch], [dispatch for _, dispatch in batch]
         return database.run(REPUBLISH, {"worker_id": worker_id, "ids": ids, "dispatches": dispatches})
 

@@ -9,10 +9,12 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import TextClause, text
 
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.reset_rules import (
     OWNED,
     RESET_BY_OPERATOR,
@@ -28,26 +30,30 @@ _BATCH = 500
 
 # Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
 # sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
+# statement_timestamp(): the rows are of that moment, and by the end of a long search all would look late.
 LATE = text("""
-WITH fleet AS (
+WITH owned AS MATERIALIZED (
+  SELECT id, kind, worker_id, fencing_token, last_activity_at, stale_after, crash_after
+  FROM jsworker.jobs WHERE status || '' = 'processing'
+), fleet AS (
   SELECT count(DISTINCT worker_id) AS owners,
     extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
-  FROM jsworker.jobs WHERE status || '' = 'processing'
+  FROM owned
 ), late AS (
   SELECT id, kind, worker_id, fencing_token, last_activity_at, stale_after, crash_after
-  FROM jsworker.jobs
-  WHERE status || '' = 'processing' AND coalesce(stale_after, crash_after) IS NOT NULL
+  FROM owned
+  WHERE coalesce(stale_after, crash_after) IS NOT NULL
     AND last_activity_at
         + least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision)))
-        < clock_timestamp()
+        < statement_timestamp()
   ORDER BY last_activity_at + stale_after, last_activity_at + crash_after LIMIT :limit
 )
 SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, late.fencing_token,
   late.last_activity_at,
   extract(epoch FROM late.stale_after) AS stale_after,
   extract(epoch FROM late.crash_after) AS crash_after,
-  coalesce(late.last_activity_at + late.stale_after < clock_timestamp(), false) AS stale,
-  coalesce(late.last_activity_at + late.crash_after < clock_timestamp(), false) AS crashed,
+  coalesce(late.last_activity_at + late.stale_after < statement_timestamp(), false) AS stale,
+  coalesce(late.last_activity_at + late.crash_after < statement_timestamp(), false) AS crashed,
   coalesce(w.answers, false) AS answers
 FROM fleet LEFT JOIN late ON true LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
 ORDER BY late.last_activity_at + late.stale_after, late.last_activity_at + late.crash_after
@@ -127,15 +133,28 @@ class TakenBack:
     refused: frozenset[UUID]
 
 
-async def look_for_late(database: Database, *, heartbeat_interval: float, limit: int) -> Lateness:
+def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
+    """Return rows as they were last seen, as statements take them: whoever moved since is left alone."""
+    return {
+        "ids": [row.id for row in rows],
+        "tokens": [row.fencing_token for row in rows],
+        "activities": [row.last_activity_at for row in rows],
+    }
+
+
+async def look_for_late(
+    database: Database, *, heartbeat_interval: float, limit: int, seconds: float | None = None
+) -> Lateness:
     """Return the running jobs that missed two heartbeats or are beyond a threshold of their own.
 
     Args:
         database: where to look.
         heartbeat_interval: seconds.
         limit: how many suspects at most.
+        seconds: that the search may take, instead of the statement time-out.
     """
-    rows = await database.run(LATE, {"heartbeat_interval": heartbeat_interval, "limit": limit})
+    values = {"heartbeat_interval": heartbeat_interval, "limit": limit}
+    rows = await database.run(LATE, values, seconds=seconds)
     return Lateness(
         suspects=[_suspect(row) for row in rows if row.id is not None],
         owners=rows[0].owners,
@@ -205,7 +224,7 @@ async def reset_dead(
         "culprits": list(culprits),
         "limit": _BATCH,
     }
-    taken: list[Row[Any]] = []
+    taken: list[Row] = []
     try:
         while True:
             rows = await database.run(RESET_DEAD, values | {"ids": None})
@@ -226,7 +245,7 @@ async def reset_by_operator(
     """Take back jobs on an operator's word, each only at the fencing token at which it was seen."""
     values = {"worker_id": worker_id, "reason": reason}
 
-    def write(held: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row[Any]]]:
+    def write(held: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
         ids, tokens = [job_id for job_id, _ in held], [token for _, token in held]
         return database.run(RESET_BY_OPERATOR, values | {"ids": ids, "tokens": tokens})
 
@@ -237,22 +256,17 @@ async def reset_by_operator(
 async def _reset_seen(
     database: Database, statement: TextClause, seen: Collection[Suspect], values: dict[str, Any]
 ) -> TakenBack:
-    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row[Any]]]:
-        as_seen = {
-            "ids": [row.id for row in batch],
-            "tokens": [row.fencing_token for row in batch],
-            "activities": [row.last_activity_at for row in batch],
-        }
-        return database.run(statement, values | as_seen)
+    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row]]:
+        return database.run(statement, values | as_seen(batch))
 
     rows, refused = await _in_batches(list(seen), write)
     return TakenBack(_resets(rows), frozenset(row.id for row in refused))
 
 
 async def _in_batches(
-    wanted: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row[Any]]]]
-) -> tuple[list[Row[Any]], list[T]]:
-    rows: list[Row[Any]] = []
+    wanted: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
+) -> tuple[list[Row], list[T]]:
+    rows: list[Row] = []
     refused: list[T] = []
     for start in range(0, len(wanted), _BATCH):
         taken, bad = await in_halves(wanted[start : start + _BATCH], write)
@@ -261,11 +275,11 @@ async def _in_batches(
     return rows, refused
 
 
-def _resets(rows: Sequence[Row[Any]]) -> list[Reset]:
-    return [Reset(**row._mapping) for row in rows]  # noqa: SLF001 -- SQLAlchemy's public name
+def _resets(rows: Sequence[Row]) -> list[Reset]:
+    return [Reset(**row._asdict()) for row in rows]
 
 
-def _suspect(row: Row[Any]) -> Suspect:
+def _suspect(row: Row) -> Suspect:
     return Suspect(
         id=row.id,
         kind=row.kind,

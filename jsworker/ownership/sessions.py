@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from jsworker.errors import OwnershipLost
-from jsworker.ownership.database import connect_arguments
+from jsworker.ownership.pool import connect_arguments
 from jsworker.ownership.settle import Completion, complete_statement
 from jsworker.ownership.timeline import REJECTED
 

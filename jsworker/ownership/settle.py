@@ -7,13 +7,15 @@ settled alone, where waiting for its lock holds up nobody else.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import TextClause, text
 
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.timeline import REJECTED
 
 COMPLETE = text("""
@@ -138,8 +140,7 @@ class Settled(Enum):
     """PostgreSQL refused the content of this row; the job is still owned."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """A run that returned. ``result`` is JSON text."""
 
     id: UUID
@@ -175,6 +176,7 @@ class Return:
     reason: str
 
 
+_SETTLED = {each.value: each for each in Settled}
 _Held = tuple[UUID, int]
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
@@ -223,9 +225,9 @@ async def _settle(
     database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
 ) -> list[Settled]:
     rows, refused = await in_halves(
-        runs, lambda half: database.run(write.batch, {"worker_id": worker_id} | write.parameters(half))
+        runs, lambda half: database.run_by_key(write.batch, {"worker_id": worker_id} | write.parameters(half))
     )
-    settled = {(row.id, row.fencing_token): Settled(row.status) for row in rows}
+    settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
     settled |= {(run.id, run.token): Settled.REFUSED for run in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
@@ -261,7 +263,7 @@ async def _alone(database: Database, worker_id: str, run: EndedT, write: _Write[
     return _verdict(next(iter(await database.run(VERDICT, {"worker_id": worker_id} | _held([run]))), None))
 
 
-def _verdict(row: Row[Any] | None) -> Settled:
+def _verdict(row: Row | None) -> Settled:
     if row is None:
         return Settled.LOST
     if row.completed:
@@ -278,7 +280,7 @@ _WRITTEN_BEFORE = {
 
 
 def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
-    return {"ids": [run.id for run in runs], "tokens": [run.token for run in runs]}
+    return {"ids": uuid_array(run.id for run in runs), "tokens": [run.token for run in runs]}
 
 
 def _completions(runs: Sequence[Completion]) -> dict[str, Any]:

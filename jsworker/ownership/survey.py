@@ -100,7 +100,7 @@ class Takeover:
 async def standings(database: Database, ids: Iterable[UUID]) -> list[Standing]:
     """Return how far jobs are; an id without a job is missing."""
     rows = await database.run(STANDINGS, {"ids": list(ids)})
-    return [Standing(**row._mapping) for row in rows]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [Standing(**row._asdict()) for row in rows]
 
 
 async def count_by_status(database: Database, ids: Iterable[UUID]) -> dict[str, int]:
@@ -125,7 +125,7 @@ async def takeovers(database: Database, held: Iterable[Held]) -> list[Takeover]:
     runs = list(held)
     parameters = {"ids": [job_id for job_id, _ in runs], "tokens": [token for _, token in runs]}
     rows = await database.run(TAKEOVERS, parameters)
-    return [Takeover(**row._mapping) for row in rows]  # noqa: SLF001 -- SQLAlchemy's public name
+    return [Takeover(**row._asdict()) for row in rows]
 
 
 async def resets(database: Database, ids: Iterable[UUID]) -> set[Held]:

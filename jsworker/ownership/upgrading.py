@@ -2,29 +2,59 @@
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from jsworker.errors import DatabaseRefused, SettingsError
 from jsworker.ownership import migrations
-from jsworker.ownership.database import connect_arguments, driver_url, map_error, place_of
+from jsworker.ownership.database import place_of
+from jsworker.ownership.pool import connect_arguments, driver_url
+from jsworker.ownership.refusals import map_error
 
 T = TypeVar("T")
+
+_PATIENCE_SECONDS: Final = 60.0
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+_HOLDERS: Final = text("""
+SELECT DISTINCT a.pid, a.usename, CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS integer) AS seconds
+FROM pg_locks AS l
+JOIN pg_class AS c ON c.oid = l.relation
+JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'jsworker'
+JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.granted AND c.relkind = 'r' AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - interval '1 s'
+ORDER BY seconds DESC LIMIT 3
+""")
 
 
 def upgrade_database(dsn: str, revision: str = "head") -> str | None:
     """Migrate a database and return the revision reached.
 
+    Workers go on meanwhile: each migration is a transaction of its own, and a table that somebody's open
+    transaction holds is waited for in short turns. What was migrated before an error stays so.
+
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
-        DatabaseRefused: the role may not do this, or the database is at a revision that this version does
-            not know.
+        DatabaseRefused: the role may not do this, the database is at a revision that this version does
+            not know, or a transaction held a table for a minute.
     """
-    return _migrating(dsn, lambda connection: migrations.upgrade(connection, revision))
+    turns = Retrying(
+        retry=retry_if_exception(_is_locked),
+        stop=stop_after_delay(_PATIENCE_SECONDS),
+        wait=wait_fixed(1.0),
+        reraise=True,
+    )
+    reached: str | None = None
+    done = False
+    while not done:
+        reached, done = turns(
+            _migrating, dsn, lambda connection: migrations.upgrade_by_one(connection, revision)
+        )
+    return reached
 
 
 def downgrade_database(dsn: str, revision: str) -> str | None:
@@ -49,6 +79,18 @@ def migration_engine() -> Engine:
     return create_engine(driver_url(dsn), hide_parameters=True, connect_args=connect_arguments())
 
 
+def _is_locked(error: BaseException) -> bool:
+    return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+
+
+def _holders(engine: Engine) -> str:
+    """Return which transactions hold jsworker's tables, the oldest first, in words."""
+    with engine.connect() as connection:
+        rows = connection.execute(_HOLDERS).all()
+    named = ", ".join(f"pid {row.pid} of role {row.usename} for {row.seconds} s" for row in rows)
+    return f"held by {named}: end it, or try again later" if named else "held by somebody: try again"
+
+
 def _migrating(dsn: str, call: Callable[[Connection], T]) -> T:
     url = driver_url(dsn)
     engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
@@ -59,6 +101,11 @@ def _migrating(dsn: str, call: Callable[[Connection], T]) -> T:
     except CommandError as error:
         raise DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: {error}") from None
     except (DBAPIError, psycopg.Error) as error:
-        raise map_error(error, place) from None
+        mapped = map_error(error, place)
+        if not _is_locked(mapped):
+            raise mapped from None
+        refused = DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: a table is {_holders(engine)}")
+        refused.sqlstate = _LOCK_NOT_AVAILABLE
+        raise refused from None
     finally:
         engine.dispose()

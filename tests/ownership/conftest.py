@@ -17,7 +17,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
 from tests.support.servers import start_test_servers
 
-from .rows import Sql, ago, insert_job
+from .rows import Sql, ago, delete_rows, insert_job
 from .winner import Winner
 
 
@@ -93,7 +93,7 @@ def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
     # A hundred times faster than TRUNCATE, which makes new files for each table and index.
     for table in ("jobs", "job_events", "workers", "installation", "dead_messages"):
-        observer.execute(SQL("DELETE FROM jsworker.{}").format(Identifier(table)))
+        delete_rows(observer, table)
     return observer
 
 

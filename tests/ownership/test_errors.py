@@ -9,11 +9,9 @@ from sqlalchemy import Engine, text
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import lease
-from jsworker.ownership.database import (
-    Database,
-    RowRefused,
-)
+from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import NewJob, enqueue, enqueue_many, new_job_id
+from jsworker.ownership.refusals import RowRefused
 
 from .calls import ONE, everything_said, opened
 from .deadlocks import deadlocks, hasty_deadlock_detection

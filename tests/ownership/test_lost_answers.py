@@ -1,8 +1,8 @@
 """A statement's answer never comes: it was executed, it was not, or it is executed later."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from uuid import UUID
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
@@ -28,6 +28,11 @@ async def network(database_url: str, sql: Sql) -> AsyncIterator[tuple[Proxy, Dat
     async with proxied(database_url) as (proxy, url):
         behind = Database(url, statement_timeout=0.3)
         await answered(lambda: behind.run(ONE))
+        # What runs by key is prepared with its first execution, which is an answer of its own.
+        nothing: Sequence[UUID] = [uuid4()]
+        await answered(lambda: claim(behind, worker_id=WORKER, kind=KIND, ids=nothing, limits=LIMITS))
+        completion = Completion(nothing[0], 1, None)
+        await answered(lambda: settle.complete(behind, worker_id=WORKER, runs=[completion]))
         yield proxy, behind
         await behind.close()
 

@@ -13,13 +13,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from alembic import command
 from jsworker.errors import DatabaseRefused, MigrationMissing, SettingsError
-from jsworker.ownership import level, migrations
+from jsworker.ownership import level, migrations, upgrading
 from jsworker.ownership.database import Database
 from jsworker.ownership.tables import SCHEMA, metadata
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
@@ -87,8 +88,8 @@ def test_metadata_creates_what_the_migration_creates(empty_url: str, observer: S
         metadata.create_all(connection)
     engine.dispose()
     migrated = describe_schema(observer)
-    assert len(migrated["triggers"]) == 1
-    assert len(migrated["functions"]) == 1
+    assert len(migrated["triggers"]) == 3
+    assert len(migrated["functions"]) == 3
     with connected(empty_url) as sql:
         created = describe_schema(sql)
     for part, rows in migrated.items():
@@ -127,13 +128,77 @@ async def test_a_second_upgrade_waits_for_the_first(empty_url: str, migrate: Cal
     engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
     with connected(empty_url) as sql:
         with engine.begin() as first:
-            migrations.upgrade(first)
+            migrations.upgrade_by_one(first)
             second = asyncio.create_task(asyncio.to_thread(migrate, empty_url))
             waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             await eventually(lambda: sql.execute(waiting).rowcount == 1, "the second upgrade waits")
         await second
         assert describe_schema(sql)["triggers"]
     engine.dispose()
+
+
+async def test_an_open_transaction_keeps_a_migration_waiting_and_nobody_else(empty_url: str) -> None:
+    upgrade_database(empty_url, "0001")
+    with connected(empty_url) as holder, connected(empty_url) as other:
+        insert_job(other)
+        with holder.transaction():
+            holder.execute("UPDATE jsworker.jobs SET payload = '[1]'")
+            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url))
+            waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'jsworker.jobs'::regclass"
+            await eventually(lambda: other.execute(waits).rowcount == 1, "the migration waits for the table")
+            other.execute("SET statement_timeout = '5s'")
+            insert_job(other)  # behind the migration's lock, which it gives up after a second
+            assert not migrating.done()
+        assert await migrating == migrations.head()
+
+
+def test_a_transaction_that_does_not_end_is_named(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrading, "_PATIENCE_SECONDS", 0.5)
+    upgrade_database(empty_url, "0001")
+    with connected(empty_url) as holder, holder.transaction():
+        holder.execute("LOCK TABLE jsworker.jobs IN ROW EXCLUSIVE MODE")
+        pid = holder.info.backend_pid
+        with pytest.raises(
+            DatabaseRefused, match=rf"cannot be migrated: a table is held by pid {pid} of role"
+        ):
+            upgrade_database(empty_url)
+    assert current_revision(empty_url) == "0001"
+
+
+def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(empty_url: str) -> None:
+    upgrade_database(empty_url, "0003")
+    with connected(empty_url) as sql, connected(empty_url) as writer:
+        insert_job(sql)
+        with writer.transaction():
+            writer.execute("UPDATE jsworker.jobs SET payload = '[1]'")
+            assert upgrade_database(empty_url) == migrations.head()
+        rules = sql.execute(
+            "SELECT convalidated FROM pg_constraint WHERE conname IN ('jobs_kind', 'jobs_unique_key')"
+        ).fetchall()
+    assert [rule["convalidated"] for rule in rules] == [True, True]
+
+
+def test_in_one_transaction_they_are_not_validated_beside_jobs(empty_url: str) -> None:
+    upgrade_database(empty_url, "0002")
+    with connected(empty_url) as sql:
+        insert_job(sql)
+    with pytest.raises(CommandError, match=r"keep workers from their jobs .*: run `jsworker db upgrade`"):
+        migrate_by_command(empty_url)
+    assert current_revision(empty_url) == "0002"
+    assert upgrade_database(empty_url) == migrations.head()
+
+
+def test_every_migration_is_a_transaction_of_its_own(empty_url: str) -> None:
+    upgrade_database(empty_url)
+    with connected(empty_url) as sql:
+        by = [
+            "SELECT xmin FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'kind'",
+            "SELECT xmin FROM pg_trigger WHERE tgname = 'jobs_live_stay'",
+            "SELECT xmin FROM pg_class WHERE oid = 'jsworker.jobs'::regclass",
+            "SELECT xmin FROM pg_constraint WHERE conname = 'jobs_kind'",
+        ]
+        transactions = {sql.execute(query.encode()).fetchone()["xmin"] for query in by}  # type: ignore[index]
+    assert len(transactions) == 4
 
 
 def test_four_upgrades_at_once(empty_url: str) -> None:

@@ -205,10 +205,13 @@ class TestByPrimaryKey:
 
 class TestSweeps:
     def test_publish(self, table: Connection) -> None:
-        assert access_paths(table, outbox.PUBLISH, {"limit": 200}) == {"jobs_to_publish", "jobs_pkey"}
+        assert access_paths(table, outbox.PUBLISH, {"limit": 200, "within": 1e9}) == {
+            "jobs_to_publish",
+            "jobs_pkey",
+        }
 
     def test_promote(self, table: Connection) -> None:
-        assert access_paths(table, outbox.PROMOTE, {"limit": 200}) == {"jobs_due", "jobs_pkey"}
+        assert access_paths(table, outbox.PROMOTE, {"limit": 200, "within": 1e9}) == {"jobs_due", "jobs_pkey"}
 
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}

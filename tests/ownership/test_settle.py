@@ -20,6 +20,7 @@ from .rows import (
     Sql,
     change_job,
     counters,
+    delete_rows,
     insert_job,
     read_events,
     read_job,
@@ -255,7 +256,7 @@ class TestLost:
     @EACH_WRITE
     async def test_a_row_that_is_gone(self, database: Database, sql: Sql, write: Settle) -> None:
         job_id = insert_job(sql, "processing")
-        sql.execute("DELETE FROM jsworker.jobs")
+        delete_rows(sql, "jobs")
         assert await write(database, job_id) is Settled.LOST
 
     async def test_another_workers_end_of_the_same_token_is_not_mine(

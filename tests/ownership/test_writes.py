@@ -57,14 +57,14 @@ class TestClaim:
             clear_reason=None,
             deadline=job["deadline_at"],
             checkpoint=None,
-            queued_at=job["queued_at"],
-            claimed_at=job["claimed_at"],
             traceparent="00-aa",
             tracestate="b",
             cancel_requested=False,
             stalls=0,
             max_stalls=2,
+            waited=claimed.waited,
         )
+        assert claimed.waited == pytest.approx((job["claimed_at"] - job["queued_at"]).total_seconds())
         assert taken.refused_rows == frozenset()
 
     async def test_tells_no_first_claim_but_every_later_one(self, database: Database, sql: Sql) -> None:

@@ -1,0 +1,219 @@
+"""Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver."""
+
+import asyncio
+import select
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, cast
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import namedtuple_row, tuple_row
+from sqlalchemy import NullPool, PoolProxiedConnection, TextClause, event
+from sqlalchemy.dialects.postgresql import psycopg as dialect
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
+
+Parameters: TypeAlias = Mapping[str, Any]
+Row: TypeAlias = Any
+"""A tuple of what a statement returns, with names unless it was asked for a plain one."""
+
+_CONNECT_TIMEOUT_SECONDS: Final = 2
+"""For each host of the URL: the next one must have its turn within a statement time-out. The driver's least."""
+_DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
+
+
+class Pool:
+    """Autocommit connections, lent for one statement each; the one that was used last comes first.
+
+    SQLAlchemy makes and closes them; its own pool lends them for the price of three greenlets a statement.
+
+    Attributes:
+        limit: connections that may be lent at once.
+        in_use: that are lent now.
+    """
+
+    def __init__(self, url: URL, *, size: int, overflow: int, wait: float, keeps_plans: bool = False) -> None:
+        """Prepare a pool; nothing connects yet.
+
+        Args:
+            url: where to connect.
+            size: connections that stay open.
+            overflow: further ones, closed after use.
+            wait: seconds until a statement that finds no free connection is given up.
+            keeps_plans: for statements that find their rows by key: PostgreSQL plans them once for each
+                connection and always by index, whatever it believes the size of the table to be. Not behind a
+                pooler, which may run every statement on another session.
+        """
+        self._engine = _engine(url, keeps_plans=keeps_plans)
+        self._size = size
+        self.limit = size + overflow
+        self.in_use = 0
+        self._wait = wait
+        self._lendable = asyncio.Semaphore(size + overflow)
+        self._idle: list[PoolProxiedConnection] = []
+        self._closed = False
+
+    async def execute(
+        self, statement: TextClause, parameters: Parameters | None, *, plain: bool = False
+    ) -> Sequence[Row]:
+        """Run one statement as one transaction and return its rows: named tuples, ``plain`` ones without names.
+
+        Raises:
+            psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
+        """
+        lent = await self._lend()
+        try:
+            cursor = _driver(lent).cursor(row_factory=tuple_row if plain else namedtuple_row)
+            await cursor.execute(_sql(statement), parameters or {})
+            rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
+        except BaseException as error:
+            await self._take_back_after(lent, error)
+            raise
+        await self._take_back(lent)
+        return rows
+
+    async def copy_in(self, statement: TextClause, lines: str) -> None:
+        """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, as one transaction.
+
+        Raises:
+            psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
+        """
+        lent = await self._lend()
+        try:
+            async with _driver(lent).cursor().copy(_sql(statement)) as copy:
+                await copy.write(lines)
+        except BaseException as error:
+            await self._take_back_after(lent, error)
+            raise
+        await self._take_back(lent)
+
+    async def close(self) -> None:
+        """Close every connection; one that is lent is closed when it comes back."""
+        self._closed = True
+        while self._idle:
+            await greenlet_spawn(self._idle.pop().close)
+        await self._engine.dispose()
+
+    async def _lend(self) -> PoolProxiedConnection:
+        if self._lendable.locked():
+            await self._wait_for_one()
+        else:
+            await self._lendable.acquire()
+        try:
+            while self._idle:
+                lent = self._idle.pop()
+                if not _was_told(lent):
+                    self.in_use += 1
+                    return lent
+                await greenlet_spawn(lent.invalidate)
+            lent = await self._engine.raw_connection()
+        except BaseException:
+            self._lendable.release()
+            raise
+        self.in_use += 1
+        return lent
+
+    async def _wait_for_one(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait):
+                await self._lendable.acquire()
+        except TimeoutError:
+            raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
+
+    async def _take_back(self, lent: PoolProxiedConnection) -> None:
+        try:
+            if self._closed or len(self._idle) >= self._size:
+                await greenlet_spawn(lent.close)
+            else:
+                self._idle.append(lent)
+        finally:
+            self._return()
+
+    async def _take_back_after(self, lent: PoolProxiedConnection, error: BaseException) -> None:
+        """Take a connection back; one that is broken, or whose statement was given up half-way, is dropped."""
+        if _driver(lent).closed or not isinstance(error, psycopg.Error):
+            try:
+                await greenlet_spawn(lent.invalidate, error)
+            finally:
+                self._return()
+        else:
+            await self._take_back(lent)
+
+    def _return(self) -> None:
+        self.in_use -= 1
+        self._lendable.release()
+
+
+def connect_arguments() -> dict[str, Any]:
+    """Return what every connection of jsworker asks of the driver."""
+    # prepare_threshold None: prepared statements belong to a session, which a pooler may swap.
+    return {
+        "prepare_threshold": None,
+        "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
+        "application_name": "jsworker",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
+
+
+def driver_url(dsn: str) -> URL:
+    """Return a PostgreSQL URL for SQLAlchemy, with the driver in it."""
+    return make_url(dsn).set(drivername="postgresql+psycopg")
+
+
+def uuid_array(ids: Iterable[UUID]) -> str:
+    """Return ids as PostgreSQL reads an array; the driver takes five times as long for a list."""
+    return f"{{{','.join([each.hex for each in ids])}}}"
+
+
+def _engine(url: URL, *, keeps_plans: bool) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
+        hide_parameters=True,
+        poolclass=NullPool,
+        pool_reset_on_return=None,
+        connect_args=connect_arguments(),
+    )
+    if keeps_plans:
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def connected(connection: Any, _record: Any) -> None:
+            try:
+                connection.run_async(_keep_plans)
+            except BaseException:
+                connection.driver_connection.pgconn.finish()  # nobody else knows of it yet
+                raise
+
+    return engine
+
+
+async def _keep_plans(connection: psycopg.AsyncConnection[Any]) -> None:
+    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [None]
+    if pid == connection.info.backend_pid:  # a pooler tells another one than the server
+        await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+        connection.prepare_threshold = 0
+
+
+def _was_told(lent: PoolProxiedConnection) -> bool:
+    """Tell whether anything came from the server that nobody asked for: as a rule the news of its end."""
+    connection = _driver(lent)
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _driver(lent: PoolProxiedConnection) -> psycopg.AsyncConnection[Any]:
+    return cast("psycopg.AsyncConnection[Any]", lent.driver_connection)
+
+
+@lru_cache(maxsize=256)
+def _sql(statement: TextClause) -> str:
+    return str(statement.compile(dialect=_DIALECT))

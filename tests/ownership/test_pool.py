@@ -1,0 +1,165 @@
+"""The pool: whose plans are kept, how many connections stay, and what is never lent again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from jsworker.errors import DatabaseUnavailable
+from jsworker.ownership import pool
+from jsworker.ownership.database import Database
+
+from .calls import opened
+from .polling import eventually
+from .rows import Sql
+
+PREPARED = text("SELECT count(*)::int AS prepared FROM pg_prepared_statements")
+MODE = text("SELECT current_setting('plan_cache_mode') AS plans, current_setting('enable_seqscan') AS scans")
+SLEEP = text("SELECT pg_sleep(0.1)")
+BACKENDS = """
+SELECT count(*) AS n FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'jsworker'
+"""
+
+_BACKEND_KEY = b"K\x00\x00\x00\x0c"
+
+
+def backends(sql: Sql) -> int:
+    return int(sql.execute(BACKENDS).fetchall()[0]["n"])
+
+
+class Pooler:
+    """A relay that tells clients another backend's number, as a pooler does."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._ways: set[asyncio.Task[None]] = set()
+        self.greeted = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection(*self._target)
+        ways = {
+            asyncio.create_task(self._copy(reader, server_writer, is_answer=False)),
+            asyncio.create_task(self._copy(server_reader, writer, is_answer=True)),
+        }
+        self._ways |= ways
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for end in (writer, server_writer):
+            end.close()
+
+    async def _copy(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool
+    ) -> None:
+        while data := await source.read(65536):
+            sink.write(self._disguised(data) if is_answer else data)
+            await sink.drain()
+
+    def _disguised(self, data: bytes) -> bytes:
+        place = data.find(_BACKEND_KEY)
+        if place < 0:
+            return data
+        self.greeted += 1
+        start = place + len(_BACKEND_KEY)
+        return data[:start] + (2_000_000_001).to_bytes(4, "big") + data[start + 4 :]
+
+    async def close(self) -> None:
+        for way in self._ways:
+            way.cancel()
+        await asyncio.gather(*self._ways, return_exceptions=True)
+
+
+@asynccontextmanager
+async def pooled(database_url: str) -> AsyncIterator[tuple[Pooler, str]]:
+    """Run a pooler before a database and give its URL through the pooler."""
+    url = make_url(database_url)
+    pooler = Pooler(url.host or "127.0.0.1", url.port or 5432)
+    listener = await asyncio.start_server(pooler.serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    try:
+        yield pooler, url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
+    finally:
+        listener.close()
+        await pooler.close()
+        await listener.wait_closed()
+
+
+async def test_statements_by_key_are_prepared_and_never_read_a_whole_table(database: Database) -> None:
+    assert await database.run_by_key(MODE, {}) == [("force_generic_plan", "off")]
+    await database.run_by_key(PREPARED, {})
+    [(prepared,)] = await database.run_by_key(PREPARED, {})
+    assert prepared == 2  # this one and the one before
+
+
+async def test_all_others_are_planned_each_time(database: Database) -> None:
+    for _ in range(3):
+        [row] = await database.run(PREPARED)
+        assert row.prepared == 0
+    [mode] = await database.run(MODE)
+    assert tuple(mode) == ("auto", "on")
+
+
+async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(database_url: str) -> None:
+    async with pooled(database_url) as (pooler, url), opened(url) as database:
+        assert await database.run_by_key(MODE, {}) == [("auto", "on")]
+        for _ in range(3):
+            assert await database.run_by_key(PREPARED, {}) == [(0,)]
+        await database.run_heartbeat(MODE)
+        assert pooler.greeted == 2
+
+
+async def test_only_so_many_connections_stay_open(database_url: str, sql: Sql) -> None:
+    database = Database(database_url, statement_timeout=5.0, pool_size=2)
+    try:
+        await asyncio.gather(*(database.run(SLEEP) for _ in range(4)))
+        await eventually(lambda: backends(sql) == 2, "two connections are left")
+        await asyncio.gather(*(database.run(SLEEP) for _ in range(9)))  # more than there may be
+        await eventually(lambda: backends(sql) == 2, "two connections are left again")
+    finally:
+        await database.close()
+    await eventually(lambda: backends(sql) == 0, "all are closed")
+
+
+async def test_whoever_waits_too_long_for_a_connection_is_told(database_url: str) -> None:
+    waiting = pool.Pool(
+        make_url(database_url).set(drivername="postgresql+psycopg"), size=1, overflow=0, wait=0.1
+    )
+    try:
+        long = asyncio.create_task(waiting.execute(text("SELECT pg_sleep(1)"), None))
+        await asyncio.sleep(0)
+        with pytest.raises(PoolTimeoutError, match=r"no free connection within 0\.1 s"):
+            await waiting.execute(SLEEP, None)
+        await long
+        await waiting.execute(SLEEP, None)  # and the place is free again
+    finally:
+        await waiting.close()
+
+
+async def test_a_statement_that_is_given_up_costs_its_connection_and_no_place(
+    database_url: str, sql: Sql
+) -> None:
+    database = Database(database_url, statement_timeout=0.3, pool_size=1)
+    try:
+        for _ in range(4):  # there are two places
+            with pytest.raises(DatabaseUnavailable):
+                await database.run(text("SELECT pg_sleep(3)"))
+        await eventually(lambda: backends(sql) == 0, "none of them is used again")
+        assert [row.one for row in await database.run(text("SELECT 1 AS one"))] == [1]
+    finally:
+        await database.close()
+
+
+async def test_a_connection_that_cannot_be_prepared_for_use_is_closed(
+    database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(connection: object) -> None:
+        raise OSError("the network went away")
+
+    monkeypatch.setattr(pool, "_keep_plans", fail)
+    async with opened(database_url) as database:
+        with pytest.raises(DatabaseUnavailable):
+            await database.run_by_key(MODE, {})
+        await eventually(lambda: backends(sql) == 0, "the connection is closed")

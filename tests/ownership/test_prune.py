@@ -1,0 +1,341 @@
+"""PRUNE: only what ended long ago goes, with its timeline, and it stands in nobody's way."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.engine import make_url
+
+from jsworker.errors import TransitionRefused
+from jsworker.ownership import control, prune
+from jsworker.ownership.database import Database
+from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.prune import Batch, Ended, next_limit
+from jsworker.ownership.tables import FINAL, STATUSES
+
+from .calls import claimed, opened
+from .conftest import TestDatabases
+from .polling import eventually
+from .rows import KIND, Sql, ago, insert_job, read_value
+from .test_plans import access_paths, rows_read
+
+DAY = 86_400.0
+WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+def insert_event(sql: Sql, job_id: UUID) -> None:
+    sql.execute("INSERT INTO jsworker.job_events (job_id, event) VALUES (%s, 'released')", [job_id])
+
+
+def insert_old(sql: Sql, count: int, *, kind: str = KIND) -> list[UUID]:
+    """Insert completed jobs of two days ago, the oldest first, each with a timeline of one entry."""
+    jobs = [
+        insert_job(sql, "completed", kind=kind, finished_at=ago(2 * DAY - position))
+        for position in range(count)
+    ]
+    for job_id in jobs:
+        insert_event(sql, job_id)
+    return jobs
+
+
+def jobs_left(sql: Sql) -> set[UUID]:
+    return {row["id"] for row in sql.execute("SELECT id FROM jsworker.jobs")}
+
+
+def events_left(sql: Sql) -> set[UUID]:
+    return {row["job_id"] for row in sql.execute("SELECT job_id FROM jsworker.job_events")}
+
+
+async def a_day_ago(database: Database, **only: Any) -> Ended:
+    return Ended(await prune.cutoff(database, older_than=DAY), **only)
+
+
+async def prune_all(database: Database, ended: Ended, *, limit: int = 10) -> list[Batch]:
+    batches: list[Batch] = []
+    while not batches or batches[-1].jobs == limit:
+        since = batches[-1].last if batches else None
+        batches.append(await prune.prune(database, ended, since=since, limit=limit))
+    return batches
+
+
+class TestWhatGoes:
+    async def test_only_what_ended_before_the_cutoff_with_its_timeline(
+        self, database: Database, sql: Sql
+    ) -> None:
+        old = [insert_job(sql, status, finished_at=ago(DAY + 60)) for status in FINAL]
+        young = [insert_job(sql, status, finished_at=ago(DAY - 60)) for status in FINAL]
+        for job_id in (*old, *old, *young):
+            insert_event(sql, job_id)
+        batch = await prune.prune(database, await a_day_ago(database), since=None, limit=100)
+        assert (batch.jobs, batch.events) == (3, 6)
+        assert batch.last is not None
+        assert jobs_left(sql) == events_left(sql) == set(young)
+
+    async def test_jobs_that_have_not_ended_stay_however_old_they_are(
+        self, database: Database, sql: Sql
+    ) -> None:
+        live = {
+            insert_job(sql, status, created_at=ago(9 * DAY), queued_at=ago(9 * DAY))
+            for status in set(STATUSES) - set(FINAL)
+        }
+        assert await prune_all(database, await a_day_ago(database)) == [Batch(0, 0, None, 0)]
+        assert jobs_left(sql) == live
+
+    async def test_a_job_that_was_retried_stays(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "failed", finished_at=ago(2 * DAY))
+        ended = await a_day_ago(database)
+        await control.retry(database, job_id)
+        assert (await prune.prune(database, ended, since=None, limit=10)).jobs == 0
+        assert jobs_left(sql) == {job_id}
+
+    async def test_one_kind_and_one_status(self, database: Database, sql: Sql) -> None:
+        chosen = insert_job(sql, "failed", kind="chosen", finished_at=ago(2 * DAY))
+        others = {
+            insert_job(sql, "failed", kind="other", finished_at=ago(2 * DAY)),
+            insert_job(sql, "completed", kind="chosen", finished_at=ago(2 * DAY)),
+        }
+        ended = await a_day_ago(database, kind="chosen", status="failed")
+        assert await prune.count_old(database, ended) == 1
+        assert (await prune.prune(database, ended, since=None, limit=10)).jobs == 1
+        assert jobs_left(sql) == others
+        assert chosen not in others
+
+    async def test_a_status_that_is_not_final_is_refused(self, database: Database) -> None:
+        with pytest.raises(ValueError, match="status 'queued' must be one of: completed, failed, cancelled"):
+            await a_day_ago(database, status="queued")
+
+    async def test_a_key_is_free_with_the_row_and_without_it(self, database: Database, sql: Sql) -> None:
+        insert_job(sql, "completed", unique_key="k", finished_at=ago(2 * DAY))
+
+        async def enqueued() -> bool:
+            job = NewJob(new_job_id(), "{}", unique_key="k")
+            return (await enqueue(database, KIND, job, publish_after=0.0)).created
+
+        assert await enqueued()
+        assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [1]
+        assert not await enqueued()
+
+
+class TestBatches:
+    async def test_each_is_bounded_and_begins_where_the_one_before_has_ended(
+        self, database: Database, sql: Sql
+    ) -> None:
+        jobs = insert_old(sql, 25)
+        ended = await a_day_ago(database)
+        assert await prune.count_old(database, ended) == 25
+        first = await prune.prune(database, ended, since=None, limit=10)
+        assert jobs_left(sql) == set(jobs[10:])  # the oldest go first
+        second = await prune.prune(database, ended, since=first.last, limit=10)
+        third = await prune.prune(database, ended, since=second.last, limit=10)
+        assert [each.jobs for each in (first, second, third)] == [10, 10, 5]
+        assert not jobs_left(sql)
+        assert not events_left(sql)
+
+    async def test_jobs_that_ended_at_the_same_instant_all_go(self, database: Database, sql: Sql) -> None:
+        for _ in range(25):
+            insert_job(sql, "completed", finished_at="2020-01-01T00:00:00Z")
+        batches = await prune_all(database, await a_day_ago(database))
+        assert [batch.jobs for batch in batches] == [10, 10, 5]
+
+    async def test_what_ends_meanwhile_is_not_the_business_of_this_pruning(
+        self, database: Database, sql: Sql
+    ) -> None:
+        ended = Ended(await prune.cutoff(database, older_than=0.0))
+        young = insert_job(sql, "completed")
+        assert (await prune.prune(database, ended, since=None, limit=10)).jobs == 0
+        assert jobs_left(sql) == {young}
+
+    async def test_the_workers_that_run_are_counted(self, database: Database, sql: Sql) -> None:
+        insert = """
+            INSERT INTO jsworker.workers
+              (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)
+            VALUES (%s, 'h', 1, '{}', 1, '1', '5 s', %s, clock_timestamp() - %s * interval '1 second')
+        """
+        for name, state, silent in (("a", "running", 1), ("b", "running", 90), ("c", "stopped", 1)):
+            sql.execute(insert, [name, state, silent])
+        assert (await prune.prune(database, await a_day_ago(database), since=None, limit=1)).workers == 1
+
+    @pytest.mark.parametrize(
+        ("limit", "seconds", "then"),
+        [(100, 0.001, 200), (900, 0.001, 1000), (100, 0.03, 100), (100, 0.5, 50), (1, 3.0, 1)],
+    )
+    def test_the_next_one_is_as_large_as_this_one_was_quick(
+        self, limit: int, seconds: float, then: int
+    ) -> None:
+        assert next_limit(limit, seconds=seconds) == then
+
+
+class TestBesideOthers:
+    async def test_locked_rows_are_skipped_and_found_later(
+        self, database: Database, sql: Sql, engine: Engine
+    ) -> None:
+        locked, *others = insert_old(sql, 5)
+        ended = await a_day_ago(database)
+        with engine.begin() as holder:
+            holder.exec_driver_sql(f"SELECT FROM jsworker.jobs WHERE id = '{locked}' FOR NO KEY UPDATE")
+            assert (await prune.prune(database, ended, since=None, limit=10)).jobs == len(others)
+            assert jobs_left(sql) == events_left(sql) == {locked}
+        assert (await prune.prune(database, ended, since=None, limit=10)).jobs == 1
+
+    async def test_an_open_pruning_keeps_no_claim_waiting(
+        self, database_url: str, sql: Sql, engine: Engine
+    ) -> None:
+        old = insert_old(sql, 50)
+        waiting = [insert_job(sql) for _ in range(5)]
+        with engine.begin() as pruner:
+            assert prune_in(pruner, limit=100) == 50
+            async with opened(database_url, statement_timeout=1.0) as door:
+                # With messages about jobs that are just going: copies that came late.
+                taken = await claimed(door, *waiting, *old[:5])
+            pruner.rollback()
+        assert {job.id for job in taken} == set(waiting)
+
+    async def test_a_retry_waits_for_the_pruning_and_finds_nothing(
+        self, database: Database, sql: Sql, engine: Engine
+    ) -> None:
+        job_id = insert_job(sql, "failed", finished_at=ago(2 * DAY))
+        with engine.begin() as pruner:
+            assert prune_in(pruner, limit=1) == 1
+            retrying = asyncio.create_task(control.retry(database, job_id))
+            await eventually(lambda: bool(read_value(sql, WAITING)), "the retry waits")
+        with pytest.raises(TransitionRefused, match="does not exist"):
+            await retrying
+
+    async def test_twins_delete_each_row_once_and_never_wait(
+        self, database: Database, database_url: str, sql: Sql
+    ) -> None:
+        insert_old(sql, 2000)
+        ended = await a_day_ago(database)
+        async with opened(database_url, 10.0) as other:
+            doors = (database, other, database, other)
+            runs = await asyncio.gather(*(prune_all(door, ended, limit=20) for door in doors))
+        left = sum(batch.jobs for batch in await prune_all(database, ended))
+        assert sum(batch.jobs for run in runs for batch in run) + left == 2000
+        assert sum(batch.events for run in runs for batch in run) + left == 2000
+        assert sum(1 for run in runs if sum(batch.jobs for batch in run)) > 1
+        assert not jobs_left(sql)
+        assert not events_left(sql)
+
+    async def test_what_is_rolled_back_has_not_happened(self, sql: Sql, engine: Engine) -> None:
+        jobs = insert_old(sql, 5)
+        with engine.begin() as pruner:
+            assert prune_in(pruner, limit=10) == 5
+            pruner.rollback()
+        assert jobs_left(sql) == events_left(sql) == set(jobs)
+
+
+def prune_in(connection: Connection, *, limit: int) -> int:
+    """Prune what is older than a day inside the caller's transaction."""
+    before = connection.execute(prune.CUTOFF, {"older_than": DAY}).scalar_one()
+    values = {"since": "-infinity", "before": before, "kind": None, "status": None, "limit": limit}
+    return int(connection.execute(prune.PRUNE, values).one().jobs)
+
+
+ENDED = 200_000
+ENDED_JOBS = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), %(kind)s, '{"path": "a/b/c"}', 'completed', 1, 1,
+  now() - interval '30 days' + n * interval '1 ms', 1
+FROM generate_series(1, %(count)s) AS n
+"""
+LIVE_JOBS = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, queued_at)
+SELECT uuidv7(), %(kind)s, '{}', 'queued', 1, now(), now() FROM generate_series(1, 5000)
+"""
+TIMELINES = """
+INSERT INTO jsworker.job_events (job_id, event)
+SELECT id, 'released' FROM jsworker.jobs WHERE status = 'completed'
+"""
+
+
+@pytest.fixture(
+    scope="module", params=["before ANALYZE", "after ANALYZE", "ANALYZE when hardly anything had ended"]
+)
+def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
+    url = databases.create(migrated)
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as sql:
+        sql.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
+        sql.execute("ALTER TABLE jsworker.job_events SET (autovacuum_enabled = off)")
+        sql.execute(LIVE_JOBS, {"kind": KIND})
+        if request.param == "ANALYZE when hardly anything had ended":
+            sql.execute(ENDED_JOBS, {"kind": KIND, "count": 10})
+            sql.execute(TIMELINES)
+            sql.execute("ANALYZE")
+        sql.execute(ENDED_JOBS, {"kind": KIND, "count": ENDED})
+        sql.execute(TIMELINES)
+        if request.param == "after ANALYZE":
+            sql.execute("ANALYZE")
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+class TestPlan:
+    """However large the table, and whatever PostgreSQL knows of it, a batch reads its own rows."""
+
+    @pytest.mark.parametrize("limit", [1, prune.FIRST_LIMIT, prune.LARGEST_LIMIT])
+    @pytest.mark.parametrize("place", [None, ENDED // 2])
+    def test_a_batch(self, table: Connection, limit: int, place: int | None) -> None:
+        parameters = values(table, place) | {"limit": limit}
+        paths = access_paths(table, prune.PRUNE, parameters)
+        assert {path for path in paths if "workers" not in path} == {
+            "jobs_finished",
+            "jobs_pkey",
+            "job_events_job",
+        }
+        assert rows_read(table, prune.PRUNE, parameters) <= 8 * limit + 30  # some nodes tell of the same rows
+
+    def test_nothing_to_do(self, table: Connection) -> None:
+        parameters = values(table, None) | {"limit": 100, "before": "2000-01-01"}
+        assert rows_read(table, prune.PRUNE, parameters) <= 1
+
+    def test_a_count_reads_nothing_that_has_not_ended(self, table: Connection) -> None:
+        assert "jobs_finished" in access_paths(table, prune.OLD_JOBS, values(table, ENDED - 1000))
+
+
+def values(connection: Connection, place: int | None) -> dict[str, Any]:
+    """Return the parameters of a batch that begins at the beginning, or at a place among the ended jobs."""
+    since: Any = "-infinity"
+    if place is not None:
+        query = (
+            "SELECT finished_at FROM jsworker.jobs WHERE status = 'completed' ORDER BY 1 OFFSET %s LIMIT 1"
+        )
+        since = connection.exec_driver_sql(query, (place,)).scalar_one()
+        connection.rollback()
+    return {"since": since, "before": "2100-01-01", "kind": None, "status": None}
+
+
+async def test_pruning_goes_on_at_its_pace_while_an_old_transaction_pins_what_was_deleted(
+    databases: TestDatabases, migrated: str
+) -> None:
+    url = databases.create(migrated)
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as sql, psycopg.connect(url) as old:
+        sql.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
+        sql.execute(ENDED_JOBS.replace("%(count)s", "20000").replace("%(kind)s", f"'{KIND}'").encode())
+        old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT count(*) FROM jsworker.jobs")
+        async with opened(url, 10.0) as door:
+            batches = await prune_all(door, await a_day_ago(door), limit=1000)
+            assert sum(batch.jobs for batch in batches) == 20_000
+            insert_job(sql, "completed", finished_at=ago(20 * DAY))
+            before = index_reads(sql)
+            assert (
+                await prune.prune(door, await a_day_ago(door), since=batches[-1].last, limit=10)
+            ).jobs == 1
+            assert index_reads(sql) - before < 20
+        old.rollback()
+
+
+def index_reads(sql: Sql) -> int:
+    sql.execute("SELECT pg_stat_force_next_flush()")
+    sql.execute("SELECT pg_stat_clear_snapshot()")
+    query = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'jobs_finished'"
+    return int(read_value(sql, query))

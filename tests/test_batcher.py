@@ -1,0 +1,129 @@
+"""Natural batching: what gathers, who is told, and how long the first one waits."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from jsworker.batcher import Batcher
+from tests.support.polling import eventually
+
+
+class Door:
+    """What a batcher writes through: keeps its batches, and waits while it is shut."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.deaths: list[tuple[str, BaseException]] = []
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.broken: Exception | None = None
+
+    async def write(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        await self.opened.wait()
+        if self.broken is not None:
+            raise self.broken
+        return [-item for item in items]
+
+    def batcher(self, **options: Any) -> Batcher[int, int]:
+        return Batcher(
+            "numbers", self.write, limit=3, died=lambda *death: self.deaths.append(death), **options
+        )
+
+
+@pytest.fixture
+async def door() -> Door:
+    return Door()
+
+
+async def test_a_lone_item_waits_for_nothing_and_a_flood_gathers(door: Door) -> None:
+    door.opened.clear()
+    batcher = door.batcher()
+    answers = [batcher.submit(1)]
+    await asyncio.sleep(0)
+    answers += [batcher.submit(item) for item in range(2, 6)]
+    door.opened.set()
+    assert await asyncio.gather(*answers) == [-1, -2, -3, -4, -5]
+    assert door.batches == [[1], [2, 3, 4], [5]]
+
+
+async def test_who_posts_is_told_if_it_wants_to_be(door: Door) -> None:
+    told: list[int] = []
+    batcher = door.batcher()
+    batcher.post(1, told.append)
+    batcher.post(2)
+    assert batcher.is_busy
+    await batcher.flush()
+    assert (told, door.batches, batcher.is_busy) == ([-1], [[1, 2]], False)
+
+
+@pytest.mark.parametrize("where", ["write", "answer"])
+async def test_an_error_kills_nothing_but_its_batch(door: Door, where: str) -> None:
+    batcher = door.batcher()
+    told: list[int] = []
+
+    def break_down(_: int) -> None:
+        raise ValueError(where)
+
+    if where == "write":
+        door.broken = ValueError(where)
+        batcher.post(1, told.append)
+    else:
+        batcher.post(1, break_down)
+    await batcher.flush()
+    [(name, error)] = door.deaths
+    assert (name, str(error), told) == ("numbers", where, [])
+    door.broken = None
+    assert await batcher.submit(2) == -2
+
+
+async def test_what_is_closed_answers_nobody(door: Door) -> None:
+    door.opened.clear()
+    batcher = door.batcher()
+    told: list[int] = []
+    waiting = batcher.submit(1)
+    batcher.post(2, told.append)
+    await asyncio.sleep(0)
+    await batcher.close()
+    assert (waiting.cancelled(), told) == (True, [])
+
+
+async def test_the_first_item_lingers_for_others_until_somebody_flushes(door: Door) -> None:
+    batcher = door.batcher(linger=3600.0)
+    batcher.post(1)
+    await asyncio.sleep(0)
+    batcher.post(2)
+    await asyncio.sleep(0)
+    assert door.batches == []
+    await batcher.flush()
+    assert door.batches == [[1, 2]]
+    batcher.post(3)
+    await asyncio.sleep(0)
+    assert door.batches == [[1, 2]]
+    await batcher.close()
+
+
+async def test_and_not_for_ever(door: Door) -> None:
+    door.batcher(linger=0.05).post(1)
+
+    async def written() -> None:
+        assert door.batches == [[1]]
+
+    await eventually(written)
+
+
+async def test_a_taker_that_raises_keeps_no_other_from_its_answer(door: Door) -> None:
+    told: list[int] = []
+
+    def broken(_answer: int) -> None:
+        raise ValueError("mine")
+
+    batcher = door.batcher()
+    batcher.post(1, broken)
+    batcher.post(2, told.append)
+    await batcher.flush()
+    assert told == [-2]
+    [(name, error)] = door.deaths
+    assert (name, type(error)) == ("numbers", ValueError)
