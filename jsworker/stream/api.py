@@ -118,9 +118,9 @@ class JetStreamApi:
         subject = f"CONSUMER.CREATE.{self._stream}.{config.name}.{config.filter_subject}"
         return await self._ask(subject, self._jetstream.add_consumer(self._stream, config))
 
-    async def consumers(self) -> list[ConsumerInfo]:
-        """Return the first 256 consumers of the stream."""
-        request = self._jetstream.consumers_info(self._stream)
+    async def consumers(self, offset: int) -> list[ConsumerInfo]:
+        """Return a page of the stream's consumers by name, 256 at most; ``offset`` of them come before it."""
+        request = self._jetstream.consumers_info(self._stream, offset)
         return await self._ask(f"CONSUMER.LIST.{self._stream}", request)
 
     async def stream_state(self) -> StreamState:

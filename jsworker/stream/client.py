@@ -7,12 +7,14 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client as NatsClient
 
+from jsworker.stream.ending import end_tasks
+
 _PING = b"PING\r\n"
 _VERDICT = b"PUB $JS.ACK."
 _CLOSE_SECONDS = 2.0
 _BARRIER_SECONDS = 1
 
-Take = Callable[[str, str, bytes, dict[str, str] | None], None]
+Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
 
 
@@ -27,6 +29,7 @@ class Client(NatsClient):
         super().__init__()
         self._require_tls = require_tls
         self._inboxes: dict[int, Take] = {}
+        self._attempts: set[asyncio.Task[Any]] = set()
 
     @property
     def offers_jetstream(self) -> bool:
@@ -81,8 +84,6 @@ class Client(NatsClient):
             reply: where an answer should go; likewise.
             headers: a whole header block, as the protocol has it.
         """
-        if self._pending_data_size > self._max_pending_size or self.is_closed:
-            return
         line = f"{subject} {reply}".encode()
         size = len(content)
         if headers:
@@ -90,6 +91,15 @@ class Client(NatsClient):
             command = b"HPUB %b %d %d\r\n%b%b\r\n" % (line, *sizes, headers, content)
         else:
             command = b"PUB %b %d\r\n%b\r\n" % (line, size, content)
+        self._enqueue(command)
+
+    def answer(self, reply: bytes, verdict: bytes) -> None:
+        """Send a verdict about a message, likewise without waiting and without a promise."""
+        self._enqueue(b"PUB %b %d\r\n%b\r\n" % (reply, len(verdict), verdict))
+
+    def _enqueue(self, command: bytes) -> None:
+        if self._pending_data_size > self._max_pending_size or self.is_closed:
+            return
         self._pending.append(command)
         self._pending_data_size += len(command)
         queue = self._flush_queue
@@ -97,15 +107,17 @@ class Client(NatsClient):
             queue.put_nowait(asyncio.get_running_loop().create_future())
 
     async def discard(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Close within ``seconds``, whatever state the connection is in, and never raise."""
-        closing = asyncio.create_task(self.close(), name="close nats")
+        """Close within seconds, whatever state the connection is in, and never raise."""
+        closing: asyncio.Task[None] | None = None
         try:
+            await end_tasks(self._attempts, seconds)  # first: nats-py forgets one that goes on
+            closing = asyncio.create_task(self.close(), name="close nats")
             done, _ = await asyncio.wait({closing}, timeout=seconds)
             if not done:
                 self._abort()
-                closing.cancel()
-                await asyncio.wait({closing}, timeout=seconds)
+                await end_tasks({closing}, seconds)
         finally:
+            closing = closing or asyncio.create_task(self.close(), name="close nats")
             self._abort()
             self._end_readers()
         if closing.done() and not closing.cancelled():
@@ -125,6 +137,12 @@ class Client(NatsClient):
             if writer is not None:
                 writer.transport.abort()
 
+    async def _attempt_reconnect(self) -> None:
+        if (attempt := asyncio.current_task()) is not None:
+            self._attempts.add(attempt)
+            attempt.add_done_callback(self._attempts.discard)
+        await super()._attempt_reconnect()
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         take = self._inboxes.get(sid)
         if take is None:
@@ -132,7 +150,7 @@ class Client(NatsClient):
         else:
             status = await self._process_headers(headers) if headers and not reply else None
             try:
-                take(subject.decode(), reply.decode(), data, status)
+                take(subject.decode(), reply, data, status)
             except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
                 await self._error_cb(error)
 

@@ -11,7 +11,7 @@ import nats.errors
 
 from jsworker.errors import JsworkerError, StreamUnavailable
 from jsworker.events import Events
-from jsworker.settings import Settings
+from jsworker.settings import Settings, variable_of
 from jsworker.stream.client import Client
 from jsworker.stream.faults import reason_of
 from jsworker.stream.login import login_of
@@ -52,6 +52,7 @@ class Connection:
         self._settings = settings
         self._events = events
         self._name = name
+        self._own_inbox = f'subscription to "{settings.nats_inbox_prefix.lower()}.'
         self._patience = patience
         self._ping_interval = ping_interval
         self._client: Client | None = None
@@ -126,10 +127,10 @@ class Connection:
         """Call when there is a connection again; returns what ends that."""
         return _register(self._restored_callbacks, callback)
 
-    def answer(self, reply: str, verdict: bytes) -> None:
+    def answer(self, reply: bytes, verdict: bytes) -> None:
         """Send a verdict about a message without waiting; one that gets lost costs a redelivery."""
         if self._client is not None:
-            self._client.post(reply, verdict)
+            self._client.answer(reply, verdict)
 
     async def flush(self, seconds: float) -> bool:
         """Tell whether the server confirmed within ``seconds`` that it read all that was sent before."""
@@ -166,7 +167,7 @@ class Connection:
             "max_outstanding_pings": 2,
             "pending_size": _PENDING_BYTES,
             "flush_timeout": _BLOCKED_SECONDS,
-            "inbox_prefix": f"_INBOX.{secrets.token_hex(8)}",
+            "inbox_prefix": f"{self._settings.nats_inbox_prefix}.{secrets.token_hex(8)}",
         }
         ears = Ears(on_error=self._hear, on_lost=self._lose, on_restored=self._restore)
         return await open_client(login, ears, options, seconds)
@@ -227,9 +228,11 @@ class Connection:
             return
         text = reason_of(error)
         if "permissions violation" in text:
+            if self._own_inbox in text:  # whatever is asked, no answer can come
+                text = f"{text} (see {variable_of('nats_inbox_prefix')})"
             self._complain(text)
             for hindrance, quoted in self._hindrances.items():
-                if quoted in text and not hindrance.done():
+                if (quoted in text or self._own_inbox in text) and not hindrance.done():
                     hindrance.set_result(text)
         elif isinstance(error, nats.errors.SlowConsumerError):
             self._complain(f"messages of {error.subject} were dropped: too many are waiting")

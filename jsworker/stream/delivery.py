@@ -7,14 +7,14 @@ from uuid import UUID
 
 from jsworker.stream.wire import MalformedMessage, decode
 
-Answer = Callable[[str, bytes], None]
+Answer = Callable[[bytes, bytes], None]
 """Sends a verdict to a reply subject; neither waits nor raises."""
 
 _ACK: Final = b"+ACK"
 _NAK: Final = b"-NAK"
 _TERM: Final = b"+TERM"
 _IN_PROGRESS: Final = b"+WPI"
-_PREFIX: Final = "$JS.ACK."
+_PREFIX: Final = b"$JS.ACK."
 
 
 class _Arrival:
@@ -33,7 +33,7 @@ class _Arrival:
     __slots__ = ("_answer", "_reply", "_stored_ns", "answered", "data", "stream_seq", "subject")
 
     def __init__(  # noqa: PLR0917 -- called for every message
-        self, subject: str, reply: str, data: bytes, stream_seq: int, stored_ns: int, answer: Answer
+        self, subject: str, reply: bytes, data: bytes, stream_seq: int, stored_ns: int, answer: Answer
     ) -> None:
         self.subject = subject
         self.data = data
@@ -48,26 +48,22 @@ class _Arrival:
         """When the stream stored the message (UTC); a redelivery does not change it."""
         return datetime.fromtimestamp(self._stored_ns / 1e9, UTC)
 
-    async def ack(self) -> None:
+    def ack(self) -> None:
         """Done: the stream forgets the message."""
         self._finish(_ACK)
 
-    async def nak(self, delay: float = 0.0) -> None:
+    def nak(self, delay: float = 0.0) -> None:
         """Not now: the message is delivered again, to whoever asks, after ``delay`` seconds."""
         self._finish(b'%b {"delay":%d}' % (_NAK, round(delay * 1e9)) if delay > 0 else _NAK)
 
-    async def term(self) -> None:
+    def term(self) -> None:
         """Never again: the stream forgets a message that nobody can use."""
         self._finish(_TERM)
 
-    async def in_progress(self) -> None:
+    def in_progress(self) -> None:
         """Still at it: the consumer's ``ack_wait`` starts anew."""
         if not self.answered:
             self._answer(self._reply, _IN_PROGRESS)
-
-    def hand_back(self) -> None:
-        """Not here: the same as ``nak()``."""
-        self._finish(_NAK)
 
     def _finish(self, verdict: bytes) -> None:
         if not self.answered:
@@ -110,12 +106,12 @@ class Undecodable(_Arrival):
 
 
 def read(
-    subject: str, reply: str, data: bytes, *, kind: str, answer: Answer
+    subject: str, reply: bytes, data: bytes, *, kind: str, answer: Answer
 ) -> Delivery | Undecodable | None:
     """Return what a consumer of ``kind`` delivered; None when it was not JetStream that sent it."""
     # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<stored ns>.<pending>, in newer
     # replies with <domain>.<account> before <stream> and a random token at the end.
-    tokens = reply.split(".")
+    tokens = reply.split(b".")
     first = 5 if len(tokens) == 9 else 7
     try:
         stream_seq, stored_ns = int(tokens[first]), int(tokens[first + 2])

@@ -1,5 +1,6 @@
 """What went wrong with NATS, as one line for the people who read it."""
 
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -66,10 +67,17 @@ def _tls_fault(error: ssl.SSLError | nats.errors.SecureConnWantedError) -> str:
             )
         case ssl.SSLError(reason="TLSV13_ALERT_CERTIFICATE_REQUIRED" | "SSLV3_ALERT_BAD_CERTIFICATE"):
             return "it wants a client certificate that it trusts (see JSWORKER_NATS_TLS_CERT)"
+        case ssl.SSLError(reason=str(reason)) if re.search("ALERT_(CERTIFICATE|UNKNOWN_CA)", reason):
+            return f"it refuses the client's certificate, {_words(reason)} (see JSWORKER_NATS_TLS_CERT)"
         case ssl.SSLError():
-            return f"TLS failed, {(error.reason or 'no handshake').replace('_', ' ').lower()}"
+            return f"TLS failed, {_words(error.reason or 'no handshake')}"
         case _:
             return "it offers no TLS, which tls:// and JSWORKER_NATS_TLS_CA ask for"
+
+
+def _words(reason: str) -> str:
+    """Return OpenSSL's name of a reason as words."""
+    return re.sub(r"^(SSL|TLS)V\d+_ALERT_", "", reason).replace("_", " ").lower()
 
 
 def reason_of(error: Exception) -> str:

@@ -1,7 +1,6 @@
 """The door to JetStream: connect, ensure that stream and consumers are right, publish, and look."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from jsworker.errors import PublishFailed, StreamRefused, StreamUnavailable
@@ -13,7 +12,7 @@ from jsworker.stream.faults import NotThere, api_faults
 from jsworker.stream.login import redact
 from jsworker.stream.publish import Headers, Published, Publisher
 from jsworker.stream.topology import Topology
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.wire import WireMessage, subject_of
 from jsworker.stream.witness import Answer, Witness
 
 __all__ = [
@@ -53,6 +52,7 @@ class Stream:
         ping_interval: float = 10.0,
     ) -> None:
         self.name = settings.stream
+        self._prefix = settings.subject_prefix
         self.events = events
         self.connection = Connection(
             settings, events=events, name=client_name, patience=patience, ping_interval=ping_interval
@@ -90,6 +90,10 @@ class Stream:
     def connected(self) -> bool:
         """Whether the server can be reached, as far as is known."""
         return self.connection.connected
+
+    def subject_of(self, kind: str) -> str:
+        """Return the subject on which messages of a kind travel."""
+        return subject_of(self._prefix, kind)
 
     async def flush(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 -- as above
         """Tell whether the server confirmed within ``timeout`` seconds that it read all that was sent."""
@@ -229,7 +233,7 @@ class Stream:
         except (StreamUnavailable, StreamRefused):
             return list(outcomes)
         return [
-            replace(each, stream_created=created) if isinstance(each, Published) else each
+            each._replace(stream_created=created) if isinstance(each, Published) else each
             for each in outcomes
         ]
 

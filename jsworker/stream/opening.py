@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from jsworker.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.client import Client
+from jsworker.stream.ending import end_tasks
 from jsworker.stream.faults import login_fault
 from jsworker.stream.login import Login
 
@@ -23,6 +24,10 @@ class Ears:
     on_error: Callable[[Client, Exception], None]
     on_lost: Callable[[Client], None]
     on_restored: Callable[[Client], None]
+
+
+_LEAST_SECONDS: Final = 0.2
+"""For an attempt."""
 
 
 async def open_client(login: Login, ears: Ears, options: dict[str, Any], seconds: float) -> Client:
@@ -47,7 +52,8 @@ async def open_client(login: Login, ears: Ears, options: dict[str, Any], seconds
         reraise=True,
     ):
         with attempt:
-            return await _Attempt(login, ears).run(options, deadline - clock())
+            left = max(deadline - clock(), _LEAST_SECONDS)  # else it could only say that it had no time
+            return await _Attempt(login, ears).run(options, left)
     raise AssertionError("unreachable: the last attempt raises")
 
 
@@ -65,16 +71,26 @@ class _Attempt:
     async def run(self, options: dict[str, Any], seconds: float) -> Client:
         connecting = asyncio.create_task(self._connect(options), name="connect to nats")
         try:
-            await asyncio.wait({connecting}, timeout=seconds)
-            if not connecting.done():
-                raise StreamUnavailable(f"NATS at {self._login.shown} did not answer within {seconds:.3g} s")
-            await connecting
-        finally:
-            self._trying = False
-            if not self._connected:
-                connecting.cancel()
-                await self._client.discard(_ABANDON_SECONDS)
+            await self._await(connecting, seconds)
+        except BaseException:
+            await self._abandon(connecting)
+            raise
+        self._trying = False
         return self._client
+
+    async def _await(self, connecting: asyncio.Task[None], seconds: float) -> None:
+        await asyncio.wait({connecting}, timeout=seconds)
+        if not connecting.done():
+            raise StreamUnavailable(f"NATS at {self._login.shown} did not answer within {seconds:.3g} s")
+        await connecting
+
+    async def _abandon(self, connecting: asyncio.Task[None]) -> None:
+        """Close also what has just been connected while the caller was cancelled: nobody else would."""
+        self._trying = self._connected = False
+        try:
+            await end_tasks({connecting}, _ABANDON_SECONDS)
+        finally:
+            await self._client.discard(_ABANDON_SECONDS)
 
     async def _connect(self, options: dict[str, Any]) -> None:
         try:

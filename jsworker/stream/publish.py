@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final, NotRequired
+from typing import Annotated, Final, NamedTuple, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
@@ -28,8 +27,7 @@ _BACKOFF: Final = wait_random_exponential(multiplier=0.05, max=1.0)
 Headers = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """The stream has the message.
 
     Attributes:
@@ -168,7 +166,7 @@ class Publisher:
         return subject
 
     def _on_acknowledgement(
-        self, subject: str, _reply: str, data: bytes, _headers: dict[str, str] | None
+        self, subject: str, _reply: bytes, data: bytes, _headers: dict[str, str] | None
     ) -> None:
         token = subject[len(self._inbox) :]
         flight = self._flights.pop(int(token), None) if token.isdigit() else None

@@ -12,6 +12,7 @@ import nats.errors
 from jsworker.errors import JsworkerError
 from jsworker.stream.client import Client
 from jsworker.stream.delivery import Delivery, Undecodable, read
+from jsworker.stream.ending import end_tasks
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.outstanding import Outstanding
 from jsworker.stream.pauses import Pauses
@@ -84,6 +85,17 @@ class Puller:
         self._task: asyncio.Task[None] | None = None
         self._registrations: list[Callable[[], None]] = []
 
+    @property
+    def kind(self) -> str:
+        """Whose messages are pulled."""
+        return self._kind
+
+    @property
+    def is_pulling(self) -> bool:
+        """Whether messages are asked for as soon as there is room."""
+        able = self._stream.connected and not self._ailing
+        return able and self._task is not None and not self._paused
+
     async def start(self) -> None:
         """Begin to pull."""
         if self._task is None and not self._stopping:
@@ -104,14 +116,13 @@ class Puller:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait({task})
+        self._signal.set()
+        await end_tasks({task})
         for end in self._registrations:
             end()
         self._leave()
         await self._settle(_STOP_SECONDS)
-        for closing in self._closing:
-            closing.cancel()
+        await end_tasks(self._closing, _STOP_SECONDS)
         await self._stream.flush(_STOP_SECONDS)
         if not task.cancelled():
             task.result()
@@ -148,7 +159,7 @@ class Puller:
         return self._outstanding.total
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping:
             self._signal.clear()
             seconds = await self._step()
             try:
@@ -239,7 +250,7 @@ class Puller:
         return True
 
     def _take(
-        self, inbox: _Inbox, subject: str, reply: str, data: bytes, headers: dict[str, str] | None
+        self, inbox: _Inbox, subject: str, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> None:
         current = inbox is self._inbox
         if not reply:
@@ -254,7 +265,7 @@ class Puller:
             self._outstanding.received()
             self._sign_of_life()
         if self._stopping or self._paused:
-            arrival.hand_back()
+            arrival.nak()
         elif isinstance(arrival, Delivery):
             self._deliver(arrival)
         else:

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 from uuid import UUID
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -28,8 +27,7 @@ class MalformedMessage(JsworkerError):
     """A message cannot be read. The text names the rule that it breaks and never shows its content."""
 
 
-@dataclass(frozen=True, slots=True)
-class WireMessage:
+class WireMessage(NamedTuple):
     """A hint that a job wants to be looked at.
 
     Attributes:

@@ -61,9 +61,9 @@ class Witness:
         if self._listening is client or not self._connection.connected:
             return
 
-        def answer(_subject: str, reply: str, _content: bytes, _status: dict[str, str] | None) -> None:
+        def answer(_subject: str, reply: bytes, _content: bytes, _status: dict[str, str] | None) -> None:
             if reply:
-                client.post(reply, b"alive")
+                client.answer(reply, b"alive")
 
         self._listening = client  # before it is waited for: a connection that is lost meanwhile is forgotten
         try:

@@ -29,10 +29,10 @@ class Authority:
         own = self._sign(self._name, self._key.public_key(), authority=True)
         self.certificate = self._write(f"{name}.pem", own.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> Pair:
+    def issue(self, name: str, *, address: str = "127.0.0.1", expired: bool = False) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._sign(subject, key.public_key(), authority=False)
+        certificate = self._sign(subject, key.public_key(), authority=False, address=address, expired=expired)
         return Pair(
             self._write(f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM)),
             self._write(
@@ -42,14 +42,21 @@ class Authority:
                     serialization.PrivateFormat.PKCS8,
                     serialization.NoEncryption(),
                 ),
+                mode=0o600,
             ),
         )
 
     def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, authority: bool
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        *,
+        authority: bool,
+        address: str = "127.0.0.1",
+        expired: bool = False,
     ) -> x509.Certificate:
         now = datetime.now(UTC)
-        localhost = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        place = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -57,19 +64,20 @@ class Authority:
             .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(hours=1))
+            .not_valid_after(now - timedelta(minutes=1) if expired else now + timedelta(hours=1))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
             )
             .add_extension(_usage(authority=authority), critical=True)
-            .add_extension(localhost, critical=False)
+            .add_extension(place, critical=False)
             .sign(self._key, hashes.SHA256())
         )
 
-    def _write(self, name: str, content: bytes) -> Path:
+    def _write(self, name: str, content: bytes, *, mode: int = 0o644) -> Path:
         path = self._folder / name
+        path.touch(mode)
         path.write_bytes(content)
         return path
 

@@ -38,7 +38,7 @@ class Desk:
 
     async def ack_all(self) -> None:
         for delivery in self.deliveries:
-            await delivery.ack()
+            delivery.ack()
         self.deliveries.clear()
         self.puller.wake()
 

@@ -36,20 +36,20 @@ async def test_answers(stream: TestStream, open_desk: OpenDesk) -> None:
     desk = await open_desk(stream)
     await desk.has(4)
     acked, naked, termed, late = desk.deliveries
-    await acked.ack()
-    await naked.nak()
-    await termed.term()
-    await late.nak(0.3)
+    acked.ack()
+    naked.nak()
+    termed.term()
+    late.nak(0.3)
     assert [each.answered for each in desk.deliveries] == [True] * 4
     await desk.has(5)
     again = desk.deliveries[4]
     assert (again.job_id, again.stored_at, again.answered) == (naked.job_id, naked.stored_at, False)
-    await again.ack()
+    again.ack()
     started = asyncio.get_running_loop().time()
     await desk.has(6)
     assert asyncio.get_running_loop().time() - started > 0.15
     assert desk.deliveries[5].job_id == late.job_id
-    await desk.deliveries[5].ack()
+    desk.deliveries[5].ack()
     await stored(stream, 0)
 
 
@@ -65,14 +65,13 @@ async def test_a_message_is_answered_once(stream: TestStream, open_desk: OpenDes
     desk = await open_desk(stream)
     await desk.has(1)
     [delivery] = desk.deliveries
-    await delivery.in_progress()
-    await delivery.in_progress()
-    await delivery.nak(2.5)
-    await delivery.ack()
-    await delivery.nak()
-    await delivery.term()
-    await delivery.in_progress()
-    delivery.hand_back()
+    delivery.in_progress()
+    delivery.in_progress()
+    delivery.nak(2.5)
+    delivery.ack()
+    delivery.nak()
+    delivery.term()
+    delivery.in_progress()
     assert await stream.flush()
     await plain.flush()
     assert verdicts == [b"+WPI", b"+WPI", b'-NAK {"delay":2500000000}']
@@ -87,7 +86,7 @@ async def test_in_progress_starts_ack_wait_anew(stream: TestStream, open_desk: O
     loop = asyncio.get_running_loop()
     started = loop.time()
     while loop.time() - started < 1.0:
-        await delivery.in_progress()
+        delivery.in_progress()
         assert len(desk.deliveries) == 1
         await asyncio.sleep(0.1)
     await desk.has(2)
@@ -100,13 +99,13 @@ async def test_an_answer_never_raises(stream: TestStream, open_desk: OpenDesk, s
     await desk.has(3)
     first, second, third = desk.deliveries
     await server.stop(signal.SIGKILL)
-    await first.ack()
+    first.ack()
     await until(lambda: not stream.connected)
-    await second.ack()
+    second.ack()
     await desk.puller.stop()
     await stream.close()
-    await third.ack()
-    await third.in_progress()
+    third.ack()
+    third.in_progress()
 
 
 async def test_an_ack_given_while_disconnected_arrives_after_the_reconnect(
@@ -117,7 +116,7 @@ async def test_an_ack_given_while_disconnected_arrives_after_the_reconnect(
     await desk.has(1)
     await server.stop(signal.SIGTERM)
     await until(lambda: not stream.connected)
-    await desk.deliveries[0].ack()
+    desk.deliveries[0].ack()
     await server.start()
     await until(lambda: stream.connected)
     await stored(stream, 0)
@@ -137,8 +136,8 @@ async def test_what_cannot_be_read_is_handed_over_with_the_rule_it_breaks(
     assert (first.reason, first.data, first.stream_seq) == ("not JSON", b"not json", 1)
     assert second.reason == "wrong version: v must be 1"
     assert first.stored_at <= second.stored_at
-    await first.term()
-    await second.ack()
+    first.term()
+    second.ack()
     await stored(stream, 1)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -129,6 +130,64 @@ async def test_a_closed_stream_leaves_no_task_behind(open_stream: OpenStream, se
     await stream.close()
     await asyncio.sleep(0.01)
     gc.collect()
+    assert asyncio.all_tasks() - before == set()
+
+
+@pytest.mark.parametrize("ticks", range(6))
+@pytest.mark.parametrize("back", [False, True], ids=["refused", "connected"])
+async def test_an_attempt_that_ends_while_the_stream_is_closed_is_the_last_one(
+    open_stream: OpenStream, server: NatsServer, monkeypatch: pytest.MonkeyPatch, *, back: bool, ticks: int
+) -> None:
+    """In Python 3.11 a cancellation that meets the end of what ``wait_for`` awaits gets lost."""
+    monkeypatch.setattr("jsworker.stream.connection._RECONNECT_SECONDS", 0.05)
+    before = asyncio.all_tasks()
+    stream = await open_stream()
+    client, dial = stream.connection.client, asyncio.open_connection
+    closing: list[asyncio.Task[None]] = []
+
+    async def close() -> None:
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        if not back:  # sooner than the stream, which ends its watch first
+            await client.discard()
+        await stream.close()
+
+    async def dial_and_close(*address: Any, **options: Any) -> Any:
+        connected = False
+        try:
+            streams = await dial(*address, **options)
+            connected = True
+            return streams
+        finally:
+            if connected == back and not closing:
+                closing.append(asyncio.create_task(close()))
+
+    monkeypatch.setattr(asyncio, "open_connection", dial_and_close)
+    await server.stop(signal.SIGKILL)
+    await until(lambda: not stream.connected)
+    if back:
+        await server.start()
+    await until(lambda: bool(closing) and closing[0].done())
+    closing[0].result()
+    await asyncio.sleep(0.01)
+    assert asyncio.all_tasks() - before == set()
+
+
+async def test_a_connection_that_is_made_while_its_caller_is_cancelled_is_closed(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = asyncio.all_tasks()
+    stream = TestStream(settings_for(server.url), installation_id=None)
+    connecting = asyncio.create_task(stream.connect())
+    connect = NatsClient.connect
+
+    async def connect_and_cancel(client: NatsClient, *addresses: Any, **options: Any) -> None:
+        await connect(client, *addresses, **options)
+        connecting.cancel()
+
+    monkeypatch.setattr(NatsClient, "connect", connect_and_cancel)
+    await asyncio.wait({connecting})
+    assert connecting.cancelled()
     assert asyncio.all_tasks() - before == set()
 
 

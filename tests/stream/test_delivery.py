@@ -15,7 +15,7 @@ WITH_DOMAIN = "$JS.ACK.hub.ACCOUNTHASH.JOBS.resize.2.17.99.1795181039279298385.5
 
 
 def arrived(reply: str, data: bytes = DATA) -> Delivery | Undecodable | None:
-    return read("jobs.resize", reply, data, kind="resize", answer=lambda *_: None)
+    return read("jobs.resize", reply.encode(), data, kind="resize", answer=lambda *_: None)
 
 
 @pytest.mark.parametrize("reply", [PLAIN, WITH_DOMAIN])

@@ -1,6 +1,7 @@
 """The pull loop in good times: as much as there is room for, in few requests, and handed back at the end."""
 
 import asyncio
+from typing import Any
 
 from nats.aio.client import Client as NatsClient
 
@@ -104,6 +105,22 @@ async def test_after_stop_nothing_is_outstanding(
     assert second.jobs == [job]
     assert desk.deliveries == []
     await desk.puller.stop()
+
+
+async def test_stop_ends_a_puller_that_waits_to_send(stream: TestStream) -> None:
+    """Behind a server that reads nothing; nats-py swallows what cancels it there."""
+    client = stream.connection.client
+    queue, full = client._flush_queue, asyncio.Queue[asyncio.Future[Any]](maxsize=1)
+    full.put_nowait(asyncio.get_running_loop().create_future())
+    client._flush_queue = full
+    desk = Desk(stream)
+    await desk.puller.start()
+    await until(lambda: bool(full._putters))  # type: ignore[attr-defined] # nothing else tells who waits
+    puller = desk.puller._task
+    stopping = asyncio.create_task(desk.puller.stop())
+    await until(lambda: puller is not None and puller.done())
+    client._flush_queue = queue
+    await stopping
 
 
 async def test_a_pause_hands_back_and_a_resume_pulls_again(
