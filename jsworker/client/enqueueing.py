@@ -1,15 +1,17 @@
 """What may be enqueued: kinds, payloads, keys and delays, checked before anything is written."""
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from jsworker import strict_json
+from jsworker import strict_json, tracing
 from jsworker.errors import InvalidPayload
 from jsworker.names import check_kind, check_unique_key
 from jsworker.ownership import enqueue
 from jsworker.ownership.enqueue import NewJob, new_job_id
 from jsworker.plain import plain
 from jsworker.processor import JobProcessor, write_payload
+from jsworker.tracing import TraceContext
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
@@ -19,6 +21,8 @@ Kind = str | type[JobProcessor[Any]]
 
 MAX_PAYLOAD_BYTES = 1_048_576
 """The default limit of a payload's JSON text."""
+
+_NO_SPAN = TraceContext()
 
 LONGEST_DELAY = 10 * 366 * 86400.0
 """Seconds; a later date is a mistake."""
@@ -64,6 +68,7 @@ def enqueue_statement(
         max_attempts=max_attempts,
         max_stalls=max_stalls,
         max_payload_bytes=max_payload_bytes,
+        context=tracing.current(),
     )
     return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
 
@@ -86,24 +91,47 @@ def new_job(
     max_attempts: int | None,
     max_stalls: int | None,
     max_payload_bytes: int,
+    context: TraceContext = _NO_SPAN,
 ) -> NewJob:
-    """Return a checked job with a fresh id; see ``enqueue_statement`` for arguments and errors."""
+    """Return a checked job with a fresh id; see ``enqueue_statement`` for arguments and errors.
+
+    ``context`` is the span that it belongs to.
+    """
+    [job] = new_jobs(
+        kind,
+        [payload],
+        [unique_key],
+        delay=delay,
+        max_attempts=max_attempts,
+        max_stalls=max_stalls,
+        max_payload_bytes=max_payload_bytes,
+        context=context,
+    )
+    return job
+
+
+def new_jobs(
+    kind: Kind,
+    payloads: Iterable[Any],
+    unique_keys: Iterable[str | None],
+    *,
+    delay: float,
+    max_attempts: int | None,
+    max_stalls: int | None,
+    max_payload_bytes: int,
+    context: TraceContext = _NO_SPAN,
+) -> Iterator[NewJob]:
+    """Return a job like ``new_job`` for each payload; all are checked before the first one is made."""
     kind_name(kind)
-    if unique_key is not None:
-        check_unique_key(unique_key)
     if not (math.isfinite(delay) and 0 <= delay <= LONGEST_DELAY):
         raise ValueError(f"delay={delay!r} must be from 0 to {LONGEST_DELAY:g} seconds")
     for name, value in (("max_attempts", max_attempts), ("max_stalls", max_stalls)):
         if value is not None and not 1 <= value <= 1_000_000:
             raise ValueError(f"{name}={value!r} must be from 1 to 1000000")
-    return NewJob(
-        id=new_job_id(),
-        payload=_payload_text(kind, payload, max_payload_bytes),
-        unique_key=unique_key,
-        delay=float(delay),
-        max_attempts=max_attempts,
-        max_stalls=max_stalls,
-    )
+    keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
+    texts = [_payload_text(kind, payload, max_payload_bytes) for payload in payloads]
+    rest = (float(delay), max_attempts, max_stalls, *context)
+    return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
 
 
 def _payload_text(kind: Kind, payload: Any, most: int) -> str:

@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from jsworker import fault_points
+from jsworker import fault_points, tracing
 from jsworker.batcher import Batcher
-from jsworker.client.enqueueing import Kind, kind_name, new_job
-from jsworker.client.publishing import publish_due
+from jsworker.client.batching import SharedInserts
+from jsworker.client.enqueueing import Kind, kind_name, new_job, new_jobs
+from jsworker.client.inserting import insert
+from jsworker.client.publishing import OutboxPublisher, publish_traced
 from jsworker.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
@@ -20,24 +24,30 @@ from jsworker.errors import (
 )
 from jsworker.events import Events
 from jsworker.names import printable
-from jsworker.ownership import control, enqueue, listing, outbox, reset
+from jsworker.ownership import control, listing, outbox, reset
 from jsworker.ownership.control import Cancelled
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import Enqueued
-from jsworker.ownership.outbox import Sent
+from jsworker.ownership.enqueue import Enqueued, NewJob
+from jsworker.ownership.outbox import Outgoing, Sent
 from jsworker.ownership.registry import installation_id
 from jsworker.ownership.reset import Reset
 from jsworker.settings import Settings, load_settings
 from jsworker.stream.jetstream import Stream
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.wire import subject_of
 
 _OWN_PUBLISHING_SECONDS = 5.0
 """For so long the relay leaves a new job's message to the client that enqueued it."""
 
+_MARK_SECONDS = 0.5
+"""Far less than the relay's patience. Most jobs have been claimed by then and need no mark; one that came at
+once would make the CLAIM of the very same row wait for its commit."""
+
 _PUBLISH_SECONDS = 2.0
 _CONNECT_SECONDS = 3.0
-_INSERT_BATCH = 5000
+_PUBLISH_EVERY_SECONDS = 1.0
+"""Publishing competes with a long ``enqueue_many`` for this process; workers publish meanwhile."""
 _PUBLISH_BATCH = 1000
+_AT_ONCE_BESIDE_ENQUEUES = 2
 _REASON_CHARACTERS = 1000
 
 
@@ -53,8 +63,16 @@ class JobClient:
         self.events = Events()
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._stream: Stream | None = None
-        self._marks: Batcher[Sent, None] = Batcher("marks", self._mark, limit=500, died=self._died)
+        self._marks: Batcher[Sent, None] = Batcher(
+            "marks", self._mark, limit=500, died=self._died, linger=_MARK_SECONDS
+        )
+        self._inserts = SharedInserts(
+            self._database,
+            publish_after=lambda: _OWN_PUBLISHING_SECONDS if self._reachable_stream() else 0.0,
+            died=self._died,
+        )
         self._background: set[asyncio.Task[None]] = set()
+        self._publish_since: float | None = None
         self.unpublished_because: str | None = None
 
     @classmethod
@@ -104,6 +122,7 @@ class JobClient:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._inserts.flush()
         await self._marks.flush()
         if self._stream is not None:
             await self._stream.close()
@@ -140,11 +159,17 @@ class JobClient:
             max_payload_bytes=self._settings.max_payload_bytes,
         )
         name = kind_name(kind)
-        publish_after = _OWN_PUBLISHING_SECONDS if self._reachable_stream() else 0.0
-        enqueued = await enqueue.enqueue(self._database, name, job, publish_after=publish_after)
-        if enqueued.created and not delay:
+        if tracing.active() is None:
+            return await self._enqueue(name, job)
+        with tracing.creating(self._subject_of(name), job_id=job.id) as context:
+            return await self._enqueue(name, job._replace(**context._asdict()))
+
+    async def _enqueue(self, kind: str, job: NewJob) -> Enqueued:
+        enqueued = await self._inserts.insert(kind, job)
+        if enqueued.created and not job.delay:
             await fault_points.reach("after_commit_before_publish")
-            await self._publish(WireMessage(job_id=enqueued.id, kind=name, dispatch=1))
+            own = Outgoing(enqueued.id, kind, 1, False, None, job.traceparent, job.tracestate)
+            await self._publish(own)
         return enqueued
 
     async def enqueue_many(
@@ -157,7 +182,9 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
     ) -> list[Enqueued]:
-        """Enqueue many jobs of a kind, in statements of 5,000, and publish them in the background.
+        """Enqueue many jobs of a kind, in statements of up to 5,000, and publish them in the background.
+
+        An error leaves the jobs of earlier statements stored.
 
         Args:
             kind: the kind, or its processor.
@@ -174,17 +201,31 @@ class JobClient:
         keys = list(unique_keys) if unique_keys is not None else [None] * len(given)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        limits = {"max_attempts": max_attempts, "max_stalls": max_stalls}
-        size = self._settings.max_payload_bytes
-        jobs = [
-            new_job(kind, payload, unique_key=key, delay=delay, max_payload_bytes=size, **limits)
-            for payload, key in zip(given, keys, strict=True)
-        ]
+        name = kind_name(kind)
+        with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
+            jobs = new_jobs(
+                kind,
+                given,
+                keys,
+                delay=delay,
+                max_attempts=max_attempts,
+                max_stalls=max_stalls,
+                max_payload_bytes=self._settings.max_payload_bytes,
+                context=context,
+            )
+            return await self._enqueue_many(name, jobs, keyed=any(key is not None for key in keys))
+
+    async def _enqueue_many(self, kind: str, jobs: Iterable[NewJob], *, keyed: bool) -> "list[Enqueued]":
         enqueued: list[Enqueued] = []
-        for start in range(0, len(jobs), _INSERT_BATCH):
-            batch = jobs[start : start + _INSERT_BATCH]
-            enqueued += await enqueue.enqueue_many(self._database, kind_name(kind), batch)
-            self._publish_in_background()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        publish_at = began + _PUBLISH_EVERY_SECONDS
+        async with aclosing(insert(self._database, kind, jobs, keyed=keyed)) as inserted:
+            async for answers in inserted:
+                enqueued += answers
+                if clock() >= publish_at:
+                    self._publish_in_background(since=began)
+        self._publish_in_background(since=began)
         return enqueued
 
     async def publish_pending(self) -> int:
@@ -196,15 +237,12 @@ class JobClient:
         stream = self._reachable_stream()
         if stream is None:
             raise StreamUnavailable(self.unpublished_because)
-        published = 0
-        while answers := await publish_due(self._database, stream, limit=_PUBLISH_BATCH):
-            failures = [answer for answer in answers if isinstance(answer, PublishFailed)]
-            published += len(answers) - len(failures)
-            if failures:
-                self.unpublished_because = str(failures[0])
-            if len(answers) < _PUBLISH_BATCH:
-                break
-        return published
+        return await self._publish_all(OutboxPublisher(self._database, stream, limit=_PUBLISH_BATCH))
+
+    async def _publish_all(self, outbox_publisher: OutboxPublisher) -> int:
+        tally = await outbox_publisher.publish()
+        self.unpublished_because = tally.failed or self.unpublished_because
+        return tally.published
 
     async def get(self, job_id: UUID | str) -> dict[str, Any]:
         """Return a job by column name, payload and result included.
@@ -291,30 +329,45 @@ class JobClient:
         self.unpublished_because = "NATS is not connected"
         return None
 
-    async def _publish(self, message: WireMessage) -> None:
+    def _subject_of(self, kind: str) -> str:
+        return subject_of(self._settings.subject_prefix, kind)
+
+    async def _publish(self, job: Outgoing) -> None:
         stream = self._reachable_stream()
         if stream is None:
             return
         try:
-            published = await stream.publish(message, timeout=_PUBLISH_SECONDS)
-        except (PublishFailed, StreamUnavailable) as error:
-            # The job is committed; the relay of any worker publishes it in five seconds.
+            [published] = await publish_traced(stream, [job], timeout=_PUBLISH_SECONDS)
+        except StreamUnavailable as error:
             self.unpublished_because = str(error)
             return
-        self._marks.post(
-            Sent(message.job_id, message.dispatch, published.stream_seq, published.stream_created)
-        )
-
-    def _publish_in_background(self) -> None:
-        if self._reachable_stream() is None or self._background:
+        if isinstance(published, PublishFailed):
+            # The job is committed; the relay of any worker publishes it in five seconds.
+            self.unpublished_because = str(published)
             return
-        task = asyncio.create_task(self._publish_all(), name="jsworker publish")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
-    async def _publish_all(self) -> None:
+    def _publish_in_background(self, *, since: float | None = None) -> None:
+        """Publish what was queued since, or just now; what is older is left to the relays of workers."""
+        if self._reachable_stream() is None:
+            return
+        began = asyncio.get_running_loop().time() if since is None else since
+        self._publish_since = began if self._publish_since is None else min(self._publish_since, began)
+        if not self._background:
+            task = asyncio.create_task(self._publish_queued(), name="jsworker publish")
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def _publish_queued(self) -> None:
+        """Publish until nobody has asked for it since the last time."""
         try:
-            await self.publish_pending()
+            while self._publish_since is not None and (stream := self._reachable_stream()) is not None:
+                take = partial(_take_since, self._database, self._publish_since)
+                self._publish_since = None
+                own = OutboxPublisher(
+                    self._database, stream, limit=_PUBLISH_BATCH, take=take, at_once=_AT_ONCE_BESIDE_ENQUEUES
+                )
+                await self._publish_all(own)
         except (DatabaseUnavailable, DatabaseRefused, StreamUnavailable) as error:
             self.unpublished_because = str(error)
 
@@ -328,6 +381,12 @@ class JobClient:
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
+
+
+async def _take_since(database: Database, began: float) -> list[Outgoing]:
+    """Take what has been queued since then, by the event loop's clock, or a little before."""
+    within = asyncio.get_running_loop().time() - began + _OWN_PUBLISHING_SECONDS
+    return await outbox.take_outgoing(database, limit=_PUBLISH_BATCH, within=within)
 
 
 def job_uuid(job_id: UUID | str) -> UUID:

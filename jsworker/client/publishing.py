@@ -1,14 +1,20 @@
 """From the outbox to the stream: take what is due, publish it, mark what was acknowledged."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
-from jsworker import fault_points
+from jsworker import fault_points, tracing
 from jsworker.errors import PublishFailed
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing, Sent, mark, take_outgoing
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.publish import Published
 from jsworker.stream.wire import WireMessage
+from jsworker.tracing import TraceContext
 
 
 def wire_message(job: Outgoing) -> WireMessage:
@@ -22,23 +28,115 @@ def wire_message(job: Outgoing) -> WireMessage:
     )
 
 
-async def publish_due(
-    database: Database, stream: Stream, *, limit: int
-) -> Sequence[Published | PublishFailed]:
-    """Publish up to ``limit`` jobs of the outbox and return an answer for each.
+_AT_ONCE: Final = 4
+"""Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
 
-    What is not acknowledged stays in the outbox and is due again in five seconds.
+Take = Callable[[], Awaitable[list[Outgoing]]]
+"""Takes a batch from the outbox; a short one was all."""
 
-    Raises:
-        DatabaseUnavailable: PostgreSQL did not answer.
+
+@dataclass(slots=True)
+class Tally:
+    """What came of publishing an outbox.
+
+    Attributes:
+        published: messages that the stream acknowledged.
+        failed: why one of the others was not; None: all were.
+        ended: no more batches are begun: one was short, not taken, or not acknowledged at all.
     """
-    outgoing = await take_outgoing(database, limit=limit)
-    if not outgoing:
-        return []
-    answers = await stream.publish_many([wire_message(job) for job in outgoing])
-    if sent := _acknowledged(outgoing, answers):
-        await fault_points.reach("after_publish_before_mark")
-        await mark(database, sent)
+
+    published: int = 0
+    failed: str | None = None
+    ended: bool = False
+
+
+class OutboxPublisher:
+    """Publishes the outbox batch by batch; while it is full, some are taken as others are sent and marked."""
+
+    def __init__(
+        self,
+        database: Database,
+        stream: Stream,
+        *,
+        limit: int,
+        take: Take | None = None,
+        at_once: int = _AT_ONCE,
+    ) -> None:
+        """Publish up to ``limit`` jobs a batch: everything that is due, or what ``take`` takes.
+
+        ``at_once`` batches are under way while the outbox is full; fewer leave more of the process to others.
+        """
+        self._database = database
+        self._stream = stream
+        self._limit = limit
+        self._at_once = at_once
+        self._take = take or partial(take_outgoing, database, limit=limit)
+        self._taking = asyncio.Lock()
+
+    async def publish(self) -> Tally:
+        """Publish until a batch is short or NATS is gone.
+
+        What is not acknowledged stays in the outbox and is due again in five seconds.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL did not answer.
+        """
+        tally = Tally()
+        await self._publish_batch(tally)  # alone, for as a rule that was all
+        lanes = [self._publish_on(tally) for _ in range(self._at_once)]
+        for ended in await asyncio.gather(*lanes, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended
+        return tally
+
+    async def _publish_on(self, tally: Tally) -> None:
+        try:
+            while not tally.ended:
+                await self._publish_batch(tally)
+        finally:
+            tally.ended = True
+
+    async def _publish_batch(self, tally: Tally) -> None:
+        # One after the other: PUBLISH locks rows that a twin has just taken, and their MARK would skip them.
+        async with self._taking:
+            wanted = self._stream.connected and not tally.ended
+            outgoing = await self._take() if wanted else []
+        if len(outgoing) < self._limit:
+            tally.ended = True
+        if not outgoing:
+            return
+        answers = await publish_traced(self._stream, outgoing)
+        sent = _acknowledged(outgoing, answers)
+        tally.published += len(sent)
+        tally.failed = next((str(each) for each in answers if isinstance(each, PublishFailed)), tally.failed)
+        if (
+            not sent
+        ):  # a stream without a leader: what failed is due again before the last batch has failed, too
+            tally.ended = True
+        else:
+            await fault_points.reach("after_publish_before_mark")
+            await mark(self._database, sent)
+
+
+async def publish_traced(
+    stream: Stream,
+    outgoing: Sequence[Outgoing],
+    *,
+    timeout: float = 5.0,  # noqa: ASYNC109 -- passed on
+) -> Sequence[Published | PublishFailed]:
+    """Publish messages with the contexts of their jobs, and tell of it where somebody wants spans."""
+    messages = [wire_message(job) for job in outgoing]
+    if all(job.traceparent is None for job in outgoing):
+        return await stream.publish_many(messages, timeout=timeout)
+    contexts = [TraceContext(job.traceparent, job.tracestate) for job in outgoing]
+    began_ns = time.time_ns()
+    headers = [context.headers() for context in contexts]
+    answers = await stream.publish_many(messages, headers=headers, timeout=timeout)
+    if (spans := tracing.active()) is not None:
+        for job, context, answer in zip(outgoing, contexts, answers, strict=True):
+            subject, stored = stream.subject_of(job.kind), isinstance(answer, Published)
+            told = partial(spans.sent, subject, job.id, context, began_ns=began_ns, stored=stored)
+            tracing.attempt(told)
     return answers
 
 

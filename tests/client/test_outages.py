@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from nats.js import JetStreamContext
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from jsworker.client import JobClient, enqueue_statement
 from jsworker.embedded import EmbeddedNats
@@ -109,7 +110,10 @@ async def test_what_the_stream_does_not_take_is_not_counted_as_published(
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await client.database.run(enqueue_statement(KIND, {}))
+    engine = create_async_engine(client.database.url)
+    async with engine.begin() as connection:
+        await connection.execute(enqueue_statement(KIND, {}))
+    await engine.dispose()
     monkeypatch.setattr("jsworker.client.job_client._PUBLISH_SECONDS", 0.3)
     await js.delete_stream(settings.stream)
     assert Stream.publish_many.__kwdefaults__ is not None

@@ -1,0 +1,123 @@
+"""Enqueues called at once share statements; each gets the answer of its own job."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.errors import DatabaseUnavailable
+from jsworker.ownership import enqueue
+from jsworker.ownership.refusals import RowRefused
+from jsworker.settings import Settings
+from tests.runtime.rows import Rows
+from tests.support.polling import eventually
+from tests.support.proxy import proxied
+
+JOBS = 300
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many jobs each shared statement took."""
+    taken: list[int] = []
+    insert = enqueue.enqueue_many
+
+    async def noted(database: Any, kind: str, new: Sequence[Any], **rest: Any) -> Any:
+        taken.append(len(new))
+        return await insert(database, kind, new, **rest)
+
+    monkeypatch.setattr(enqueue, "enqueue_many", noted)
+    return taken
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_flood_rides_in_few_statements_and_every_job_is_published(
+    settings: Settings, rows: Rows, batches: list[int]
+) -> None:
+    async with JobClient(settings) as client:
+        await a_flood_is_published(client, rows, batches)
+
+
+async def a_flood_is_published(client: JobClient, rows: Rows, batches: list[int]) -> None:
+    answers = await asyncio.gather(*(client.enqueue("kind", {"n": n}) for n in range(JOBS)))
+    assert all(answer.created for answer in answers)
+    assert len(batches) < JOBS / 10
+    for n, answer in enumerate(answers):
+        assert (await rows.job(answer.id))["payload"] == {"n": n}
+
+    async def all_marked() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == JOBS
+
+    await eventually(all_marked)
+    assert await rows.value("SELECT count(DISTINCT stream_seq) FROM jsworker.jobs") == JOBS
+
+
+@pytest.mark.usefixtures("patient")
+async def test_calls_at_the_same_time_leave_nothing_to_the_relays(settings: Settings, rows: Rows) -> None:
+    async with JobClient(settings) as client:
+        for _ in range(3):
+            calls = [client.enqueue_many("kind", [{"n": n} for n in range(size)]) for size in (400, 30, 5)]
+            await asyncio.gather(*calls)
+
+        async def all_published() -> None:
+            assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+
+        await eventually(all_published, seconds=3.0)  # sooner than anybody would take them again
+
+
+async def test_one_after_another_goes_alone(client: JobClient, batches: list[int]) -> None:
+    for n in range(3):
+        await client.enqueue("kind", {"n": n})
+    assert batches == []
+
+
+async def test_delays_limits_and_kinds_stay_each_jobs_own(client: JobClient, rows: Rows) -> None:
+    wanted = [(f"kind-{n % 3}", 0.0 if n % 2 else 60.0, n + 1) for n in range(60)]
+    answers = await asyncio.gather(
+        *(client.enqueue(kind, {}, delay=delay, max_attempts=most) for kind, delay, most in wanted)
+    )
+    for answer, (kind, delay, most) in zip(answers, wanted, strict=True):
+        row = await rows.job(answer.id)
+        assert (row["kind"], row["status"], row["max_attempts"]) == (
+            kind,
+            "scheduled" if delay else "queued",
+            most,
+        )
+
+
+async def test_a_job_that_is_refused_harms_no_other(client: JobClient, rows: Rows) -> None:
+    await rows.query("ALTER TABLE jsworker.jobs ADD CONSTRAINT lucky CHECK (payload ->> 'n' <> '13')")
+    calls = (client.enqueue("kind", {"n": n}) for n in range(40))
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, RowRefused)] == [13]
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs") == 39
+
+
+async def test_a_job_with_a_unique_key_holds_up_nobody(client: JobClient, rows: Rows) -> None:
+    await rows.query("BEGIN")
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, unique_key, dispatch, queued_at)"
+        " VALUES (uuidv7(), 'kind', '{}', 'queued', 'taken', 1, now())"
+    )
+    waiting = asyncio.create_task(client.enqueue("kind", {}, unique_key="taken"))
+    others = await asyncio.gather(*(client.enqueue("kind", {}) for _ in range(40)))
+    assert not waiting.done()
+    await rows.query("COMMIT")
+    assert not (await waiting).created
+    assert all(other.created for other in others)
+
+
+async def test_without_an_answer_each_call_says_so(
+    make_settings: Callable[..., Settings], database_url: str
+) -> None:
+    async with (
+        proxied(database_url) as (proxy, url),
+        JobClient(make_settings(database_url=url, statement_timeout=0.5)) as client,
+    ):
+        await client.enqueue("kind", {})
+        proxy.black_hole()
+        calls = (client.enqueue("kind", {"n": n}) for n in range(20))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {DatabaseUnavailable}

@@ -1,0 +1,85 @@
+"""Many jobs go in statements that are neither too long nor too large."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from jsworker.client import inserting
+from jsworker.client.inserting import insert
+from jsworker.ownership.database import Database
+from jsworker.ownership.enqueue import NewJob, new_job_id
+from jsworker.ownership.refusals import RowRefused
+from tests.runtime.rows import Rows
+
+
+def jobs(*payloads: str, keys: bool = False) -> list[NewJob]:
+    return [
+        NewJob(new_job_id(), text, f"key-{place}" if keys else None) for place, text in enumerate(payloads)
+    ]
+
+
+async def answered(database: Database, new: list[NewJob]) -> list[int]:
+    """Insert jobs and return how many each statement took; the answers come in order."""
+    keyed = any(job.unique_key for job in new)
+    batches = [batch async for batch in insert(database, "kind", new, keyed=keyed)]
+    assert [answer.id for batch in batches for answer in batch] == [job.id for job in new]
+    return [len(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_a_statement_takes_so_many_jobs(
+    database: Database, rows: Rows, monkeypatch: pytest.MonkeyPatch, *, keys: bool
+) -> None:
+    monkeypatch.setattr(inserting, "_BATCH", 3)
+    assert await answered(database, jobs(*["{}"] * 8, keys=keys)) == [3, 3, 2]
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs") == 8
+
+
+async def test_and_so_many_bytes_but_at_least_one_job(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserting, "_BATCH_BYTES", 10)
+    small, large = '{"a":1}', '{"a":"0123456789"}'
+    assert await answered(database, jobs(small, small, large, large, "1", "2", "3", small)) == [1, 1, 1, 1, 4]
+
+
+async def test_nothing_is_no_statement(database: Database) -> None:
+    assert await answered(database, []) == []
+
+
+async def test_jobs_are_made_while_others_are_inserted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserting, "_BATCH", 2)
+    answered = 0
+    answered_before: list[int] = []
+
+    def made() -> Iterator[NewJob]:
+        for job in jobs(*["{}"] * 8):
+            answered_before.append(answered)
+            yield job
+
+    async for _ in insert(database, "kind", made(), keyed=False):
+        answered += 1
+
+    assert answered_before == [0, 0, 0, 0, 0, 1, 1, 2]
+
+
+async def test_an_error_leaves_no_statement_under_way(
+    database: Database, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserting, "_BATCH", 1)
+    broken, waiting = jobs("{", "{}")
+    before = asyncio.all_tasks()
+    async with rows.connection.transaction(force_rollback=True):
+        # Not committed: who inserts the same id has to wait.
+        await rows.query(
+            "INSERT INTO jsworker.jobs (id, kind, payload, status, run_at) "
+            "VALUES (%s, 'kind', '1', 'scheduled', now())",
+            waiting.id,
+        )
+        with pytest.raises(RowRefused):
+            _ = [batch async for batch in insert(database, "kind", [broken, waiting], keyed=False)]
+        left = {task for task in asyncio.all_tasks() - before if "enqueue_many" in repr(task.get_coro())}
+        assert left == set()

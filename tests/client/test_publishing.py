@@ -1,0 +1,147 @@
+"""A full outbox is published in several batches at once; a short batch, or an error, ends them all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker import JobClient
+from jsworker.client import publishing as publishing_of_client
+from jsworker.client.publishing import OutboxPublisher
+from jsworker.errors import DatabaseUnavailable
+from jsworker.ownership import outbox as outbox_statements
+from jsworker.ownership.database import Database
+from jsworker.ownership.outbox import Outgoing, Sent, take_outgoing
+from jsworker.settings import Settings
+from tests.runtime.rows import Rows
+
+KIND = "kind"
+LIMIT = 2
+AT_ONCE = 4
+
+MakeSettings = Callable[..., Settings]
+Publish = Callable[[Callable[[], Awaitable[list[Outgoing]]]], OutboxPublisher]
+
+
+@pytest.fixture
+async def outbox(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], Awaitable[None]]:
+    """Fills the outbox: enqueues without NATS."""
+    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 0.3)
+
+    async def fill(jobs: int) -> None:
+        async with JobClient(make_settings(nats_url="nats://127.0.0.1:1")) as absent:
+            await absent.enqueue_many(KIND, [{}] * jobs)
+
+    return fill
+
+
+@pytest.fixture
+def publishing(client: JobClient, database: Database) -> Publish:
+    """Makes publishers of small batches on the client's stream."""
+    stream = client._stream
+    assert stream is not None
+
+    def new_publisher(take: Callable[[], Awaitable[list[Outgoing]]]) -> OutboxPublisher:
+        return OutboxPublisher(database, stream, limit=LIMIT, take=take)
+
+    return new_publisher
+
+
+async def test_batches_are_under_way_at_once_and_all_is_published_once(
+    outbox: Callable[[int], Awaitable[None]],
+    publishing: Publish,
+    database: Database,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await outbox(25)
+    together = asyncio.Barrier(AT_ONCE)
+    marks = taking = 0
+
+    async def take() -> list[Outgoing]:
+        nonlocal taking
+        taking += 1
+        outgoing = await take_outgoing(database, limit=LIMIT)
+        assert taking == 1  # a second PUBLISH would lock what this one has taken, and MARK skip it
+        taking -= 1
+        return outgoing
+
+    async def mark(database: Database, sent: Sequence[Sent]) -> int:
+        nonlocal marks
+        marks += 1
+        if 1 < marks <= 1 + AT_ONCE:  # the first batch goes alone
+            async with asyncio.timeout(10):
+                await together.wait()
+        return await outbox_statements.mark(database, sent)
+
+    monkeypatch.setattr(publishing_of_client, "mark", mark)
+    tally = await publishing(take).publish()
+
+    assert (tally.published, tally.failed) == (25, None)
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == 25
+    assert await rows.value("SELECT count(DISTINCT stream_seq) FROM jsworker.jobs") == 25
+
+
+async def test_a_short_batch_is_the_only_one(
+    outbox: Callable[[int], Awaitable[None]], publishing: Publish, database: Database
+) -> None:
+    await outbox(1)
+    calls = 0
+
+    async def take() -> list[Outgoing]:
+        nonlocal calls
+        calls += 1
+        return await take_outgoing(database, limit=LIMIT)
+
+    assert (await publishing(take).publish()).published == 1
+    assert calls == 1
+
+
+async def test_an_error_ends_all_of_them_and_leaves_nothing_half_done(
+    outbox: Callable[[int], Awaitable[None]], publishing: Publish, database: Database, rows: Rows
+) -> None:
+    await outbox(40)
+    calls = 0
+
+    async def take() -> list[Outgoing]:
+        nonlocal calls
+        calls += 1
+        if calls == 1 + AT_ONCE:
+            raise DatabaseUnavailable("gone")
+        return await take_outgoing(database, limit=LIMIT)
+
+    before = asyncio.all_tasks()
+    with pytest.raises(DatabaseUnavailable, match="gone"):
+        await publishing(take).publish()
+
+    left = {task for task in asyncio.all_tasks() - before if "publish" in repr(task.get_coro())}
+    assert left == set()
+    assert calls == 1 + AT_ONCE  # nobody begins another batch
+    taken = "SELECT count(*) FROM jsworker.jobs WHERE publish_after > clock_timestamp() AND needs_publish"
+    assert await rows.value(taken) == 0  # what others had taken is published and marked
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == AT_ONCE * LIMIT
+
+
+async def test_a_stream_that_takes_nothing_is_not_asked_for_ever(
+    outbox: Callable[[int], Awaitable[None]],
+    publishing: Publish,
+    database: Database,
+    js: JetStreamContext,
+    settings: Settings,
+) -> None:
+    await outbox(20)
+    await js.delete_stream(settings.stream)
+    calls = 0
+
+    async def take() -> list[Outgoing]:
+        nonlocal calls
+        calls += 1
+        return await take_outgoing(database, limit=LIMIT)
+
+    tally = await publishing(take).publish()
+
+    assert (calls, tally.published) == (1, 0)
+    assert tally.failed is not None
