@@ -5,7 +5,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Final, Literal, TextIO
 
@@ -37,6 +38,8 @@ _WARNINGS: Final = frozenset(
         "job.lost",
         "stale.detected",
         "heartbeat.failed",
+        "database.changed",
+        "prune.failed",
         "message.dead",
         "message.refused",
         "message.republished",
@@ -47,6 +50,14 @@ _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception"})
 """Keys with a meaning of their own for structlog."""
+
+Facts = Callable[[], Mapping[str, Any]]
+
+bound_facts: Final[ContextVar[Facts | None]] = ContextVar("jsworker_bound_facts", default=None)
+"""What every line of the code that runs here tells besides its own: the job it works on."""
+
+speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_worker", default=None)
+"""The worker whose code runs here."""
 
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
@@ -76,6 +87,7 @@ def configure_logs(
         raise SettingsError(f"JSWORKER_LOG_LEVEL={shown(level)} must be one of {', '.join(_LEVELS)}")
     out = stream or sys.stderr
     prepare: list[Processor] = [
+        _with_bound_facts,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
@@ -108,6 +120,7 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
         events: where to listen.
         worker_id: who speaks, in every line whose event names no other worker.
     """
+    speaking_worker.set(worker_id)
     logger: FilteringBoundLogger = structlog.get_logger()
     logger = logger.bind(worker_id=worker_id) if worker_id else logger.bind()
 
@@ -141,6 +154,14 @@ def _take_foreign_lines(out: TextIO, level: int, formatter: logging.Formatter) -
     handler.setLevel(level)
     handler.setFormatter(formatter)
     root.addHandler(handler)
+
+
+def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Add what is bound; a line that names a job itself is about that one."""
+    facts = bound_facts.get()
+    if facts is None or "job_id" in event:
+        return event
+    return {"worker_id": speaking_worker.get(), **facts(), **event}
 
 
 def _traceback_by_its_end(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
