@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,19 @@ FAST = {
     "shutdown_timeout": 5.0,
 }
 
+UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait": 90.0}
+"""For tests that are not about silence: on a busy machine no owner is taken for dead, nor stops itself."""
+
+TIMED = ("client", "runtime", "stream", "supervisor")
+"""Rooms whose tests watch deadlines of tenths of seconds: ``make test`` runs them apart from the others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        if room in TIMED:
+            item.add_marker(pytest.mark.timed)
+
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +74,12 @@ def database_url(servers: TestServers) -> str:
 
 
 @pytest.fixture
-def make_settings(servers: TestServers, database_url: str) -> Callable[..., Settings]:
+def make_settings(
+    servers: TestServers, database_url: str, request: pytest.FixtureRequest
+) -> Callable[..., Settings]:
     """Return settings on a stream of the test's own; keyword arguments replace any of them."""
     unique = secrets.token_hex(4)
+    pace = FAST if request.node.get_closest_marker("unhurried") is None else UNHURRIED
 
     def make(**changes: Any) -> Settings:
         values: dict[str, Any] = {
@@ -70,7 +87,7 @@ def make_settings(servers: TestServers, database_url: str) -> Callable[..., Sett
             "nats_url": servers.nats.url,
             "stream": f"TEST_{unique}",
             "subject_prefix": f"test-{unique}",
-            **FAST,
+            **pace,
         }
         return Settings(**(values | changes))
 

@@ -1,7 +1,7 @@
 """One attempt at a job: from its row to the outcome, in the worker's own process or in quarantine."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 from jsworker import strict_json
@@ -46,18 +46,18 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
     return outcomes.returned(await process(run, job), max_result_bytes)
 
 
-async def judged(run: Run, work: Callable[[], Awaitable[Outcome]]) -> tuple[Outcome, BaseException | None]:
+async def judged(run: Run, work: Awaitable[Outcome]) -> tuple[Outcome, BaseException | None]:
     """Return the outcome of ``work``, with the error behind it.
 
     Raises:
         CancelledError: the run was abandoned; nobody may settle it.
     """
     try:
-        return await work(), None
+        return await work, None
     except asyncio.CancelledError as cancelled:
         if run.abandoned:
             raise
-        told = forget_cancellation() or run.stop is not None
+        told = forget_cancellation(run.task) or run.stop is not None
         return outcomes.stopped(run) if told else outcomes.raised(run, cancelled), cancelled
     except GeneratorExit:  # the event loop is gone
         raise

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.events import Events
 from jsworker.ownership import claim as claims
 from jsworker.ownership.claim import ClaimedJob, RefusedJob
 from jsworker.ownership.database import Database
+from jsworker.ownership.reset import Suspect
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.kinds import Kind
@@ -40,6 +42,7 @@ class Claimer:
         database: Database,
         health: DatabaseHealth,
         late: LateRows,
+        events: Events,
     ) -> None:
         self._kind = kind
         self._worker_id = worker_id
@@ -47,6 +50,7 @@ class Claimer:
         self._database = database
         self._health = health
         self._late = late
+        self._events = events
 
     async def take(self, ids: Sequence[UUID]) -> Take:
         """Claim what may be claimed; after a lost answer, find out what was."""
@@ -81,8 +85,25 @@ class Claimer:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             found = await self._read_back([row.id for row in seen]) or ()
+            self._tell_stalled(found, seen)
             return Take(found, frozenset(row.id for row in seen) - {row.id for row in found})
+        self._tell_stalled(taken.claimed, seen)
         return Take(taken.claimed, taken.refused_rows)
+
+    def _tell_stalled(self, claimed: Iterable[ClaimedJob], seen: Iterable[Suspect]) -> None:
+        owners = {row.id: row.worker_id for row in seen}
+        for job in claimed:
+            self._events.emit(
+                "job.stalled",
+                job_id=str(job.id),
+                kind=job.kind,
+                fencing_token=job.fencing_token - 1,
+                owner=owners[job.id],
+                cause="stale",
+                counted=True,
+                stalls=job.stalls,
+            )
+        self._late.taken_back(job.id for job in claimed)
 
     async def look_at_refused(self, ids: Sequence[UUID]) -> dict[UUID, RefusedJob] | None:
         """Return why jobs were refused, without those that have no row; None: no answer."""

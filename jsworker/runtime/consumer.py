@@ -8,7 +8,6 @@ from uuid import UUID
 from jsworker.batcher import Batcher
 from jsworker.events import Events
 from jsworker.ownership.claim import ClaimedJob, RefusedJob
-from jsworker.runtime.answers import Answers
 from jsworker.runtime.claimer import Claimer, Take
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.dead_letters import DeadLetters
@@ -18,7 +17,7 @@ from jsworker.runtime.run import Claiming, Hand, Run, Stop
 from jsworker.runtime.slots import Slots
 from jsworker.stream.delivery import Delivery, Undecodable
 
-_CLAIM_BATCH = 200
+_CLAIM_BATCH = 500
 _ANOTHER_COPY_DELAY = 1.0
 _DATABASE_DELAY = 2.0
 _NO_ROW_DELAY = 5.0
@@ -42,7 +41,6 @@ class Consumer:
         health: DatabaseHealth,
         hand: Hand,
         slots: Slots,
-        answers: Answers,
         dead_letters: DeadLetters,
         events: Events,
         on_room: Callable[[], None],
@@ -54,11 +52,12 @@ class Consumer:
         self._health = health
         self._hand = hand
         self._slots = slots
-        self._answers = answers
         self._dead_letters = dead_letters
         self._events = events
         self._on_room = on_room
         self._claiming = 0
+        self._welcome = 0
+        """How many more deliveries there was room for at the last look; looked at anew with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
             f"claims of {kind.name}", self._claim, limit=_CLAIM_BATCH, died=died
         )
@@ -77,8 +76,8 @@ class Consumer:
             self._answer_copy(delivery, run.claimed.dispatch)
         elif delivery.job_id in self._hand.claiming:
             self._hand.claiming[delivery.job_id].deliveries.append(delivery)
-        elif self.room() <= 0:
-            self._answers.nak(delivery)
+        elif self._welcome <= 0 and not self._make_welcome():
+            delivery.nak()
         else:
             self._begin(delivery.job_id, [delivery])
 
@@ -102,12 +101,20 @@ class Consumer:
         """Give up claims on their way."""
         await self._batches.close()
 
+    def _make_welcome(self) -> bool:
+        room = self.room()
+        # Other kinds take from the same room, so that with several each message is a look of its own.
+        self._welcome = room if self._slots.serve_one_kind else min(room, 1)
+        return room > 0
+
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
+        self._welcome -= 1
         self._hand.claiming[job_id] = Claiming(self.kind.name, deliveries)
         self._claiming += 1
         self._batches.post(job_id)
 
     async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
+        self._welcome = 0
         started = boottime()
         self._decide(await self._claimer.take(ids), started)
         if refused := self._undecided(ids):
@@ -126,17 +133,18 @@ class Consumer:
     def _adopt(self, claimed: Sequence[ClaimedJob], started: float) -> None:
         """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
         tell = self._events.wants("job.claimed")
+        now = boottime()
         for row in claimed:
             deliveries = self._let_go(row.id)
             delivery = deliveries[0] if deliveries else None
-            run = Run(claimed=row, kind=self.kind, delivery=delivery, beaten_at=started)
+            run = Run(row, self.kind, delivery, beaten_at=started, now=now)
             self._hand.runs[row.id] = run
             for copy in deliveries[1:]:
                 self._answer_copy(copy, row.dispatch)
             if row.cancel_requested:
                 run.signal(Stop.CANCELLED)
             if tell:
-                self._events.emit("job.claimed", **run.facts())
+                self._events.emit("job.claimed", **run.facts(), waited=row.waited)
             self._slots.add(run)
 
     async def _skip(self, ids: Sequence[UUID]) -> None:
@@ -157,27 +165,27 @@ class Consumer:
             self._answer_without_row(delivery)
         elif row.status == "queued" and row.dispatch <= delivery.dispatch:
             # Queued again between the claim and this look: the message may be its only one.
-            self._answers.nak(delivery, _jittered(_DATABASE_DELAY))
+            delivery.nak(_jittered(_DATABASE_DELAY))
         else:
-            self._answers.ack(delivery)
+            delivery.ack()
             facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
             self._events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
 
     def _put_off(self, ids: Iterable[UUID]) -> None:
         for job_id in ids:
             for delivery in self._let_go(job_id):
-                self._answers.nak(delivery, _jittered(_DATABASE_DELAY))
+                delivery.nak(_jittered(_DATABASE_DELAY))
 
     def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
         """Ack a copy that the run in hand has used up; a newer one may be the job's only message."""
         if copy.dispatch <= claimed_at_dispatch:
-            self._answers.ack(copy)
+            copy.ack()
         else:
-            self._answers.nak(copy, _jittered(_ANOTHER_COPY_DELAY))
+            copy.nak(_jittered(_ANOTHER_COPY_DELAY))
 
     def _answer_without_row(self, delivery: Delivery) -> None:
         if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
-            self._answers.nak(delivery, _NO_ROW_DELAY)
+            delivery.nak(_NO_ROW_DELAY)
         else:
             self._dead_letters.bury(delivery, "no job of this kind has this id")
 

@@ -7,7 +7,6 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.dead_messages import bury
-from jsworker.runtime.answers import Answers
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.stream.delivery import Delivery, Undecodable
 
@@ -24,13 +23,11 @@ class DeadLetters:
         *,
         database: Database,
         health: DatabaseHealth,
-        answers: Answers,
         events: Events,
         died: Callable[[str, BaseException], None],
     ) -> None:
         self._database = database
         self._health = health
-        self._answers = answers
         self._events = events
         self._letters: Batcher[_Letter, None] = Batcher("dead letters", self._bury, limit=100, died=died)
 
@@ -49,7 +46,7 @@ class DeadLetters:
     async def _bury(self, letters: Sequence[_Letter]) -> Sequence[None]:
         for message, reason in letters:
             if not self._health.up:  # else each of them would wait out its own time-out
-                self._answers.nak(message, _DATABASE_DELAY)
+                message.nak(_DATABASE_DELAY)
                 continue
             try:
                 await bury(
@@ -62,9 +59,9 @@ class DeadLetters:
                 )
             except (DatabaseUnavailable, DatabaseRefused) as error:
                 self._health.failed(error)
-                self._answers.nak(message, _DATABASE_DELAY)
+                message.nak(_DATABASE_DELAY)
             else:
-                self._answers.term(message)
+                message.term()
                 self._events.emit(
                     "message.dead", subject=message.subject, stream_seq=message.stream_seq, reason=reason
                 )

@@ -1,7 +1,7 @@
 """One run from its job slot to the answer of its message: process, settle, answer, report."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -10,16 +10,16 @@ from jsworker.events import Events
 from jsworker.job import Job
 from jsworker.ownership.settle import Settled
 from jsworker.runtime import outcome as outcomes
-from jsworker.runtime.answers import Answers
-from jsworker.runtime.attempt import judged, open_job, process_job
+from jsworker.runtime.attempt import judged, open_job
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.lease import LeaseServices
-from jsworker.runtime.outcome import Failed, HandedBack, InvalidResult, Outcome
-from jsworker.runtime.processing import forget_cancellation
+from jsworker.runtime.outcome import Completed, Failed, HandedBack, InvalidResult, Outcome
+from jsworker.runtime.processing import forget_cancellation, process
 from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
+from jsworker.runtime.tracing import RunTracing
 
 _LEAVE_SECONDS = 1.0
 """How long the worker's end waits for a run that swallows its last cancellation too."""
@@ -36,7 +36,7 @@ class Executor:
         ward: Ward,
         hand: Hand,
         settler: Settler,
-        answers: Answers,
+        tracing: RunTracing,
         events: Events,
         on_room: Callable[[], None],
         on_requeued: Callable[[], None],
@@ -50,7 +50,7 @@ class Executor:
             ward: runs jobs in quarantine.
             hand: what this process has in hand.
             settler: writes outcomes.
-            answers: answers messages.
+            tracing: makes spans, where somebody wants them.
             events: told what became of each run.
             on_room: called when more may be claimed.
             on_requeued: called when a job went back to the queue and waits to be published.
@@ -61,31 +61,34 @@ class Executor:
         self._ward = ward
         self._hand = hand
         self._settler = settler
-        self._answers = answers
+        self._tracing = tracing
         self._events = events
         self._on_room = on_room
         self._on_requeued = on_requeued
         self._died = died
+        self._loop = services.loop
         self._tasks: set[asyncio.Task[None]] = set()
 
     def launch(self, run: Run) -> None:
         """Run a job that got a slot."""
-        self._start(run, self._execute(run))
+        self._start(run, partial(self._execute, run))
 
     def hand_back(self, run: Run, reason: str) -> None:
         """Release a run that never got a slot."""
         run.phase = Phase.SETTLING
         self._slots.settling()
-        self._start(run, self._settle(run, HandedBack(reason)))
+        self._start(run, partial(self._settle, run, HandedBack(reason), None))
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""
-        deadline = None if seconds is None else boottime() + seconds
-        while self._tasks:
-            left = None if deadline is None else deadline - boottime()
-            if left is not None and left <= 0:
-                return False
-            await asyncio.wait(self._tasks, timeout=left)
+        try:
+            async with asyncio.timeout(seconds):
+                while self._tasks or self._settler.is_completing:
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
+                    await self._settler.flush_completions()
+        except TimeoutError:
+            return False
         return True
 
     async def abandon(self) -> int:
@@ -97,17 +100,24 @@ class Executor:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LEAVE_SECONDS)
+        self._tasks = {task for task in self._tasks if not task.done()}  # those that never began, too
         return left
 
-    def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
-        run.task = asyncio.create_task(steps)
+    def _start(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
+        run.task = self._loop.create_task(self._watched(run, steps))
         self._tasks.add(run.task)
-        run.task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+    async def _watched(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
+        task = run.task
+        try:
+            await steps()
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 -- told to the worker, which stops
             self._died("executor", error)
+        finally:
+            if task is not None:
+                self._tasks.discard(task)
 
     async def _execute(self, run: Run) -> None:
         # Only from here on may a signal cancel the task: one that never began would settle nothing.
@@ -115,59 +125,97 @@ class Executor:
         if fault_points.armed():
             await fault_points.reach("after_claim_before_run")
         started = boottime()
-        outcome, error = await judged(run, partial(self._process, run))
-        forget_cancellation()
+        self._tracing.begin(run)
+        if run.spans is None:
+            outcome, error = await judged(run, self._process(run))
+        else:
+            with run.spans.active():
+                outcome, error = await judged(run, self._process(run))
+            self._tracing.processed(run, outcome, error)
+        forget_cancellation(run.task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
             return
         run.phase = Phase.SETTLING
         self._slots.leave(run, boottime() - started)
         self._on_room()
-        await self._settle(run, outcome)
-        if run.job is not None:
-            if isinstance(outcome, Failed):
-                error = error or InvalidResult(outcome.error)
-            await self._call_hooks(run, run.job, error)
+        if type(outcome) is Completed and not run.completed and not fault_points.armed():
+            # Without a task that waits: most runs end like this, and most of the time.
+            self._settler.complete(run, outcome.result, partial(self._completed, run, outcome))
+        else:
+            await self._settle(run, outcome, error)
+
+    def _completed(self, run: Run, outcome: Completed, settled: Settled | None) -> None:
+        if settled is Settled.COMPLETED:
+            self._end(run, outcome, settled)
+        elif not run.abandoned:  # else the worker has gone, and nobody would wait for the task
+            self._start(run, partial(self._settle, run, outcome, None, settled))
 
     async def _process(self, run: Run) -> Outcome:
         run.job = open_job(run, self._services)
         if run.stop is not None:
             return outcomes.stopped(run)
-        alone = self._ward.takes(run.claimed, run.kind)
+        run.quarantined = self._ward.takes(run.claimed, run.kind)
         if self._events.wants("job.started"):
-            self._events.emit("job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=alone)
-        if alone:
+            self._events.emit(
+                "job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=run.quarantined
+            )
+        if run.quarantined:
             return await self._ward.run(run)
-        return await process_job(run, run.job, self._services.max_result_bytes)
+        return outcomes.returned(await process(run, run.job), self._services.max_result_bytes)
 
-    async def _settle(self, run: Run, outcome: Outcome) -> None:
+    async def _settle(
+        self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
+    ) -> None:
+        """Write the outcome, unless the job is known to be lost, and tell what became of it."""
         if fault_points.armed():
             await fault_points.reach("after_process_before_settle")
         try:
-            run.settled = Settled.COMPLETED if run.completed else await self._settler.settle(run, outcome)
-        finally:
-            self._hand.runs.pop(run.id, None)
-            self._slots.settled()
-            self._on_room()
+            if run.completed:
+                settled = Settled.COMPLETED
+            elif settled is not Settled.LOST:
+                if not isinstance(outcome, Completed | outcomes.Lost):  # another run may follow
+                    await self._tracing.noted(run)
+                settled = await self._settler.settle(run, outcome)
+        except BaseException:
+            self._let_go(run)
+            raise
         if fault_points.armed():
             await fault_points.reach("after_settle_before_ack")
-        if run.delivery is not None:
-            self._answers.ack(run.delivery)
-        self._report(run, outcome)
+        self._end(run, outcome, settled)
+        if run.job is not None:
+            if isinstance(outcome, Failed):
+                error = error or InvalidResult(outcome.error)
+            await self._call_hooks(run, run.job, error)
 
-    def _report(self, run: Run, outcome: Outcome) -> None:
-        facts = run.facts()
+    def _end(self, run: Run, outcome: Outcome, settled: Settled) -> None:
+        run.settled = settled
+        self._let_go(run)
+        if run.delivery is not None:
+            run.delivery.ack()
+        self._tracing.settled(run, settled)
+        self._report(run, outcome, settled)
+
+    def _let_go(self, run: Run) -> None:
+        self._hand.runs.pop(run.id, None)
+        if self._slots.settled():
+            self._on_room()
+
+    def _report(self, run: Run, outcome: Outcome, settled: Settled) -> None:
         error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed) else None
-        match run.settled:
+        if settled is Settled.COMPLETED and error is None and not self._events.wants("job.completed"):
+            return
+        facts = run.facts() | {"seconds": boottime() - run.claimed_at}
+        match settled:
             case Settled.COMPLETED:
                 if error is not None:
-                    self._events.emit("job.error", **facts, error=f"after its completion: {error}")
-                if self._events.wants("job.completed"):
-                    self._events.emit("job.completed", **facts, seconds=boottime() - run.claimed_at)
+                    self._events.emit("job.error", **run.facts(), error=f"after its completion: {error}")
+                self._events.emit("job.completed", **facts)
             case Settled.SCHEDULED:
                 self._events.emit("job.error", **facts, error=error)
             case Settled.FAILED:
                 if isinstance(outcome, Failed) and outcome.stalled:
-                    self._events.emit("job.stalled", **facts, cause="crashed in quarantine", counted=True)
+                    crash = {"cause": "crashed in quarantine", "counted": True}
+                    self._events.emit("job.stalled", **run.facts(), **crash)
                 self._events.emit("job.failed", **facts, error=error)
             case Settled.CANCELLED:
                 self._events.emit("job.cancelled", **facts)
@@ -176,8 +224,9 @@ class Executor:
                 self._events.emit("job.released", **facts, reason=reason)
                 self._on_requeued()
             case Settled.LOST:
-                self._events.emit("job.lost", **facts)
-            case Settled.REFUSED | None:
+                late_write = not isinstance(outcome, outcomes.Lost)
+                self._events.emit("job.lost", **facts, late_write=late_write)
+            case Settled.REFUSED:
                 self._events.emit("job.lost", **facts, reason="PostgreSQL refused to write its outcome")
 
     async def _call_hooks(self, run: Run, job: Job[Any], error: BaseException | None) -> None:

@@ -83,6 +83,7 @@ class Fence:
         return (
             run.phase is Phase.RUNNING
             and not run.kind.is_async  # a coroutine is cancelled for good; a thread cannot be
+            and not run.quarantined  # its own process is ended, not this one
             and run.stop in _DEADLY
             and run.told_at is not None
             and now - run.told_at > _GRACE_HEARTBEATS * self._heartbeat_interval

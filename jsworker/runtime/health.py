@@ -1,10 +1,12 @@
 """Whether PostgreSQL answers. While it does not, nothing is pulled and finished outcomes wait."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from jsworker.errors import JsworkerError
 from jsworker.events import Events
+from jsworker.runtime.clock import boottime
 
 
 class DatabaseHealth:
@@ -15,11 +17,16 @@ class DatabaseHealth:
         self._up = asyncio.Event()
         self._up.set()
         self._changed: list[Callable[[bool], None]] = []
+        self._failed_at = -math.inf
 
     @property
     def up(self) -> bool:
         """Whether the last statement was answered."""
         return self._up.is_set()
+
+    def failed_within(self, seconds: float) -> bool:
+        """Tell whether a statement went unanswered within the last ``seconds``."""
+        return boottime() - self._failed_at < seconds
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
         """Call ``callback`` with True when the database answers again, with False when it stops answering."""
@@ -27,6 +34,7 @@ class DatabaseHealth:
 
     def failed(self, error: JsworkerError) -> None:
         """Note that a statement was not answered."""
+        self._failed_at = boottime()
         if self._up.is_set():
             self._up.clear()
             self._events.emit("worker.degraded", what="postgresql", reason=str(error))

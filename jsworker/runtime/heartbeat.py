@@ -15,22 +15,28 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Beat, Held
 from jsworker.ownership.registry import WorkerRow
 from jsworker.ownership.settle import Settled
-from jsworker.runtime.answers import Answers
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.fence import Fence
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.run import Hand, Phase, Run, Stop
+from jsworker.runtime.search import Search
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.ties import Ties
 
 _UNHEARD = (DatabaseUnavailable, DatabaseRefused)
+_STRAYS_EVERY_HEARTBEATS = 12
 _ALONE_AT_ONCE = 3
 """Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
 
 
 class Heartbeat:
-    """Renews what this process has in hand and acts on what it learns: cancelled, lost, in nobody's hand."""
+    """Renews what this process has in hand and acts on what it learns: cancelled, lost, in nobody's hand.
+
+    Attributes:
+        state: what the registry is told: running, draining or stopped.
+        heard_at: boot time at which the last heartbeat that was answered began.
+    """
 
     def __init__(
         self,
@@ -42,11 +48,11 @@ class Heartbeat:
         health: DatabaseHealth,
         hand: Hand,
         settler: Settler,
-        answers: Answers,
         presence: Presence,
         ties: Ties | None,
         events: Events,
         on_requeued: Callable[[], None],
+        search: Search,
     ) -> None:
         """Wire the heartbeat.
 
@@ -54,16 +60,17 @@ class Heartbeat:
             worker: who beats; its interval is the loop's.
             statement_timeout: seconds until a heartbeat counts as unheard.
             ack_wait: seconds after which JetStream redelivers a message that nobody speaks for.
-            database, health, hand, settler, answers, presence, events: the worker's own.
+            database, health, hand, settler, presence, events: the worker's own.
             ties: whoever supervises this process.
             on_requeued: called when a row in nobody's hand went back to the queue.
+            search: for rows in nobody's hand.
         """
         self._worker = worker
         self.fence = Fence(
             heartbeat_interval=worker.heartbeat_interval,
             statement_timeout=statement_timeout,
             hand=hand,
-            heard_at=lambda: self._heard_at,
+            heard_at=lambda: self.heard_at,
             presence=presence,
             ties=ties,
             events=events,
@@ -74,15 +81,18 @@ class Heartbeat:
         self._health = health
         self._hand = hand
         self._settler = settler
-        self._answers = answers
         self._presence = presence
         self._events = events
         self._on_requeued = on_requeued
+        self._search = search
         self.state = "running"
         self._heard_since: float | None = None
-        self._heard_at = boottime()
+        self.heard_at = boottime()
         self._gap_at = -math.inf
         self._heard_before = False
+        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * worker.heartbeat_interval
+        self._doubted_at = -math.inf
+        self._wants_strays = False
         self._releasing: set[Held] = set()
 
     def heard_for(self) -> float:
@@ -102,6 +112,10 @@ class Heartbeat:
         """
         return boottime() - self._gap_at < seconds
 
+    def look_for_strays(self) -> None:
+        """Look with the next heartbeats: what this process has ended may be running again in its name."""
+        self._doubted_at = boottime()
+
     async def seen(self, state: str | None = None) -> None:
         """Register this worker, or note that it is still there.
 
@@ -120,8 +134,7 @@ class Heartbeat:
             # The runs first: whatever is wrong with the worker's own row must not silence them.
             beat = await lease.heartbeat(self._database, worker_id=self._worker.id, hand=runs)
             self._heed(beat, runs, started)
-            await self.seen()
-            strays = await self._strays()
+            strays = await self._look_around()
         except _UNHEARD as error:
             self._unheard(error)
             return
@@ -137,10 +150,10 @@ class Heartbeat:
             if self._heard_before:
                 self._gap_at = started
         self._heard_before = True
-        self._heard_at = started
+        self.heard_at = started
 
     def _is_gap(self, now: float) -> bool:
-        return now - self._heard_at > 3 * self._worker.heartbeat_interval
+        return now - self.heard_at > 3 * self._worker.heartbeat_interval
 
     def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
         self._renew((runs[held] for held in beat.alive - beat.locked), started)
@@ -161,7 +174,7 @@ class Heartbeat:
             run.beaten_at = max(run.beaten_at, started)
             if run.delivery is not None and started - run.in_progress_at > self._ack_wait / 3:
                 run.in_progress_at = started
-                self._answers.in_progress(run.delivery)
+                run.delivery.in_progress()
 
     def _cancel(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -204,7 +217,30 @@ class Heartbeat:
                     return
                 run.quiet_seconds = 0.0
 
-    async def _strays(self) -> list[Held]:
+    async def _look_around(self) -> list[Held]:
+        """Note that this worker is still there, and return its rows in nobody's hand where a look is due.
+
+        A look without a reason, now and then, takes the place of the note: with the heartbeat two statements
+        an interval are enough.
+        """
+        doubtful = self._is_doubtful()
+        self._wants_strays |= doubtful or boottime() >= self._look_for_strays_at
+        looks = self._wants_strays and not self._search.must_rest
+        if doubtful or not looks:
+            await self.seen()
+        found = await self._search.make(self._strays) if looks else None
+        if found is None:
+            return []
+        self._wants_strays = False
+        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._worker.heartbeat_interval
+        return found
+
+    def _is_doubtful(self) -> bool:
+        """Tell whether the answer of a claim may have been lost."""
+        doubtful = 4 * self._statement_timeout + 4 * self._worker.heartbeat_interval
+        return self._health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
+
+    async def _strays(self, _: float) -> list[Held]:
         return await lease.strays(
             self._database,
             worker_id=self._worker.id,

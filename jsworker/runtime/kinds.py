@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jsworker.errors import InvalidTarget, SettingsError
+from jsworker.names import printable
 from jsworker.ownership.claim import Limits
 from jsworker.processor import FromSettings, JobProcessor
 from jsworker.runtime.quarantine.origin import origin_of
@@ -15,6 +16,7 @@ from jsworker.settings.variables import LONGEST_SECONDS, as_given
 T = TypeVar("T")
 
 _MOST = 1_000_000
+_LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,12 @@ def resolve_kinds(
     """Return the kinds by name.
 
     Raises:
-        InvalidTarget: no processor, something that is none, or two of one kind.
+        InvalidTarget: no processor, something that is none or cannot be made, or two of one kind.
         SettingsError: a class attribute is no sensible limit.
     """
     kinds: dict[str, Kind] = {}
     for given in processors:
-        processor = given() if isinstance(given, type) else given
+        processor = _make(given) if isinstance(given, type) else given
         if not isinstance(processor, JobProcessor):
             raise InvalidTarget(f"{given!r} is no JobProcessor")
         if processor.kind in kinds:
@@ -76,6 +78,15 @@ def resolve_kinds(
 def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
     """Return the stale threshold of each kind in seconds, for the timing rules."""
     return {name: kind.limits.stale_after for name, kind in kinds.items()}
+
+
+def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:
+    try:
+        return cls()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        raise InvalidTarget(f"target {name} cannot be made: {cause}") from error
 
 
 def _check_limits(processor: JobProcessor[Any]) -> None:

@@ -56,6 +56,7 @@ class Loop:
 
     async def stop(self) -> None:
         """Cancel the present round and wait until it has ended."""
+        self._ending = True  # should the round lose the cancellation, it is the last one all the same
         if self._task is None:
             return
         self._task.cancel()

@@ -65,9 +65,13 @@ class Lost:
 
 Outcome = Completed | Failed | HandedBack | Lost
 
+_COMPLETED = Completed(None)
+
 
 def returned(value: Any, max_bytes: int) -> Outcome:
     """Return the outcome of a run whose processor returned ``value``."""
+    if value is None:
+        return _COMPLETED
     try:
         return Completed(result_text(value, max_bytes))
     except InvalidResult as error:
@@ -194,7 +198,7 @@ def _delay(run: Run, wanted: Any = None) -> float:
     ):
         try:
             seconds = float(choose())
-        except Exception:  # noqa: BLE001, S112 -- somebody else's code and values; the attempt has failed anyway
+        except Exception:  # noqa: BLE001, S112  # nosec B112  # somebody else's code; the attempt has failed anyway
             continue
         if not math.isnan(seconds):
             return min(max(seconds, 0.0), _LONGEST_DELAY)

@@ -9,16 +9,20 @@ from jsworker.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.registry import WorkerRow
 from jsworker.ownership.sessions import Sessions
-from jsworker.runtime.answers import Answers
 from jsworker.runtime.claimer import Claimer
 from jsworker.runtime.consumer import Consumer
 from jsworker.runtime.dead_letters import DeadLetters
 from jsworker.runtime.executor import Executor
+from jsworker.runtime.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
+from jsworker.runtime.fleet_survey import FleetSurvey
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.heartbeat import Heartbeat
 from jsworker.runtime.kinds import Kind
+from jsworker.runtime.lag import LoopLag
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
+from jsworker.runtime.lineage import LineageWatch
+from jsworker.runtime.pace import REST
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.recovery.burial import Burial
@@ -28,18 +32,27 @@ from jsworker.runtime.recovery.reconciler import Reconciler
 from jsworker.runtime.recovery.repair import Repair
 from jsworker.runtime.recovery.sweeper import Sweeper
 from jsworker.runtime.relay import Relay
+from jsworker.runtime.retention import TICK_SECONDS, Retention
 from jsworker.runtime.run import Hand, Run
+from jsworker.runtime.schema_level import SchemaLevel
+from jsworker.runtime.search import MOST_PATIENCE, Search
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
 from jsworker.runtime.ties import Ties
+from jsworker.runtime.tracing import RunTracing
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
 
 _PROBE_SECONDS: Final = 0.5
 _SCAN_JITTER: Final = 0.2
+_SWEEPER_REST: Final = 20
+"""Shorter than that of other searches: jobs of the dead wait for this one."""
 _FENCE_LOOKS: Final = 4
 """Looks at the fence in a heartbeat interval."""
+_LINEAGE_HEARTBEATS: Final = 6
+"""Heartbeat intervals between two looks at the database's history and the schema's level; also looked at when
+the database falls silent or answers again."""
 _RECONCILE_ROUNDS: Final = 4
 """Rounds of the startup reconciliation in a statement time-out."""
 
@@ -50,14 +63,17 @@ class Surroundings:
 
     Attributes:
         me: this worker's row of the registry.
+        migration: revision of the database's schema when the worker started.
         ties: whoever supervises this process, if anybody does.
         died: told name and error of a part that ended in an error.
         heart_died: told the same of the heartbeat.
+        surveys: whether it asks now and then what waits in the table and in the stream.
     """
 
     settings: Settings
     kinds: Mapping[str, Kind]
     me: WorkerRow
+    migration: str
     database: Database
     sessions: Sessions
     stream: Stream
@@ -65,6 +81,7 @@ class Surroundings:
     ties: Ties | None
     died: Callable[[str, BaseException], None]
     heart_died: Callable[[str, BaseException], None]
+    surveys: bool
 
 
 class Parts:
@@ -81,9 +98,10 @@ class Parts:
         self.database = around.database
         self.stream = around.stream
         self.hand = Hand()
+        self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
-        self.answers = Answers(around.died)
+        self.schema = SchemaLevel(around.migration, database=around.database)
         self.presence = Presence(
             around.stream, worker_id=around.me.id, heartbeat_interval=around.settings.heartbeat_interval
         )
@@ -94,7 +112,6 @@ class Parts:
         self.dead_letters = DeadLetters(
             database=around.database,
             health=self.health,
-            answers=self.answers,
             events=around.events,
             died=around.died,
         )
@@ -106,18 +123,29 @@ class Parts:
             events=around.events,
             on_requeued=self.wake_relay,
         )
+        self.tracing = RunTracing(
+            worker_id=around.me.id,
+            subject_prefix=around.settings.subject_prefix,
+            database=around.database,
+            health=self.health,
+            died=around.died,
+        )
         self.heartbeat = self._wire_heartbeat()
         self.executor = self._wire_executor()
         self.consumers = [self._wire_consumer(kind) for kind in around.kinds.values()]
         self.pullers = [self._wire_puller(consumer) for consumer in self.consumers]
         self._wire_loops()
         self.health.on_change(lambda _: self.wake_pullers())
+        self.health.on_change(lambda _: self.lineage.wake())
         around.stream.on_disconnect(self.wake_pullers)
 
     @property
     def before_pulling(self) -> list[Loop]:
         """Heartbeat first: whatever is claimed from here on is renewed."""
-        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.table]
+        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.repairs]
+        loops += [self.table, self.lineage]
+        loops += [self.retention] if self._around.settings.retention is not None else []
+        loops += [self.surveys] if self._around.surveys else []
         return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
 
     def wake_pullers(self) -> None:
@@ -145,11 +173,23 @@ class Parts:
             health=self.health,
             hand=self.hand,
             settler=self.settler,
-            answers=self.answers,
             presence=self.presence,
             ties=around.ties,
             events=around.events,
             on_requeued=self.wake_relay,
+            # No more time: heartbeats wait for it.
+            search=self._search("claims in nobody's hand", most_patience=1),
+        )
+
+    def _search(self, what: str, *, rest: int = REST, most_patience: int = MOST_PATIENCE) -> Search:
+        around = self._around
+        return Search(
+            what,
+            statement_timeout=around.settings.statement_timeout,
+            database=around.database,
+            events=around.events,
+            rest=rest,
+            most_patience=most_patience,
         )
 
     def _wire_executor(self) -> Executor:
@@ -169,7 +209,7 @@ class Parts:
             ward=Ward(worker_id=around.me.id, settings=around.settings, events=around.events),
             hand=self.hand,
             settler=self.settler,
-            answers=self.answers,
+            tracing=self.tracing,
             events=around.events,
             on_room=self.wake_pullers,
             on_requeued=self.wake_relay,
@@ -185,6 +225,7 @@ class Parts:
             database=around.database,
             health=self.health,
             late=self.late,
+            events=around.events,
         )
         return Consumer(
             kind,
@@ -192,7 +233,6 @@ class Parts:
             health=self.health,
             hand=self.hand,
             slots=self.slots,
-            answers=self.answers,
             dead_letters=self.dead_letters,
             events=around.events,
             on_room=self.wake_pullers,
@@ -215,7 +255,35 @@ class Parts:
         self.fences = Loop("fence", self.heartbeat.fence.step, interval=beat / _FENCE_LOOKS, died=died)
         self.presences = Loop("presence", self.presence.step, interval=beat, died=died)
         self.probes = Loop("probe", self._probe, interval=_PROBE_SECONDS, died=died)
+        watch = LineageWatch(
+            database=self.database,
+            health=self.health,
+            events=self._around.events,
+            on_changed=self.heartbeat.look_for_strays,
+        )
+
+        async def look() -> None:
+            await watch.step()
+            await self.schema.step()
+
+        interval = _LINEAGE_HEARTBEATS * beat
+        self.lineage = Loop("lineage", look, interval=interval, jitter=_SCAN_JITTER, died=died)
         self.relay = Loop("relay", self.new_relay().step, interval=settings.relay_interval, died=died)
+        retention = Retention(
+            retention=settings.retention,
+            database=self.database,
+            health=self.health,
+            events=self._around.events,
+        )
+        self.retention = Loop(
+            "retention", retention.step, interval=TICK_SECONDS, jitter=_SCAN_JITTER, died=died
+        )
+        self.survey = FleetSurvey(
+            sorted(self._around.kinds), database=self.database, health=self.health, stream=self.stream
+        )
+        self.surveys = Loop(
+            "survey", self.survey.step, interval=SURVEY_SECONDS, jitter=_SCAN_JITTER, died=died
+        )
         self._wire_recovery()
 
     def _wire_recovery(self) -> None:
@@ -230,6 +298,7 @@ class Parts:
             late=self.late,
             events=around.events,
             on_requeued=self.wake_relay,
+            search=self._search("silent owners", rest=_SWEEPER_REST),
         )
         repair = Repair(
             worker_id=around.me.id,
@@ -239,6 +308,7 @@ class Parts:
             stream=around.stream,
             events=around.events,
             on_requeued=self.wake_relay,
+            search=self._search("lost messages"),
         )
         poll = IdlePoll(
             self.consumers,
@@ -247,15 +317,18 @@ class Parts:
             health=self.health,
             hand=self.hand,
             nats_connected=lambda: around.stream.connected,
+            new_search=lambda kind: self._search(f"waiting jobs of {kind}"),
         )
 
-        async def scan() -> None:
-            await sweeper.step()
+        async def look_after_the_queue() -> None:
             if self.health.up:
                 await poll.step()
                 await repair.step()
 
-        self.scans = Loop("scan", scan, interval=settings.scan_interval, jitter=_SCAN_JITTER, died=died)
+        interval = settings.scan_interval
+        self.scans = Loop("scan", sweeper.step, interval=interval, jitter=_SCAN_JITTER, died=died)
+        # By itself: the jobs of the dead wait for no search that has become slow.
+        self.repairs = Loop("repair", look_after_the_queue, interval=interval, jitter=_SCAN_JITTER, died=died)
         self.table = Loop("table", poll.step_without_nats, interval=settings.relay_interval, died=died)
         reconciler = Reconciler(
             worker=around.me,

@@ -4,10 +4,11 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from jsworker.job import Job
+from jsworker.observe.logs import bound_facts
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.run import Run, Stop
 
@@ -19,10 +20,19 @@ async def process(run: Run, job: Job[Any]) -> Any:
         asyncio.CancelledError: the run was told to stop; ``run.stop`` says why.
         BaseException: whatever the processor raised.
     """
-    with time_limits(run) if run.kind.is_limited else nullcontext():
-        if run.kind.is_async:
-            return await run.kind.processor.process(job)
-        return await _process_in_thread(run, job)
+    if not run.kind.is_limited:
+        return await _process(run, job)
+    with time_limits(run):
+        return await _process(run, job)
+
+
+async def _process(run: Run, job: Job[Any]) -> Any:
+    # In the context of the run's own task, which threads get a copy of.
+    bound = bound_facts.set(run.facts)
+    try:
+        return await (run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job))
+    finally:
+        bound_facts.reset(bound)
 
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
@@ -78,13 +88,16 @@ def _tell(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -
         loop.call_soon_threadsafe(settle)
 
 
-def forget_cancellation() -> bool:
-    """Note that cancellations have been dealt with, so that later time-outs of this task count anew.
+def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:
+    """Note that cancellations of a task have been dealt with, so that its later time-outs count anew.
+
+    Args:
+        task: the current one, where it is known; asking for it costs a system call.
 
     Returns:
         Whether there were any; without one, a CancelledError is of the processor's own making.
     """
-    task = asyncio.current_task()
+    task = task or asyncio.current_task()
     if task is None or not task.cancelling():
         return False
     while task.uncancel():

@@ -1,11 +1,18 @@
 """The relay tick: what is due enters the queue, what is queued is published. Every worker has one."""
 
-from jsworker.client.publishing import publish_due
+from collections.abc import Awaitable, Callable, Sized
+from typing import TypeVar
+
+from jsworker.client.publishing import OutboxPublisher
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership import outbox
 from jsworker.ownership.database import Database
-from jsworker.ownership.outbox import promote
+from jsworker.ownership.outbox import Outgoing
 from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.pace import RECENT_SECONDS, Pace
 from jsworker.stream.jetstream import Stream
+
+TakenT = TypeVar("TakenT", bound=Sized)
 
 _BATCH = 1000
 
@@ -17,16 +24,38 @@ class Relay:
         self._database = database
         self._health = health
         self._stream = stream
+        self._promoting = Pace()
+        self._publishing = Pace()
+        self._publisher = OutboxPublisher(database, stream, limit=_BATCH, take=self._take)
 
     async def step(self) -> None:
         """Promote what is due, then publish what the outbox holds."""
         if not self._health.up:
             return
         try:
-            while await promote(self._database, limit=_BATCH) == _BATCH:
+            while len(await _at_pace(self._promoting, self._promote)) == _BATCH:
                 continue
-            while self._stream.connected:
-                if len(await publish_due(self._database, self._stream, limit=_BATCH)) < _BATCH:
-                    return
+            if self._stream.connected:
+                await self._publisher.publish()
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
+
+    async def _take(self) -> list[Outgoing]:
+        return await _at_pace(self._publishing, self._take_within)
+
+    async def _take_within(self, within: float | None) -> list[Outgoing]:
+        return await outbox.take_outgoing(self._database, limit=_BATCH, within=within)
+
+    async def _promote(self, within: float | None) -> range:
+        return range(await outbox.promote(self._database, limit=_BATCH, within=within))
+
+
+async def _at_pace(pace: Pace, take: Callable[[float | None], Awaitable[TakenT]]) -> TakenT:
+    """Take a batch of everything that is due or, while such a search rests, of what has become due lately."""
+    if not pace.is_due:
+        return await take(RECENT_SECONDS)
+    with pace.timed():
+        taken = await take(None)
+    if len(taken) == _BATCH:
+        pace.hurry()
+    return taken

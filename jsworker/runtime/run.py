@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from jsworker.job import Job
@@ -13,6 +13,9 @@ from jsworker.ownership.settle import Settled
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.kinds import Kind
 from jsworker.stream.delivery import Delivery
+
+if TYPE_CHECKING:
+    from jsworker.spans import RunSpans
 
 
 class Phase(Enum):
@@ -37,7 +40,6 @@ class Stop(Enum):
     SHUTDOWN = "shutdown"
 
 
-@dataclass(slots=True, eq=False)
 class Run:
     """One execution of a job.
 
@@ -46,6 +48,7 @@ class Run:
         beaten_at: boot time at which the last successful sign of life was sent.
         sign_at: boot time of the job's own last sign of life (progress, checkpoint).
         in_progress_at: boot time at which JetStream was last told that the message is being worked on.
+        claimed_at: boot time at which this process took it in hand.
         stop: why it was told to stop; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
         told_at: boot time at which its task was first cancelled; None: it never was.
@@ -54,14 +57,14 @@ class Run:
         completed: True once the job's own transaction has completed it.
         unread: True until the payload has been read.
         job: what the processor gets; None until the payload has been read.
+        quarantined: whether it runs in a process of its own, which is ended without ours.
         on_drain: called when the worker begins to drain, by whom the processor is told.
         abandoned: True once nobody waits for the run's end any more.
         settled: what became of the job.
+        spans: traces it; None: nobody wants spans.
     """
 
-    claimed: ClaimedJob
-    kind: Kind
-    delivery: Delivery | None
+    # Defaults of the class: most runs never change them, and one is made for every job.
     phase: Phase = Phase.WAITING
     task: asyncio.Task[None] | None = None
     stop: Stop | None = None
@@ -72,15 +75,25 @@ class Run:
     completed: bool = False
     unread: bool = True
     job: Job[Any] | None = None
+    quarantined: bool = False
     on_drain: Callable[[], None] | None = None
     abandoned: bool = False
     settled: Settled | None = None
+    spans: "RunSpans | None" = None
     quiet_seconds: float = 0.0
     quiet_until: float = 0.0
-    beaten_at: float = field(default_factory=boottime)
-    sign_at: float = field(default_factory=boottime)
-    in_progress_at: float = field(default_factory=boottime)
-    claimed_at: float = field(default_factory=boottime)
+
+    def __init__(
+        self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
+    ) -> None:
+        """Take a claimed job in hand ``now``; its row's last sign of life is as old as ``beaten_at`` says."""
+        self.claimed = claimed
+        self.kind = kind
+        self.delivery = delivery
+        self.beaten_at = beaten_at
+        self.sign_at = now
+        self.in_progress_at = now
+        self.claimed_at = now
 
     @property
     def id(self) -> UUID:

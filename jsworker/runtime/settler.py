@@ -64,6 +64,19 @@ class Settler:
             case Lost():
                 return Settled.LOST
 
+    def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
+        """Complete a job with the next batch; ``then`` hears what became of it, None when that is unclear."""
+        self._completions.post(Completion(*run.held, result), then)
+
+    @property
+    def is_completing(self) -> bool:
+        """Whether a completion has not been answered yet."""
+        return self._completions.is_busy
+
+    async def flush_completions(self) -> None:
+        """Wait until every completion has been answered."""
+        await self._completions.flush()
+
     def release(self, held: Held, reason: str) -> asyncio.Future[Settled | None]:
         """Release a claim of this worker that is in nobody's hand; None: not answered."""
         return self._returns.submit(Return(*held, reason))

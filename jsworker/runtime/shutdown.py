@@ -55,6 +55,7 @@ class Shutdown:
         """What was delivered and not claimed goes back at once; claims on their way are still decided."""
         parts = self._parts
         parts.slots.close()
+        await parts.retention.stop()
         # All at once: each waits for seconds when NATS has frozen.
         await asyncio.gather(*(self.stop_puller(puller) for puller in parts.pullers))
         await parts.table.stop()
@@ -87,6 +88,7 @@ class Shutdown:
         parts = self._parts
         await parts.reconciliation.stop()
         await parts.scans.stop()
+        await parts.repairs.stop()
         await parts.burial.close()
         # Cut short, a round would keep what it has taken from the others for five seconds.
         await parts.relay.finish(2 * self._settings.statement_timeout)
@@ -95,7 +97,6 @@ class Shutdown:
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._died("relay", error)
         await parts.dead_letters.flush()
-        await parts.answers.flush()
         await parts.stream.flush()
 
     async def _end_loops(self) -> None:
@@ -104,8 +105,8 @@ class Shutdown:
         for consumer in parts.consumers:
             await consumer.close()
         await parts.dead_letters.close()
+        await parts.tracing.close()
         await parts.settler.close()
-        await parts.answers.close()
         await parts.probes.stop()
         await parts.presences.stop()
         await parts.fences.stop()

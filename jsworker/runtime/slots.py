@@ -35,6 +35,7 @@ class Slots:
         self._waiting: dict[str, deque[Run]] = {}
         """By kind; the kind that was served last stands last."""
         self._running: Counter[str] = Counter()
+        self._taken = 0
         self._in_hand = 0
         """Runs that wait or run."""
         self._mean_seconds: dict[str, float] = {}
@@ -59,6 +60,11 @@ class Slots:
         own_ahead = min(ahead, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
         return min(free, kind.concurrency + own_ahead - in_line - self._running[kind.name])
 
+    @property
+    def serve_one_kind(self) -> bool:
+        """Whether all jobs of the process are of one kind."""
+        return self._kinds == 1
+
     def add(self, run: Run) -> None:
         """Start a run as soon as there is a slot for it."""
         self._waiting.setdefault(run.kind.name, deque()).append(run)
@@ -69,6 +75,7 @@ class Slots:
         """Take the slot of a run whose processor has ended after ``seconds``; the run goes on to settle."""
         name = run.kind.name
         self._running[name] -= 1
+        self._taken -= 1
         self._in_hand -= 1
         self.settling()
         mean = self._mean_seconds.get(name, seconds)
@@ -83,9 +90,10 @@ class Slots:
         """Note that an outcome is on its way."""
         self._settling += 1
 
-    def settled(self) -> None:
-        """Note that a run's outcome has been settled."""
+    def settled(self) -> bool:
+        """Note that a run's outcome has been settled; tell whether that makes room."""
         self._settling -= 1
+        return self._settling == _SETTLING_JOBS - 1
 
     def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
         """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
@@ -114,17 +122,17 @@ class Slots:
     def _fill(self) -> None:
         if self._closed:
             return
-        while (run := self._next_run()) is not None:
+        while self._taken < self._capacity and (run := self._next_run()) is not None:
             self._running[run.kind.name] += 1
+            self._taken += 1
             self._launch(run)
 
     def _next_run(self) -> Run | None:
         """Take the next run that may have a slot, kind after kind, so that none starves behind another."""
-        if self._running.total() >= self._capacity:
-            return None
         for name, queue in self._waiting.items():
             if queue and self._running[name] < queue[0].kind.concurrency:
-                self._waiting[name] = self._waiting.pop(name)
+                if len(self._waiting) > 1:
+                    self._waiting[name] = self._waiting.pop(name)
                 return queue.popleft()
         return None
 

@@ -17,10 +17,12 @@ from tenacity import (
 
 from jsworker.errors import DatabaseUnavailable, JsworkerError, SettingsError, StreamUnavailable
 from jsworker.events import Events, Listener
+from jsworker.observe.vitals import Fleet, Vitals
 from jsworker.ownership import registry
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.processor import JobProcessor
+from jsworker.runtime.checkup import check_up
 from jsworker.runtime.identity import identify
 from jsworker.runtime.kinds import Kind, resolve_kinds, stale_thresholds
 from jsworker.runtime.outcome import headline
@@ -61,6 +63,7 @@ class Worker:
         *,
         connect_seconds: float | None = _CONNECT_SECONDS,
         ties: Ties | None = None,
+        surveys: bool = False,
     ) -> None:
         """Wire a worker; nothing connects yet.
 
@@ -69,6 +72,7 @@ class Worker:
             settings: limits, intervals and servers.
             connect_seconds: how long ``start`` waits for servers that do not answer; None: for ever.
             ties: whoever supervises this process, if anybody does.
+            surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
 
         Raises:
             InvalidTarget: something is no processor, or two share a kind.
@@ -77,6 +81,7 @@ class Worker:
         self._settings = settings
         self._connect_seconds = connect_seconds
         self._ties = ties
+        self._surveys = surveys
         self._kinds = resolve_kinds(processors, settings)
         check_timing(settings, stale_thresholds(self._kinds))
         self._me = identify(settings, sorted(self._kinds))
@@ -100,6 +105,16 @@ class Worker:
             ValueError: no event has this name.
         """
         self.events.on(name, listener)
+
+    def vitals(self) -> Vitals | None:
+        """Return how this worker is; None before it has started and after it has stopped."""
+        if self._closing is None or self._closing.done():
+            return None
+        return check_up(self._parts, draining=self._stopping.is_set())
+
+    def fleet(self) -> Fleet | None:
+        """Return what the last survey found; None: no surveys, or no answer within the last minute."""
+        return None if self._closing is None else self._parts.survey.latest
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -148,7 +163,8 @@ class Worker:
             except BaseException:
                 await self._opened.aclose()
                 raise
-            self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds))
+            loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+            self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds), event_loop=loop)
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
     def bury(self, death: Death) -> None:
@@ -179,7 +195,7 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        await self._patiently(self._database.check_migrated)
+        self._migration = await self._patiently(self._database.check_migrated)
         self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
         self._opened.push_async_callback(self._sessions.close)
         self._stream = Stream(
@@ -210,6 +226,7 @@ class Worker:
                 settings=self._settings,
                 kinds=self._kinds,
                 me=self._me,
+                migration=self._migration,
                 database=self._database,
                 sessions=self._sessions,
                 stream=self._stream,
@@ -217,6 +234,7 @@ class Worker:
                 ties=self._ties,
                 died=self._died,
                 heart_died=self._heart_died,
+                surveys=self._surveys,
             )
         )
         self._shutdown = Shutdown(self._parts, self._settings, forced=self._forced, died=self._died)
@@ -249,6 +267,8 @@ class Worker:
             self._ties.registered(self.id)
         if self._settings.worker_id is not None:
             await self._refuse_namesake(self._settings.worker_id)
+        self._opened.push_async_callback(parts.lag.stop)
+        parts.lag.start()
         for loop in parts.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()

@@ -45,7 +45,9 @@ async def start(settings: Settings) -> AsyncIterator[StartWorker]:
     """Starts workers; those that still run at the end of the test are closed."""
     started: list[Running] = []
 
-    async def start_worker(*processors: JobProcessor[Any], with_settings: Settings | None = None) -> Running:
+    async def start_worker(
+        *processors: JobProcessor[Any] | type[JobProcessor[Any]], with_settings: Settings | None = None
+    ) -> Running:
         running = new_worker(*processors, settings=with_settings or settings)
         started.append(running)
         await running.worker.start()

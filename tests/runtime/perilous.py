@@ -40,6 +40,11 @@ class Perilous(JobProcessor):
                     await asyncio.sleep(0.01)
             case "wait":
                 await asyncio.Event().wait()
+            case "end a program":
+                program = await asyncio.create_subprocess_exec("sleep", "600")
+                program.terminate()
+                async with asyncio.timeout(10):
+                    return {"code": await program.wait()}
             case "complete":
                 async with job.transaction(result={"by": "its transaction"}) as session:
                     await session.execute(text("CREATE TABLE effects (id int)"))
@@ -63,12 +68,12 @@ class Stubborn(JobProcessor):
 
 
 class Shaped(JobProcessor):
-    """Made with an argument, which no other process knows."""
+    """May be made with an argument, which no other process knows."""
 
     kind = "shaped"
     max_stalls = 1
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str = "plain") -> None:
         self.shape = shape
 
     async def process(self, job: Job[dict[str, Any]]) -> Any:

@@ -26,13 +26,13 @@ class Running:
         """Make the worker claim jobs of a kind ahead, as it does after many short ones."""
         self.worker._parts.slots._mean_seconds[kind] = 0.01
 
-    async def stream_is_empty(self) -> None:
-        """Wait until no message is left, answered or not; sooner than one would be delivered again."""
+    async def stream_is_empty(self, *, seconds: float = 3.0) -> None:
+        """Wait until no message is left, answered or not; within the default, sooner than one comes again."""
 
         async def empty() -> None:
             assert (await self.worker._stream.state()).messages == 0
 
-        await eventually(empty, seconds=3.0)
+        await eventually(empty, seconds=seconds)
 
     async def end(self) -> None:
         """Close the worker, at once if it still runs."""
@@ -45,11 +45,11 @@ class StartWorker(Protocol):
     """Starts a worker with processors; ``with_settings`` replaces the test's settings."""
 
     async def __call__(
-        self, *processors: JobProcessor[Any], with_settings: Settings | None = None
+        self, *processors: JobProcessor[Any] | type[JobProcessor[Any]], with_settings: Settings | None = None
     ) -> Running: ...
 
 
-def new_worker(*processors: JobProcessor[Any], settings: Settings) -> Running:
+def new_worker(*processors: JobProcessor[Any] | type[JobProcessor[Any]], settings: Settings) -> Running:
     """Return a worker that is not started yet."""
     running = Running(Worker(processors, settings))
     running.worker.on("*", running.events)

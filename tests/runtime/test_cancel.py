@@ -15,7 +15,7 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
 def count_beats(running: Running) -> list[float]:

@@ -46,11 +46,6 @@ def break_pull(worker: Worker) -> None:
     worker._parts.pullers[0].wake()
 
 
-def break_answers(worker: Worker) -> None:
-    worker._parts.answers._bursts._write = broken
-    worker._parts.answers._bursts.post(broken)
-
-
 def break_claims(worker: Worker) -> None:
     worker._parts.consumers[0]._batches._write = broken
 
@@ -63,7 +58,6 @@ def break_claims(worker: Worker) -> None:
         (break_scans, "scan"),
         (break_relay, "relay"),
         (break_pull, "pull loop"),
-        (break_answers, "answers"),
     ],
 )
 async def test_the_worker_stops_and_hands_its_jobs_back(

@@ -12,9 +12,11 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.job import Job
 from jsworker.runtime.clock import boottime
+from jsworker.runtime.quarantine import ward
 from jsworker.runtime.run import Stop
 from jsworker.settings import Settings
 from tests.conftest import FAST
+from tests.runtime import perilous
 from tests.runtime.processors import Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
@@ -244,6 +246,24 @@ async def test_a_thread_that_is_told_to_drain_is_not_condemned(
         await rounds_pass(looks, 2 * 4 + 4)
         assert ties.condemned == []
         stubborn.end.set()
+
+
+async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
+    client: JobClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ward, "_GRACE_HEARTBEATS", 1000)  # else its process is ended before the fence looks
+    async with tied(perilous.Stubborn, settings=settings) as (running, ties):
+        job = await client.enqueue("stubborn", {})
+        await running.events.told("job.started")
+        run = running.worker._parts.hand.runs[job.id]
+
+        async def timed_out() -> None:
+            assert run.stop is Stop.TIMEOUT
+
+        await eventually(timed_out)
+        await rounds_pass(count_rounds(running.worker._parts.fences), 2 * 4 + 4)
+        assert ties.condemned == []
+        assert running.worker._parts.hand.runs == {job.id: run}
 
 
 async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, settings: Settings) -> None:

@@ -215,9 +215,11 @@ async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_r
     assert sorted(job for job, _ in fleet.runs().elements()) == sorted(str(job_id) for job_id in ids)
     ends = await rows.query("SELECT DISTINCT status, attempts, stalls, errors FROM jsworker.jobs")
     assert ends == [{"status": "completed", "attempts": 1, "stalls": 0, "errors": 0}]
+    # Skipped: on a busy machine some wait so long that they are claimed from the table before their message.
     assert {row["event"] for row in await rows.query("SELECT event FROM jsworker.job_events")} <= {
         "released",
         "claimed",
+        "skipped",
     }
 
 

@@ -15,7 +15,7 @@ from tests.runtime.processors import KIND, Scripted, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker, new_worker
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
 class Opened(JobProcessor):
@@ -206,6 +206,6 @@ async def test_a_payload_that_cannot_be_read_calls_no_hook(
 async def test_processors_may_be_given_as_classes_or_instances(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
-    await start(Opened, scripted(echo, kind="given"))  # type: ignore[arg-type]  # both are allowed
+    await start(Opened, scripted(echo, kind="given"))
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")

@@ -16,7 +16,7 @@ from tests.runtime.processors import KIND, LATER, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 MARKER = "hunter2-do-not-show"
 

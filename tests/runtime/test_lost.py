@@ -17,7 +17,7 @@ from tests.runtime.running import StartWorker
 from tests.runtime.test_cancel import count_beats
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
 async def test_a_run_whose_job_was_taken_back_is_stopped_with_the_next_heartbeat(
@@ -136,7 +136,9 @@ async def test_a_late_outcome_never_counts_for_the_next_run(
         await heirs.process(job)
         return "the heir's"
 
-    old = await start(scripted(zombie))
+    old = await start(
+        scripted(zombie), with_settings=make_settings(concurrency=1)
+    )  # no room for its own heir
     job = await client.enqueue(KIND, {})
     await zombies.met()
     await old.worker._parts.beats.stop()

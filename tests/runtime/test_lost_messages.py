@@ -18,6 +18,7 @@ from jsworker.ownership.enqueue import new_job_id
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery import repair
 from jsworker.runtime.recovery.repair import Repair
+from jsworker.runtime.search import Search
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.wire import WireMessage
@@ -167,7 +168,7 @@ async def test_what_is_gone_is_published_again_and_nothing_else(
     posted: list[UUID], js: JetStreamContext, start: StartWorker, rows: Rows, lose: Break
 ) -> None:
     running = await start(scripted(echo, kind="other"))
-    scans = count_rounds(running.worker._parts.scans)
+    scans = count_rounds(running.worker._parts.repairs)
     ids = posted
     lost = {ids[place] for place in await lose(js, running.worker._stream.name, rows, ids)}
     await age(rows)
@@ -240,6 +241,7 @@ class Repairing:
             stream=stream,
             events=events,
             on_requeued=lambda: None,
+            search=Search("it", statement_timeout=5.0, database=database, events=events, rest=0),
         )
 
     async def scan(self, times: int) -> None:
@@ -332,11 +334,12 @@ async def test_the_same_number_in_another_stream_is_another_message(
 
 
 async def test_a_deep_backlog_is_never_published_again(
-    client: JobClient, start: StartWorker, rows: Rows, repairing: Repairing
+    make_settings: Callable[..., Settings], start: StartWorker, rows: Rows, repairing: Repairing
 ) -> None:
-    for _ in range(DEEP // 5000):
-        await client.enqueue_many(LOST, [{}] * 5000)
-    await client.publish_pending()
+    async with JobClient(make_settings(statement_timeout=10.0)) as client:
+        for _ in range(DEEP // 5000):
+            await client.enqueue_many(LOST, [{}] * 5000)
+        await client.publish_pending()
 
     async def all_are_marked() -> None:
         waiting = "SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish AND stream_seq IS NOT NULL"
@@ -345,7 +348,7 @@ async def test_a_deep_backlog_is_never_published_again(
     await eventually(all_are_marked, seconds=60)
     await age(rows)
     running = await start(scripted(echo, kind="other"))
-    scans = count_rounds(running.worker._parts.scans)
+    scans = count_rounds(running.worker._parts.repairs)
     await repairing.scan(30)
     await rounds_pass(scans, 3)
     assert (repairing.jobs, republished(running)) == (0, 0)

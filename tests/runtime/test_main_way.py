@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from jsworker.client import JobClient
@@ -11,6 +12,8 @@ from jsworker.processor import JobProcessor
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
 from tests.support.polling import eventually
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
 class Numbers(BaseModel):

@@ -1,6 +1,7 @@
 """Quarantine: a job whose next stall would be its last runs alone, and harms nobody but itself."""
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -102,6 +103,14 @@ async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(
     job = await client.enqueue("perilous", {"does": "report"})
     row = await rows.becomes(job.id, "completed")
     assert (row["stage"], row["progress"], row["checkpoint"]) == ("alone", 0.5, {"seen": None})
+
+
+async def test_programs_that_the_job_starts_heed_signals(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "end a program"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"code": -signal.SIGTERM}
 
 
 async def test_its_own_transaction_completes_the_job_once(
@@ -217,6 +226,16 @@ async def test_an_instance_that_nobody_else_can_make_runs_in_its_worker_and_says
     assert row["result"] == {"pid": os.getpid(), "shape": "square", "attempt": 1}
     [told] = running.events.of("worker.degraded")
     assert told["what"] == "quarantine of kind shaped"
+
+
+async def test_a_class_with_arguments_that_may_be_left_out_is_made_again(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    await start(Shaped)
+    job = await client.enqueue("shaped", {})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+    assert row["result"]["shape"] == "plain"
 
 
 async def test_an_instance_at_module_level_is_found_again(

@@ -15,6 +15,8 @@ from nats.aio.msg import Msg
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.ownership.database import Database
+from jsworker.ownership.reset import look_for_late
 from jsworker.processor import JobProcessor
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.run import Claiming
@@ -58,8 +60,20 @@ def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
+def no_prepared_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy knows statements by their words, which a prepared one sends only once."""
+
+    async def keep_none(connection: object) -> None:
+        pass
+
+    monkeypatch.setattr("jsworker.ownership.pool._keep_plans", keep_none)
+
+
+@pytest.fixture
 async def through_proxy(
-    database_url: str, make_settings: Callable[..., Settings]
+    database_url: str,
+    make_settings: Callable[..., Settings],
+    no_prepared_statements: None,
 ) -> AsyncIterator[tuple[Proxy, Settings]]:
     """A proxy before the database, and settings that lead through it."""
     async with proxied(database_url) as (proxy, url):
@@ -218,17 +232,18 @@ async def test_a_frozen_worker_that_wakes_late_finishes_nothing_and_is_told(
 
 
 async def add_silent_job(
-    rows: Rows, *, stale_after: float, silent_for: float, worker_id: str = "gone"
+    rows: Rows, *, stale_after: float, silent_for: float, worker_id: str = "gone", kind: str = "elsewhere"
 ) -> UUID:
     """Insert a running job, by default of a worker that does not exist."""
     job_id = uuid4()
     await rows.query(
         "INSERT INTO jsworker.jobs (id, kind, payload, status, worker_id, fencing_token, attempts,"
         " max_attempts, max_stalls, dispatch, queued_at, claimed_at, stale_after, last_activity_at)"
-        " VALUES (%s, 'elsewhere', '{}', 'processing', %s, 1, 1, 5, 3, 1, clock_timestamp(),"
+        " VALUES (%s, %s, '{}', 'processing', %s, 1, 1, 5, 3, 1, clock_timestamp(),"
         " clock_timestamp() - interval '1 minute', make_interval(secs => %s),"
         " clock_timestamp() - make_interval(secs => %s))",
         job_id,
+        kind,
         worker_id,
         stale_after,
         silent_for,
@@ -254,6 +269,26 @@ async def test_a_late_row_that_moves_is_left_alone(start: StartWorker, rows: Row
     row = await rows.job(alive)
     assert (row["status"], row["fencing_token"], row["stalls"]) == ("processing", 1, 0)
     await rows.becomes(alive, "queued")  # once it stands still
+
+
+async def test_a_claim_takes_a_job_straight_from_an_owner_that_is_proven_stale(
+    make_settings: Callable[..., Settings], start: StartWorker, rows: Rows, database: Database
+) -> None:
+    settings = make_settings(scan_interval=0.9)  # the test proves it, before the second scan can
+    job_id = await add_silent_job(rows, stale_after=0.3, silent_for=10, kind="held")
+    rescued = Rescued()
+    running = await start(rescued, with_settings=settings)
+    lateness = await look_for_late(database, heartbeat_interval=0.1, limit=10)
+    running.worker._parts.late.proven = {row.id: row for row in lateness.suspects}
+    await publish(settings, [WireMessage(job_id, "held", 1)])
+    await rows.becomes(job_id, "completed")
+    assert rescued.runs == [(job_id, 2, True, "worker gone stopped responding")]
+    [stalled] = running.events.of("job.stalled")
+    assert (stalled["job_id"], stalled["owner"], stalled["cause"]) == (str(job_id), "gone", "stale")
+    assert (stalled["fencing_token"], stalled["counted"], stalled["stalls"]) == (1, True, 1)
+    assert running.worker._parts.late.proven == {}
+    [told] = [row for row in await rows.timeline(job_id) if row["event"] == "claimed"]
+    assert told["detail"]["cause"] == "stale"
 
 
 async def test_a_worker_whose_own_heartbeats_fail_takes_nothing_back(
@@ -355,6 +390,7 @@ async def test_a_claim_in_nobodys_hand_is_released_and_run_at_the_next_token(
     await running.stream_is_empty()
 
 
+@pytest.mark.usefixtures("no_prepared_statements")
 async def test_a_claim_read_back_counts_as_renewed_when_it_was_sent(
     client: JobClient, start: StartWorker, make_settings: Callable[..., Settings], database_url: str
 ) -> None:
@@ -423,7 +459,7 @@ async def test_copies_of_a_message_wait_for_the_claim_under_way(
         await eventually(lambda: deliveries_of(claiming, job.id, 1))
         await publish(settings, [WireMessage(job.id, "scripted", 1)] * 3)
         await eventually(lambda: deliveries_of(claiming, job.id, 4))
-        assert await rows.value(WAITING_CLAIMS) == 1
+        await eventually(lambda: one_claim_waits(rows))
         holder.rollback()
     first = await gate.met()
     # Copies that come while it runs start nothing either, and are not kept.
@@ -461,6 +497,10 @@ async def test_a_newer_copy_of_a_running_job_is_kept(
     gate.open()
     await rows.becomes(job.id, "completed")
     assert gate.waiting == 0
+
+
+async def one_claim_waits(rows: Rows) -> None:
+    assert await rows.value(WAITING_CLAIMS) == 1
 
 
 async def deliveries_of(claiming: dict[UUID, Claiming], job_id: UUID, count: int) -> None:

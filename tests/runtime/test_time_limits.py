@@ -17,7 +17,7 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
 async def for_ever(job: Job[Any]) -> None:

@@ -17,7 +17,7 @@ from tests.runtime.processors import KIND, LATER, Gate, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 BOOK = text("INSERT INTO bookings VALUES (:job_id)")
 

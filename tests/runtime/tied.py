@@ -37,7 +37,7 @@ class RecordedTies:
 
 @asynccontextmanager
 async def tied(
-    *processors: JobProcessor[Any], settings: Settings
+    *processors: JobProcessor[Any] | type[JobProcessor[Any]], settings: Settings
 ) -> AsyncIterator[tuple[Running, RecordedTies]]:
     """Run a worker that is supervised."""
     ties = RecordedTies()

@@ -1,12 +1,15 @@
 """Processors that misbehave until their job has been taken back once; copied to where ``run`` imports it."""
 
 import asyncio
+import logging
 import os
 import re
 import signal
 import subprocess
 import time
 from typing import Any
+
+import structlog
 
 from jsworker import Job, JobProcessor
 
@@ -77,3 +80,22 @@ class Leaves(JobProcessor):
 
     def process(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- a processor's shape
         subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
+
+
+class Speaks(JobProcessor):
+    """Logs a line in either way."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- a processor's shape
+        speak()
+
+
+class SpeaksInThread(JobProcessor):
+    """The same as a plain function."""
+
+    def process(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- a processor's shape
+        speak()
+
+
+def speak() -> None:
+    logging.getLogger("my_jobs").warning("said by %s", "logging")
+    structlog.get_logger().warning("said by structlog", pid=os.getpid())

@@ -24,7 +24,7 @@ SLEEPS = "import time; time.sleep(600)"
 TALKS = """
 import json, os, signal, socket, sys, time
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
-parent = socket.socket(fileno=int(sys.argv[-3]))
+parent = socket.socket(fileno=int(sys.argv[-4]))
 def tell(what, **facts):
     parent.sendall(json.dumps({"what": what, **facts}).encode() + b"\\n")
 """

@@ -33,3 +33,11 @@ def test_a_quiet_phase_counts_from_its_end() -> None:
     assert not silence.pass_by(40.0, now=140.0)
     assert not silence.pass_by(1.5, now=150.0)
     assert silence.pass_by(1.0, now=151.0)
+
+
+def test_before_a_child_holds_jobs_it_may_be_silent_for_longer() -> None:
+    silence = Silence(600.0)
+    silence.note_tick()
+    assert not silence.pass_by(500.0, now=500.0)
+    silence.tighten(2.0)
+    assert silence.pass_by(0.1, now=500.1)

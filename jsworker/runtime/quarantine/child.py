@@ -8,10 +8,13 @@ import socket
 import sys
 from typing import Final, NoReturn
 
+from jsworker import tracing
 from jsworker.events import Events
+from jsworker.observe.logs import configure_logs, speaking_worker
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.runtime.attempt import judged, open_job, process_job
+from jsworker.runtime.clock import boottime
 from jsworker.runtime.kinds import resolve_kinds
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
@@ -19,8 +22,11 @@ from jsworker.runtime.outcome import Outcome, stopped
 from jsworker.runtime.quarantine.messages import Order, line, outcome_line
 from jsworker.runtime.quarantine.origin import processor_at
 from jsworker.runtime.run import Phase, Run, Stop
+from jsworker.runtime.supervisor.birth import leave_to_parent
 from jsworker.runtime.supervisor.leash import follow_parent
+from jsworker.tracing import TraceContext
 
+_FLUSH_SECONDS: Final = 2.0
 _TICKS: Final = 4
 """Signs of life within the owner's patience."""
 
@@ -28,11 +34,13 @@ _TICKS: Final = 4
 def main() -> NoReturn:
     """Take the order, run the job, tell the outcome. The process ends with its owner, however that ends."""
     follow_parent(int(sys.argv[1]), signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # for the owner, which tells what becomes of the job
-        signal.signal(number, signal.SIG_IGN)
+    # For the owner, which tells what becomes of the job.
+    leave_to_parent((signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
     link = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(link.fileno(), False)
     order = Order.read(link)
+    configure_logs(format=order.settings.log_format, level=order.settings.log_level)
+    speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
     asyncio.run(_work(order, link))
     # Threads of the job may never end, and nobody waits for them here.
@@ -46,7 +54,8 @@ async def _work(order: Order, link: socket.socket) -> None:
     settings = order.settings
     processor = processor_at(order.origin)
     kind = resolve_kinds([processor], settings)[order.claimed.kind]
-    run = Run(claimed=order.claimed, kind=kind, delivery=None)
+    now = boottime()
+    run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
     def tell() -> None:
         writer.write(line(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
@@ -77,6 +86,8 @@ async def _work(order: Order, link: socket.socket) -> None:
     try:
         await run.task
         outcome = ended.result()
+        # Before it is told: the owner ends this process as soon as it knows.
+        await asyncio.to_thread(tracing.flush, _FLUSH_SECONDS)
         writer.write(outcome_line(outcome, completed=run.completed))
         await writer.drain()
     finally:
@@ -97,11 +108,12 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
         run.job = open_job(run, services)
         await run.kind.processor.setup()
         try:
-            return await process_job(run, run.job, services.max_result_bytes)
+            with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
+                return await process_job(run, run.job, services.max_result_bytes)
         finally:
             await run.kind.processor.teardown()
 
-    outcome, _ = await judged(run, work)
+    outcome, _ = await judged(run, work())
     ended.set_result(outcome)
 
 

@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,7 @@ class Order:
             path=self.path,
             worker_id=self.worker_id,
             settings={name: _plain(getattr(self.settings, name)) for name in names},
-            claimed={name: _plain(value) for name, value in asdict(self.claimed).items()},
+            claimed={name: _plain(value) for name, value in self.claimed._asdict().items()},
         )
         return len(text).to_bytes(_LENGTH_BYTES, "big") + text
 
@@ -60,9 +60,8 @@ class Order:
         length = int.from_bytes(_receive(link, _LENGTH_BYTES), "big")
         told = json.loads(_receive(link, length))
         claimed = told["claimed"] | {"id": UUID(told["claimed"]["id"])}
-        for name in ("deadline", "queued_at", "claimed_at"):
-            if claimed[name] is not None:
-                claimed[name] = datetime.fromisoformat(claimed[name])
+        if claimed["deadline"] is not None:
+            claimed["deadline"] = datetime.fromisoformat(claimed["deadline"])
         return cls(
             origin=told["origin"],
             path=told["path"],

@@ -60,7 +60,9 @@ class Ward:
             path=sys.path,
             worker_id=self._worker_id,
             settings=self._settings,
-            claimed=run.claimed,
+            claimed=run.claimed
+            if run.spans is None
+            else run.claimed._replace(**run.spans.context()._asdict()),
         )
         ours, theirs = socket.socketpair()
         try:
@@ -190,9 +192,7 @@ class _Patient:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         why = f": {self._ended_by}" if self._ended_by else ""
         error = f"the process in which the job ran alone {how}{why}"
-        return Failed(
-            error, None, self._run.kind.processor.backoff.delay(self._run.claimed.attempt), stalled=True
-        )
+        return Failed(error, None, 0.0, stalled=True)  # its last stall: no attempt follows
 
 
 async def _start(theirs: socket.socket) -> asyncio.subprocess.Process:

@@ -10,8 +10,9 @@ from jsworker.runtime.presence import Presence
 from jsworker.runtime.recovery.evidence import death_of
 from jsworker.stream.witness import Answer
 
-_MISSED_HEARTBEATS = 3
-"""So many of its own intervals without a sign of life, and a namesake counts as gone."""
+_MISSED_HEARTBEATS = 4
+"""So many of its own intervals without a sign of life, and a namesake counts as gone. One is left out
+on purpose now and then (``Heartbeat``); two may be missed beside it."""
 _LOOKS_PER_INTERVAL = 4
 
 

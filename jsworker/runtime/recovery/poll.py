@@ -13,7 +13,9 @@ from jsworker.ownership.database import Database
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.consumer import Consumer
 from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.pace import Pace
 from jsworker.runtime.run import Hand
+from jsworker.runtime.search import Search
 
 _CHOICE = 4
 """Candidates for each free slot: workers that poll at the same time should not all try the same rows."""
@@ -32,6 +34,7 @@ class IdlePoll:
         health: DatabaseHealth,
         hand: Hand,
         nats_connected: Callable[[], bool],
+        new_search: Callable[[str], Search],
     ) -> None:
         """Wire the poll.
 
@@ -40,6 +43,7 @@ class IdlePoll:
             scan_interval: seconds; a job is old after two of them, a consumer idle after one.
             database, health, hand: the worker's own.
             nats_connected: whether messages can come.
+            new_search: makes the search for waiting rows of a kind, given its name.
         """
         self._consumers = consumers
         self._scan_interval = scan_interval
@@ -47,11 +51,15 @@ class IdlePoll:
         self._health = health
         self._hand = hand
         self._nats_connected = nats_connected
+        self._searches = {each.kind.name: new_search(each.kind.name) for each in consumers}
+        self._pace = Pace()
 
     async def step(self) -> None:
         """Once a scan: take old rows into free slots, a single one where messages keep coming."""
-        if self._nats_connected():
-            now = boottime()
+        if not self._nats_connected() or not self._pace.is_due:
+            return
+        now = boottime()
+        with self._pace.timed():  # the searches of all kinds together
             for consumer in self._consumers:
                 idle = now - consumer.delivered_at >= self._scan_interval
                 most = consumer.room() if idle else min(consumer.room(), 1)
@@ -64,19 +72,24 @@ class IdlePoll:
                 await self._claim(consumer, consumer.room(), older_than=0.0)
 
     async def _claim(self, consumer: Consumer, most: int, *, older_than: float) -> None:
-        wanted = min(most, _MOST)
-        if wanted <= 0:
+        wanted, search = min(most, _MOST), self._searches[consumer.kind.name]
+        if wanted <= 0 or search.must_rest:
             return
         try:
-            found = await repair.waiting(
-                self._database,
-                kinds=[consumer.kind.name],
-                older_than=older_than,
-                limit=wanted if wanted == 1 else _CHOICE * wanted,
-                besides=[*self._hand.claiming, *self._hand.runs],
+            found = await search.make(
+                lambda seconds: repair.waiting(
+                    self._database,
+                    kinds=[consumer.kind.name],
+                    older_than=older_than,
+                    limit=wanted if wanted == 1 else _CHOICE * wanted,
+                    besides=[*self._hand.claiming, *self._hand.runs],
+                    seconds=seconds,
+                )
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
+            return
+        if not found:
             return
         chosen = random.sample(found, min(wanted, len(found)))
         for row in chosen:

@@ -13,7 +13,7 @@ from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery.evidence import death_of
 from jsworker.runtime.recovery.report import report
 
-_FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
+FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
 """A worker that has been silent for a day, and holds nothing, is of interest to nobody."""
 
 
@@ -65,7 +65,7 @@ class Reconciler:
                 await self._take_back(owner, proof)
             if last:
                 await registry.bury(self._database, ids=list(self._dead))
-                await registry.forget_workers(self._database, silent_for=_FORGOTTEN_AFTER_SECONDS)
+                await registry.forget_workers(self._database, silent_for=FORGOTTEN_AFTER_SECONDS)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             return

@@ -11,6 +11,7 @@ from jsworker.ownership import repair
 from jsworker.ownership.database import Database
 from jsworker.ownership.repair import Posted
 from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.search import Search
 from jsworker.stream.jetstream import Stream, StreamState
 
 _PAGE = 300
@@ -35,6 +36,7 @@ class Repair:
         stream: Stream,
         events: Events,
         on_requeued: Callable[[], None],
+        search: Search,
     ) -> None:
         """Wire the repair.
 
@@ -43,6 +45,7 @@ class Repair:
             scan_interval: seconds; jobs that were queued within the last two are left alone.
             database, health, stream, events: the worker's own.
             on_requeued: called when jobs wait to be published again.
+            search: for pages of the queue.
         """
         self._worker_id = worker_id
         self._scan_interval = scan_interval
@@ -53,12 +56,15 @@ class Repair:
         self._on_requeued = on_requeued
         self._after: tuple[datetime, UUID] | None = None
         self._refusal: str | None = None
+        self._search = search
 
     async def step(self) -> None:
         """Look at the next page of published jobs; go on at once while pages hold losses."""
+        if not self._search.is_due:
+            return
         try:
             for _ in range(_PAGES):
-                if not (self._stream.connected and await self._repair_page()):
+                if not (self._stream.connected and await self._repair_page()) or self._search.is_slow:
                     return
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
@@ -68,13 +74,9 @@ class Repair:
             self._tell(str(error))
 
     async def _repair_page(self) -> bool:
-        rows = await repair.posted(
-            self._database,
-            kinds=None,
-            after=self._after,
-            older_than=2 * self._scan_interval,
-            limit=_PAGE,
-        )
+        rows = await self._search.make(self._next_page)
+        if rows is None:
+            return False
         if not rows:
             self._after = None
             return False
@@ -88,6 +90,16 @@ class Repair:
         self._after = (last.queued_at, last.id)
         await self._republish([*gone, *missing])
         return bool(gone)
+
+    async def _next_page(self, seconds: float) -> list[Posted]:
+        return await repair.posted(
+            self._database,
+            kinds=None,
+            after=self._after,
+            older_than=2 * self._scan_interval,
+            limit=_PAGE,
+            seconds=seconds,
+        )
 
     async def _ack_floors(self, rows: Sequence[Posted]) -> Mapping[str, int]:
         """Return up to which number every message of a kind was answered; 0 where nobody can tell."""

@@ -8,16 +8,16 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership import reset
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import Lateness, Reset, Suspect
+from jsworker.ownership.reset import Lateness, Suspect, TakenBack
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.heartbeat import Heartbeat
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.recovery.late import LateRows, Proof
 from jsworker.runtime.recovery.report import report
+from jsworker.runtime.search import Search
 from jsworker.stream.witness import Answer
 
-_BATCH = 500
 _LOOKED_AT = 5000
 """Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
 _ASKED_AT_ONCE = 50
@@ -38,6 +38,7 @@ class Sweeper:
         late: LateRows,
         events: Events,
         on_requeued: Callable[[], None],
+        search: Search,
     ) -> None:
         """Wire the sweeper.
 
@@ -49,6 +50,7 @@ class Sweeper:
             presence: the worker's own; asks NATS whether owners are still there.
             late: what is remembered of late rows.
             on_requeued: called when jobs went back to the queue.
+            search: for late rows.
         """
         self._worker_id = worker_id
         self._heartbeat_interval = heartbeat_interval
@@ -59,6 +61,7 @@ class Sweeper:
         self._late = late
         self._events = events
         self._on_requeued = on_requeued
+        self._search = search
 
     async def step(self) -> None:
         """Look at every late row once, and take back what is proven to be nobody's."""
@@ -66,10 +69,12 @@ class Sweeper:
         if self._heartbeat.heard_for() < 2 * self._heartbeat_interval:
             self._late.forget()
             return
+        if not self._search.is_due:
+            return
         try:
-            lateness = await reset.look_for_late(
-                self._database, heartbeat_interval=self._heartbeat_interval, limit=_LOOKED_AT
-            )
+            lateness = await self._search.make(self._look)
+            if lateness is None:
+                return
             proof = self._late.look(lateness, now=now)
             self._tell_of_brake(proof)
             await self._take_back_stale(proof, lateness)
@@ -77,27 +82,25 @@ class Sweeper:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
 
+    async def _look(self, seconds: float) -> Lateness:
+        return await reset.look_for_late(
+            self._database, heartbeat_interval=self._heartbeat_interval, limit=_LOOKED_AT, seconds=seconds
+        )
+
     def _tell_of_brake(self, proof: Proof) -> None:
         if proof.held:
-            reason = "more than half of the owners turned stale at once; they get one more threshold"
+            reason = "more than half of the owners are late; what has turned stale gets one more threshold"
             self._events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
 
     async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
         for owner, rows in _by_owner(proof.stale).items():
             self._events.emit("stale.detected", jobs=len(rows), owners=[owner])
-            for batch in _batches(rows):
-                taken = await reset.reset_stale(
-                    self._database,
-                    worker_id=self._worker_id,
-                    stale=batch,
-                    reason=f"worker {owner} stopped responding",
-                    counted=not proof.braked and not self._has_a_cause(lateness, rows),
-                )
-                self._late.taken_back(row.id for row in batch)
-                resets = await report(
-                    taken, cause="stale", events=self._events, on_requeued=self._on_requeued
-                )
-                self._tell_recovered(owner, resets, "stale")
+            counted = not proof.braked and not self._has_a_cause(lateness, rows)
+            reason = f"worker {owner} stopped responding"
+            taken = await reset.reset_stale(
+                self._database, worker_id=self._worker_id, stale=rows, reason=reason, counted=counted
+            )
+            await self._tell(owner, taken, "stale")
 
     def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
         """Tell whether something else than the job may have silenced the owner: then no stall is counted."""
@@ -112,18 +115,17 @@ class Sweeper:
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
         for owner, rows in _by_owner(self._late.crashed(asked)).items():
-            for batch in _batches(rows):
-                taken = await reset.reset_crashed(
-                    self._database,
-                    worker_id=self._worker_id,
-                    crashed=batch,
-                    reason=f"worker {owner} fell silent and nobody answers for it",
-                )
-                self._late.taken_back(row.id for row in batch)
-                resets = await report(
-                    taken, cause="crashed", events=self._events, on_requeued=self._on_requeued
-                )
-                self._tell_recovered(owner, resets, "crashed")
+            reason = f"worker {owner} fell silent and nobody answers for it"
+            taken = await reset.reset_crashed(
+                self._database, worker_id=self._worker_id, crashed=rows, reason=reason
+            )
+            await self._tell(owner, taken, "crashed")
+
+    async def _tell(self, owner: str, taken: TakenBack, cause: str) -> None:
+        self._late.taken_back(job.id for job in taken.resets)
+        resets = await report(taken, cause=cause, events=self._events, on_requeued=self._on_requeued)
+        if resets:
+            self._events.emit("stale.recovered", jobs=len(resets), owners=[owner], cause=cause)
 
     async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
@@ -134,17 +136,9 @@ class Sweeper:
 
         return dict(await asyncio.gather(*(ask(owner) for owner in owners)))
 
-    def _tell_recovered(self, owner: str, resets: Sequence[Reset], cause: str) -> None:
-        if resets:
-            self._events.emit("stale.recovered", jobs=len(resets), owners=[owner], cause=cause)
-
 
 def _by_owner(rows: Iterable[Suspect]) -> dict[str, list[Suspect]]:
     grouped: defaultdict[str, list[Suspect]] = defaultdict(list)
     for row in rows:
         grouped[row.worker_id].append(row)
     return dict(grouped)
-
-
-def _batches(rows: Sequence[Suspect]) -> Iterable[Sequence[Suspect]]:
-    return (rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH))

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -30,16 +30,18 @@ class Birth:
         link: the file descriptor of the child's end of the link.
         parent: the parent's process id.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
+        number: its place among the children, from 1.
     """
 
     link: int
     parent: int
     connect_seconds: float | None
+    number: int
 
     def arguments(self) -> list[str]:
         """Return it as arguments."""
         patience = _FOREVER if self.connect_seconds is None else repr(self.connect_seconds)
-        return [str(self.link), str(self.parent), patience]
+        return [str(self.link), str(self.parent), patience, str(self.number)]
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
@@ -48,8 +50,9 @@ class Birth:
         Raises:
             ValueError: a parent's arguments look different.
         """
-        *rest, link, parent, patience = arguments
-        return cls(int(link), int(parent), None if patience == _FOREVER else float(patience)), rest
+        *rest, link, parent, patience, number = arguments
+        seconds = None if patience == _FOREVER else float(patience)
+        return cls(int(link), int(parent), seconds, int(number)), rest
 
     def open_link(self) -> socket.socket:
         """Take over the child's end of the link; processes that the child starts do not get it.
@@ -74,18 +77,23 @@ def signals_held_back() -> Iterator[None]:
 def be_born(parent: int) -> None:
     """Prepare this process to be a child: SIGTERM ends it, Ctrl-C is the parent's business.
 
-    SIGTERM also comes when the parent dies (Linux). Processes that jobs fork get the usual dispositions back.
+    SIGTERM also comes when the parent dies (Linux).
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    for number in _FOR_THE_PARENT:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            # Not SIG_IGN, which programs that jobs start would inherit.
-            signal.signal(number, _leave_to_parent)
-    os.register_at_fork(after_in_child=_have_usual_signals)
+    leave_to_parent(_FOR_THE_PARENT)
     if sys.stderr is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
     follow_parent(parent, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+
+
+def leave_to_parent(numbers: Iterable[signal.Signals]) -> None:
+    """Do nothing at these signals. Processes that jobs start or fork get the usual dispositions back."""
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            # Not SIG_IGN, which programs that jobs start would inherit.
+            signal.signal(number, _do_nothing)
+    os.register_at_fork(after_in_child=_have_usual_signals)
 
 
 def on_sigterm(call: Callable[[], None]) -> None:
@@ -93,12 +101,12 @@ def on_sigterm(call: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: call())
 
 
-def _leave_to_parent(number: int, frame: FrameType | None) -> None:
+def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Do nothing."""
 
 
 def _have_usual_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is _leave_to_parent:
+    if signal.getsignal(signal.SIGHUP) is _do_nothing:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -15,14 +15,17 @@ from uuid import UUID
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import Birth, signals_held_back
 from jsworker.runtime.supervisor.messages import (
+    MOST_PARTS,
     Bury,
     Condemn,
+    Figures,
     LastWords,
     Lines,
     Message,
     QuietUntil,
     Ready,
     Registered,
+    Report,
     Stop,
     Stopped,
     Tick,
@@ -35,6 +38,8 @@ _READ_BYTES: Final = 65_536
 _BYTES_A_ROUND: Final = 4 * _READ_BYTES
 _PRICE_OF_NONSENSE: Final = 4_096
 """Bytes: what a line that is no message costs, so that a flood of them keeps the parent from nothing."""
+_START_SECONDS: Final = 600.0
+"""For so long a child's event loop may stand still before it holds jobs: a setup may load what is large."""
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 
 
@@ -43,11 +48,13 @@ class Fate:
     """Why a child was ended by its parent.
 
     Attributes:
+        how: in a word, for figures.
         reason: told to the next runs of its jobs.
         counted: whether its jobs' stalls count.
         culprits: if there are any, only these jobs' stalls count.
     """
 
+    how: str
     reason: str
     counted: bool
     culprits: tuple[UUID, ...] = ()
@@ -78,6 +85,9 @@ class Child:
         last_words: the error by which it ended.
         fate: why its parent ended it; None: it did not.
         silence: how long it has not ticked.
+        readiness: what its worker could do when it told last; None: it has not told yet.
+        figures: what it had counted then, packed.
+        reported_at: boot time of that; None: it has not told yet.
     """
 
     def __init__(
@@ -115,7 +125,12 @@ class Child:
         self.holds_jobs = False
         self.last_words: str | None = None
         self.fate: Fate | None = None
-        self.silence = Silence(watchdog_timeout)
+        self.silence = Silence(max(watchdog_timeout, _START_SECONDS))
+        self._watchdog_timeout = watchdog_timeout
+        self.readiness: str | None = None
+        self.figures = ""
+        self.reported_at: float | None = None
+        self._figures: list[str] = []
         self._watcher = watcher
         self._lines = Lines()
         self._budget = _BYTES_A_ROUND
@@ -124,7 +139,8 @@ class Child:
         self._socket, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = _start(command, environment, theirs, connect_seconds)
+                birth = Birth(theirs.fileno(), os.getpid(), connect_seconds, number)
+                self._process = _start(command, environment, theirs, birth)
         except BaseException:
             self._socket.close()
             raise
@@ -230,6 +246,12 @@ class Child:
                 if not self.ready:
                     self.ready = True
                     self._watcher.note_ready(self)
+            case Figures(part=part):
+                self._figures.append(part)
+                del self._figures[:-MOST_PARTS]
+            case Report(readiness=readiness):
+                self.readiness, self.reported_at = readiness, boottime()
+                self.figures, self._figures = "".join(self._figures), []
             case Condemn(culprits=culprits, reason=reason):
                 self._watcher.note_condemned(self, culprits, reason)
             case Stopped(holds_jobs=holds_jobs):
@@ -245,6 +267,7 @@ class Child:
         if own and self.worker_id is None:
             self.worker_id = worker_id
             self.holds_jobs = True
+            self.silence.tighten(self._watchdog_timeout)
 
     def _tell(self, line: bytes) -> None:
         # Full or gone: the child does not listen, or is dead; nothing that is told here is needed then.
@@ -256,9 +279,8 @@ def _start(
     command: Sequence[str],
     environment: Mapping[str, str],
     link: socket.socket,
-    connect_seconds: float | None,
+    birth: Birth,
 ) -> subprocess.Popen[bytes]:
-    birth = Birth(link.fileno(), os.getpid(), connect_seconds)
     with signals_held_back():
         return subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
             [*command, *birth.arguments()],

@@ -13,16 +13,20 @@ from uuid import UUID
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import on_sigterm
 from jsworker.runtime.supervisor.messages import (
+    LONGEST_PART,
     LONGEST_TEXT,
     MOST_CULPRITS,
+    MOST_PARTS,
     Bury,
     Condemn,
+    Figures,
     FromChild,
     LastWords,
     Lines,
     QuietUntil,
     Ready,
     Registered,
+    Report,
     Stop,
     Stopped,
     Tick,
@@ -58,6 +62,7 @@ class Link:
         self._unsent = b""
         self._quiet_until = 0.0
         self._ticking: asyncio.TimerHandle | None = None
+        self._holds_jobs = False
         self._condemned = False
         self._orphaned = False
 
@@ -85,6 +90,7 @@ class Link:
         self._on_stop, self._on_wake, self._on_bury = on_stop, on_wake, on_bury
         self._loop.add_reader(self._socket, self._hear)
         on_sigterm(self._note_sigterm)
+        self._tick()
 
     def close(self) -> None:
         """Hear, send and tick no more; a SIGTERM is ignored from here on, for the child is leaving."""
@@ -97,14 +103,31 @@ class Link:
             faulthandler.cancel_dump_traceback_later()
 
     def registered(self, worker_id: str) -> None:
-        """Tell the worker's id, and begin to tick: from here on jobs may be held."""
+        """Tell the worker's id: from here on jobs may be held, and a silent event loop is soon too silent."""
         self._say(Registered(worker_id=worker_id))
-        if self._ticking is None:
-            self._tick()
+        self._holds_jobs = True
+        self._postpone_last_resort()
 
     def ready(self) -> None:
         """Tell that the worker works."""
         self._say(Ready())
+
+    def report(self, readiness: str | None, figures: str) -> bool:
+        """Tell how the worker is, unless the parent has not read what was told before.
+
+        Args:
+            readiness: written by ``observe.figures``.
+            figures: packed by it.
+
+        Returns:
+            Whether there was room for the figures.
+        """
+        parts = [figures[begin : begin + LONGEST_PART] for begin in range(0, len(figures), LONGEST_PART)]
+        fits = len(parts) <= MOST_PARTS
+        if not self._unsent:
+            told = [Figures(part=part) for part in parts] if fits else []
+            self._say(*told, Report(readiness=readiness))
+        return fits
 
     def quiet_until(self, boottime: float) -> None:
         """Announce that the event loop may be silent until then."""
@@ -147,14 +170,14 @@ class Link:
 
         faulthandler waits in a thread that needs no GIL.
         """
-        if self._orphaned or self._ticking is None or sys.stderr is None:
+        if self._orphaned or not self._holds_jobs or sys.stderr is None:
             return
         patience = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
         quiet = max(0.0, self._quiet_until - boottime())
         faulthandler.dump_traceback_later(quiet + patience, exit=True)
 
-    def _say(self, message: FromChild) -> None:
-        self._unsent += line_of(message)
+    def _say(self, *messages: FromChild) -> None:
+        self._unsent += b"".join(map(line_of, messages))
         self._send()
 
     def _send(self) -> None:

@@ -11,6 +11,10 @@ LONGEST_LINE: Final = 64 * 1024
 MOST_CULPRITS: Final = 500
 LONGEST_TEXT: Final = 4_000
 """Characters of a reason or of last words."""
+LONGEST_READINESS: Final = 12 * 1024
+LONGEST_PART: Final = 48 * 1024
+"""Characters of packed figures in one line."""
+MOST_PARTS: Final = 4
 
 
 class Tick(BaseModel):
@@ -37,6 +41,24 @@ class QuietUntil(BaseModel):
 
     what: Literal["quiet"] = "quiet"
     boottime: FiniteFloat
+
+
+class Figures(BaseModel):
+    """A part of everything that the child counts, as ``observe.figures`` packs it; a report ends it."""
+
+    what: Literal["figures"] = "figures"
+    part: Annotated[str, Field(max_length=LONGEST_PART)]
+
+
+class Report(BaseModel):
+    """How the child's worker is, behind the parts of its figures.
+
+    Attributes:
+        readiness: as ``observe.figures`` writes it; None: it starts, or has stopped.
+    """
+
+    what: Literal["report"] = "report"
+    readiness: Annotated[str, Field(max_length=LONGEST_READINESS)] | None
 
 
 class Condemn(BaseModel):
@@ -84,7 +106,9 @@ class Stop(BaseModel):
     force: bool
 
 
-FromChild: TypeAlias = Tick | Registered | Ready | QuietUntil | Condemn | Stopped | LastWords
+FromChild: TypeAlias = (
+    Tick | Registered | Ready | QuietUntil | Figures | Report | Condemn | Stopped | LastWords
+)
 FromParent: TypeAlias = Wake | Bury | Stop
 Message: TypeAlias = FromChild | FromParent
 

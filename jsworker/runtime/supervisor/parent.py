@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -17,7 +18,8 @@ from jsworker.runtime.supervisor.burial import Burials, Dead
 from jsworker.runtime.supervisor.child import Child, Fate
 from jsworker.runtime.supervisor.messages import Bury
 from jsworker.runtime.supervisor.orphans import reap_orphans
-from jsworker.runtime.supervisor.restart import Restarts
+from jsworker.runtime.supervisor.places import Place, Places
+from jsworker.runtime.supervisor.view import CONDEMNED, EXITED, HUNG, KILLED, View
 from jsworker.settings import Settings, variable_of
 
 CONNECT_SECONDS: Final = 10.0
@@ -49,15 +51,6 @@ class Ending:
     words: str | None
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
-    number: int
-    restarts: Restarts
-    generation: int = 0
-    child: Child | None = None
-    restart: asyncio.TimerHandle | None = field(default=None)
-
-
 class Supervisor:
     """The parent of ``PROCESSES`` workers. Single-threaded; to be run in the main thread."""
 
@@ -81,10 +74,7 @@ class Supervisor:
         self._command = command
         self._environment = environment
         self._connect_seconds = connect_seconds
-        self._places = [
-            _Place(number, Restarts(settings.heartbeat_interval))
-            for number in range(1, settings.processes + 1)
-        ]
+        self._places = Places(settings.processes, heartbeat_interval=settings.heartbeat_interval)
         self._burials = Burials(
             settings,
             worker_id=f"supervisor-{settings.hostname}-{os.getpid()}",
@@ -101,7 +91,37 @@ class Supervisor:
         self._logger = structlog.get_logger()
 
     async def run(self) -> Ending:
-        """Supervise until a signal stops it or a child cannot work at all."""
+        """Supervise until a signal stops it or a child cannot work at all.
+
+        Raises:
+            PortUnavailable: probes and metrics cannot be served; nothing was started.
+        """
+        async with self._serving():
+            return await self._supervise()
+
+    def view(self) -> View:
+        """Return how everything is at this moment."""
+        return self._places.view(stopping=self._stopping)
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Serve probes and metrics meanwhile, if somebody wants them; else their libraries are not loaded."""
+        host, port = self._settings.http_host, self._settings.http_port
+        if port is None:
+            yield
+            return
+        from jsworker.observe.http import HttpServer  # noqa: PLC0415 -- see above
+        from jsworker.runtime.supervisor.probes import Probes  # noqa: PLC0415 -- likewise
+
+        server = HttpServer(Probes(self.view).routes())
+        found = await server.open(host, port)
+        self._logger.info("http.listening", host=host, port=found)
+        try:
+            yield
+        finally:
+            await server.close()
+
+    async def _supervise(self) -> Ending:
         self._loop = asyncio.get_running_loop()
         self._heard_at = boottime()
         handled = self._listen_to_signals()
@@ -121,6 +141,7 @@ class Supervisor:
 
     def note_ready(self, child: Child) -> None:
         """A child works."""
+        self._places.note_ready(child)
         self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
 
     def note_condemned(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
@@ -130,7 +151,8 @@ class Supervisor:
             self._logger.warning(
                 "child.condemned", **child.facts(), reason=reason, culprits=[str(job_id) for job_id in ids]
             )
-            child.fate = Fate(reason, counted=not self._stopping, culprits=() if self._stopping else ids)
+            blamed = () if self._stopping else ids
+            child.fate = Fate(CONDEMNED, reason, counted=not self._stopping, culprits=blamed)
         child.send(signal.SIGKILL)
 
     def _listen_to_signals(self) -> list[signal.Signals]:
@@ -145,7 +167,7 @@ class Supervisor:
             self._loop.add_signal_handler(number, handler)
         return list(handlers)
 
-    def _start(self, place: _Place) -> None:
+    def _start(self, place: Place) -> None:
         place.restart = None
         place.generation += 1
         try:
@@ -173,7 +195,7 @@ class Supervisor:
         given = self._settings.worker_id
         return f"{self._settings.hostname}-{pid}" if given is None else f"{given}-{number}"
 
-    def _restart_later(self, place: _Place, seconds: float) -> None:
+    def _restart_later(self, place: Place, seconds: float) -> None:
         if seconds:
             self._logger.info("child.restart_delayed", child=place.number, seconds=round(seconds, 2))
             place.restart = self._loop.call_later(seconds, self._start, place)
@@ -181,7 +203,7 @@ class Supervisor:
             self._start(place)
 
     def _children(self) -> list[Child]:
-        return [place.child for place in self._places if place.child is not None]
+        return self._places.children()
 
     def _wake_children(self) -> None:
         for child in self._children():
@@ -208,7 +230,7 @@ class Supervisor:
         reason = (
             f"its process was killed: the event loop stood still for {self._settings.watchdog_timeout:g} s"
         )
-        child.fate = Fate(reason, counted=not self._stopping)
+        child.fate = Fate(HUNG, reason, counted=not self._stopping)
         child.send(DUMP_SIGNAL)
         child.send(signal.SIGTERM)
         self._loop.call_later(_LAST_SIGNS_SECONDS, child.send, signal.SIGKILL)
@@ -224,12 +246,14 @@ class Supervisor:
         if self._stopping and not self._children():
             self._over.set()
 
-    def _note_death(self, place: _Place, child: Child, code: int) -> None:
+    def _note_death(self, place: Place, child: Child, code: int) -> None:
         unfit = not child.ready and (code == _WRONG_SETTINGS or (code > 0 and child.generation == 1))
         # Told to stop, a process that holds nothing may be at its very end, without handlers for signals.
         well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
         if not well and not unfit:
             self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
+            if not self._stopping:
+                self._places.note_death(child.fate.how if child.fate else KILLED if code < 0 else EXITED)
         self._bury(child)
         if self._stopping:
             self._code = self._code or int(not well)
@@ -242,7 +266,7 @@ class Supervisor:
         if child.worker_id is None or not child.holds_jobs:
             return
         reason = f"its process ended: {child.ending()}"
-        fate = child.fate or Fate(reason, counted=not (self._stopping or self._just_woke()))
+        fate = child.fate or Fate(KILLED, reason, counted=not (self._stopping or self._just_woke()))
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         dead = Dead(child.worker_id, fate.reason, fate.counted, fate.culprits, in_flight)
         self._burials.add(dead, asked_sibling=self._ask_sibling(dead))

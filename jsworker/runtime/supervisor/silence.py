@@ -5,7 +5,11 @@ class Silence:
     """Counts the seconds between two ticks.
 
     Only time in which the parent itself came round counts: after it was stopped or suspended, a child gets
-    fresh time. Before the first tick nothing counts: whoever imports or connects holds no jobs.
+    fresh time. Before the first tick nothing counts: whoever imports has no event loop yet.
+
+    Attributes:
+        timeout: seconds without a tick that are too many.
+        seconds: without a tick so far.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -14,7 +18,7 @@ class Silence:
         Args:
             timeout: seconds without a tick that are too many.
         """
-        self._timeout = timeout
+        self.timeout = timeout
         self._heard = False
         self._quiet_until = 0.0
         self.seconds = 0.0
@@ -28,6 +32,14 @@ class Silence:
         """Count nothing until then, in seconds of boot time."""
         self._quiet_until = quiet_until
 
+    def tighten(self, timeout: float) -> None:
+        """Wait for ticks with another time-out from now on."""
+        self.timeout = timeout
+
+    def is_quiet(self, now: float) -> bool:
+        """Tell whether an announced quiet phase lasts, by boot time."""
+        return now < self._quiet_until
+
     def pass_by(self, seconds: float, *, now: float) -> bool:
         """Let seconds pass in which nothing was heard, and tell whether they are too many now.
 
@@ -35,8 +47,8 @@ class Silence:
             seconds: time in which the parent listened.
             now: boot time.
         """
-        if now < self._quiet_until:
+        if self.is_quiet(now):
             self.seconds = 0.0
         elif self._heard:
             self.seconds += seconds
-        return self.seconds > self._timeout
+        return self.seconds > self.timeout

@@ -1,0 +1,51 @@
+"""What a worker knows of itself at this moment; nobody is asked."""
+
+from collections import Counter
+from typing import Final
+
+from jsworker.observe.vitals import PoolUse, Readiness, Vitals
+from jsworker.runtime.clock import boottime
+from jsworker.runtime.parts import Parts
+
+_NAMED: Final = 5
+"""Kinds that are named; there may be hundreds."""
+
+
+def check_up(parts: Parts, *, draining: bool) -> Vitals:
+    """Look at the parts of a worker that has started.
+
+    Args:
+        parts: everything that works in it.
+        draining: whether it was told to stop.
+    """
+    not_pulled = [puller.kind for puller in parts.pullers if not puller.is_pulling]
+    readiness = Readiness(
+        postgresql=parts.health.up,
+        nats=parts.stream.connected,
+        migration=parts.schema.revision,
+        pulling=not not_pulled and not draining,
+        draining=draining,
+        ailing=_in_words(not_pulled),
+        misfit=parts.schema.misfit,
+    )
+    return Vitals(
+        readiness=readiness,
+        in_flight=_in_flight(parts),
+        heartbeat_lag=boottime() - parts.heartbeat.heard_at,
+        event_loop_lag=parts.lag.seconds,
+        pools={
+            name: PoolUse(pool.in_use, pool.limit) for name, pool in parts.database.pools_by_name().items()
+        },
+    )
+
+
+def _in_words(not_pulled: list[str]) -> list[str]:
+    named = ", ".join(not_pulled[:_NAMED])
+    more = f" and {len(not_pulled) - _NAMED} more" if len(not_pulled) > _NAMED else ""
+    return [f"not pulled: {named}{more}"] if not_pulled else []
+
+
+def _in_flight(parts: Parts) -> dict[str, int]:
+    # A list at once: whoever collects figures may do so in another thread.
+    running = Counter(run.kind.name for run in list(parts.hand.runs.values()))
+    return {consumer.kind.name: running[consumer.kind.name] for consumer in parts.consumers}

@@ -1,0 +1,54 @@
+"""How often a search may be made that has become slow.
+
+A transaction that somebody leaves open keeps PostgreSQL from removing dead rows. A search through an index of
+what is there for a short time only (queued, waiting to be published, owned) then passes all of them.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from jsworker.runtime.clock import boottime
+
+REST: Final = 50
+"""Times its own duration that a search rests: it takes a fiftieth of one database connection at most."""
+_QUICK_SECONDS: Final = 0.02
+"""What no rest is needed after."""
+_LONGEST_REST_SECONDS: Final = 30.0
+
+RECENT_SECONDS: Final = 10.0
+"""How far back a search looks that may not look at everything now: what turns up late stands within it."""
+
+
+class Pace:
+    """Keeps one search to a fiftieth of the time; on a healthy table it is always due.
+
+    Args:
+        rest: times its own duration that a search rests, for another share of the time.
+    """
+
+    def __init__(self, rest: int = REST) -> None:
+        self._rest = rest
+        self._rested_at = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether everything may be searched now."""
+        return boottime() >= self._rested_at
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time a search of everything; one that fails has taken its time as well."""
+        began = boottime()
+        try:
+            yield
+        finally:
+            ended = boottime()
+            took = ended - began
+            rest = min(self._rest * took, _LONGEST_REST_SECONDS) if took > _QUICK_SECONDS else 0.0
+            self._rested_at = max(self._rested_at, ended + rest)
+
+    def hurry(self) -> None:
+        """Let the next search follow at once: the last one found as much as it could take."""
+        self._rested_at = -math.inf

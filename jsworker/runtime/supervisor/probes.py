@@ -1,0 +1,150 @@
+"""What the supervisor answers to Kubernetes and Prometheus, from what its children have told it.
+
+No answer touches a server or waits for a child: a child that hangs cannot fake health, and a client that asks
+too often costs nothing but the parent's own time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+import jsworker
+from jsworker.observe.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
+from jsworker.observe.http import Answer, Route
+from jsworker.observe.vitals import Readiness
+from jsworker.runtime.supervisor.view import DEATHS, PlaceView, View
+
+FRESH_SECONDS: Final = 5.0
+"""A report that is older is none any more."""
+
+_OK: Final = "ok"
+_REBUILT_AFTER_SECONDS: Final = 1.0
+
+
+class Probes:
+    """The paths of the HTTP port."""
+
+    def __init__(self, look: Callable[[], View]) -> None:
+        """Answer from what ``look`` returns."""
+        self._look = look
+        self._shown: dict[bool, tuple[float, Answer]] = {}
+
+    def routes(self) -> dict[str, Route]:
+        """Return the answers by path."""
+        return {
+            "/livez": lambda _: livez(self._look()),
+            "/readyz": lambda _: readyz(self._look()),
+            "/startupz": lambda _: startupz(self._look()),
+            "/metrics": self._metrics,
+        }
+
+    def _metrics(self, accept: str) -> Answer:
+        view, as_openmetrics = self._look(), wants_openmetrics(accept)
+        kept_at, kept = self._shown.get(as_openmetrics, (0.0, None))
+        if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
+            return kept
+        answer = Answer(200, *exposition(families(view), as_openmetrics=as_openmetrics))
+        self._shown[as_openmetrics] = (view.now, answer)
+        return answer
+
+
+def livez(view: View) -> Answer:
+    """Tell whether the supervisor does its work: a child that hangs is killed in time.
+
+    A child that is being restarted, or one that cannot reach its servers, is no reason to kill the pod.
+    """
+    lines = [
+        f"process {place.number}: its event loop has not come round for {place.silent_seconds:.0f} s, "
+        f"although the supervisor kills after {place.patience:g} s"
+        for place in view.places
+        if place.silent_seconds > 2 * place.patience
+    ]
+    return _answer(lines)
+
+
+def startupz(view: View) -> Answer:
+    """Tell whether every child has worked once."""
+    return _answer([f"process {place.number}: starting" for place in view.places if not place.was_ready])
+
+
+def readyz(view: View) -> Answer:
+    """Tell whether at least one child can do everything; what the others cannot is named as well."""
+    if view.stopping:
+        return _answer(["draining"])
+    complaints = {place.number: list(complaints_of(place)) for place in view.places}
+    lines = [f"process {number}: {what}" for number, found in complaints.items() for what in found]
+    able = any(not found for found in complaints.values())
+    return _answer(lines, able=able) if lines else _all_well(view)
+
+
+def complaints_of(place: PlaceView) -> Iterator[str]:
+    """Yield what a child cannot do."""
+    readiness = _readiness(place)
+    if not place.ready:
+        yield "starting"
+    elif readiness is None or place.report_seconds is None:
+        yield "no report yet"
+    elif place.report_seconds > FRESH_SECONDS and not place.quiet:
+        silent = place.silent_seconds
+        since = f"its event loop has not come round for {silent:.0f} s"
+        yield since if silent > FRESH_SECONDS else f"no report for {place.report_seconds:.0f} s"
+    else:
+        yield from _degraded(readiness)
+
+
+def families(view: View) -> list[Metric]:
+    """Return the figures of all children, and the supervisor's own."""
+    processes = {str(place.number): _unpacked(place.figures) for place in view.places}
+    wanted = GaugeMetricFamily("jsworker_processes", "Worker processes that there should be.")
+    wanted.add_metric([], len(view.places))
+    ready = GaugeMetricFamily("jsworker_processes_ready", "Worker processes that work.")
+    ready.add_metric([], sum(place.ready for place in view.places))
+    deaths = CounterMetricFamily(
+        "jsworker_process_deaths", "Worker processes that ended and were not told to.", labels=["how"]
+    )
+    for how in DEATHS:
+        deaths.add_metric([how], view.deaths.get(how, 0))
+    build = GaugeMetricFamily(
+        "jsworker_build_info", "Always 1; its label is the version.", labels=["version"]
+    )
+    build.add_metric([jsworker.__version__], 1)
+    return [*merged(processes), wanted, ready, deaths, build]
+
+
+def _degraded(readiness: Readiness) -> Iterator[str]:
+    if readiness.misfit is not None:
+        yield f"migration: {readiness.misfit}"
+    if not readiness.postgresql:
+        yield "postgresql: no answer; nothing is pulled, finished outcomes are kept until it is back"
+    if not readiness.nats:
+        yield "nats: no connection; jobs are claimed from the table"
+    elif not readiness.pulling:
+        yield from readiness.ailing or ["not pulling"]
+
+
+def _all_well(view: View) -> Answer:
+    told = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
+    migrations = sorted({readiness.migration for readiness in told if readiness.migration is not None})
+    lines = ["postgresql: ok", "nats: ok", f"migration: {' '.join(migrations)}", "pulling: ok"]
+    return _answer(lines, able=True)
+
+
+def _readiness(place: PlaceView) -> Readiness | None:
+    try:
+        return None if place.readiness is None else read_readiness(place.readiness)
+    except ValueError:  # of a child whose memory is broken
+        return None
+
+
+def _unpacked(figures: str) -> list[Metric]:
+    try:
+        return unpacked(figures) if figures else []
+    except ValueError:  # of a child whose memory is broken; its siblings' figures are shown all the same
+        return []
+
+
+def _answer(lines: Sequence[str], *, able: bool = False) -> Answer:
+    well = able or not lines
+    head = _OK if well else "not ok"
+    return Answer(200 if well else 503, "".join(f"{line}\n" for line in [head, *lines]).encode())

@@ -1,0 +1,75 @@
+"""What waits is asked without harm, and shown as far as it is known."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.events import Events
+from jsworker.ownership.database import Database
+from jsworker.runtime.fleet_survey import FleetSurvey
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.settings import Settings
+from jsworker.stream.jetstream import Stream
+from tests.runtime.rows import Rows
+from tests.support.proxy import Proxy, proxied
+
+KINDS = ["here", "idle"]
+
+
+@pytest.fixture
+async def cut_off(settings: Settings) -> AsyncIterator[tuple[Proxy, Stream]]:
+    """A stream whose server can be made silent."""
+    async with proxied(settings.nats_url) as (proxy, url):
+        stream = Stream(
+            settings.model_copy(update={"nats_url": url}),
+            installation_id=None,
+            events=Events(),
+            client_name="test",
+        )
+        await stream.connect()
+        await stream.ensure(KINDS)
+        yield proxy, stream
+        await stream.close()
+
+
+async def test_a_silent_stream_hides_nothing_of_the_table(
+    client: JobClient, database: Database, cut_off: tuple[Proxy, Stream], rows: Rows
+) -> None:
+    proxy, stream = cut_off
+    await client.enqueue_many("here", [{}] * 3)
+    await client.enqueue("elsewhere", {}, delay=60)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = now() - interval '1 h' WHERE kind = 'here'")
+    survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
+    assert survey.latest is None
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    assert found.queues["here"].jobs == {"scheduled": 0, "queued": 3, "processing": 0}
+    assert found.queues["here"].oldest_seconds == pytest.approx(3600, abs=60)
+    assert found.queues["elsewhere"].jobs["scheduled"] == 1
+    assert found.queues["elsewhere"].drift is None  # nobody works on it: no consumer
+    assert found.queues["idle"].drift == 0
+
+    proxy.black_hole()
+    survey._pace.hurry()  # the machine may be slow
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    assert found.queues["here"].jobs["queued"] == 3
+    assert found.queues["here"].drift is None
+
+
+async def test_a_count_that_takes_too_long_is_not_repeated_soon(
+    settings: Settings, cut_off: tuple[Proxy, Stream]
+) -> None:
+    _, stream = cut_off
+    async with proxied(settings.database_url) as (proxy, url):
+        slow = Database(url, statement_timeout=0.2)
+        survey = FleetSurvey(KINDS, database=slow, health=DatabaseHealth(Events()), stream=stream)
+        proxy.black_hole()
+        await survey.step()
+        proxy.restore()
+        await survey.step()  # rests
+        assert survey.latest is None
+        await slow.close()

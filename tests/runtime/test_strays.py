@@ -1,0 +1,101 @@
+"""Claims in nobody's hand are looked for when an answer may have been lost, and now and then anyway."""
+
+import math
+from typing import Any
+
+import pytest
+
+from jsworker.errors import DatabaseUnavailable
+from jsworker.ownership import lease, registry
+from tests.runtime.processors import echo, scripted
+from tests.runtime.running import StartWorker
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+
+EVERY = 12
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A mark for each look."""
+    taken: list[float] = []
+    strays = lease.strays
+
+    async def noted(*arguments: Any, **rest: Any) -> Any:
+        taken.append(rest["older_than"])
+        return await strays(*arguments, **rest)
+
+    monkeypatch.setattr(lease, "strays", noted)
+    return taken
+
+
+async def test_heartbeats_look_for_them_rarely_while_every_answer_comes(
+    start: StartWorker, looks: list[float]
+) -> None:
+    running = await start(scripted(echo))
+    beats = count_rounds(running.worker._parts.beats)
+    looks.clear()
+    await rounds_pass(beats, EVERY)
+    assert len(looks) <= 2
+
+    async def looked() -> None:
+        assert looks
+
+    await eventually(looked)  # without a reason, sooner or later
+
+
+async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, looks: list[float]) -> None:
+    running = await start(scripted(echo))
+    heartbeat, beats = running.worker._parts.heartbeat, count_rounds(running.worker._parts.beats)
+    heartbeat._look_for_strays_at = math.inf
+    await rounds_pass(beats, 1)  # one that had begun
+    heartbeat._search._grow(DatabaseUnavailable("it took too long"))
+    heartbeat._search._pace._rested_at = math.inf
+    looks.clear()
+    heartbeat.look_for_strays()
+    await rounds_pass(beats, 2)
+    assert looks == []
+    heartbeat._doubted_at = -math.inf
+    heartbeat._search._pace.hurry()
+    await rounds_pass(beats, 2)
+    assert looks
+
+
+async def test_a_heartbeat_sends_two_statements_also_when_it_looks(
+    start: StartWorker, looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(echo))
+    beats, heartbeat, seen = running.worker._parts.beats, running.worker._parts.heartbeat, registry.seen
+    step = beats._step
+    notes: list[str] = []
+    sent: list[tuple[int, int]] = []
+
+    async def noted(*arguments: Any, **rest: Any) -> None:
+        notes.append(rest["state"])
+        await seen(*arguments, **rest)
+
+    async def counted() -> None:
+        notes.clear()
+        looks.clear()
+        await step()
+        if not heartbeat._is_doubtful():
+            sent.append((len(notes), len(looks)))
+
+    async def both_sent() -> None:
+        assert set(sent) == {(1, 0), (0, 1)}
+
+    monkeypatch.setattr(registry, "seen", noted)
+    monkeypatch.setattr(beats, "_step", counted)
+    await eventually(both_sent)
+    await rounds_pass(count_rounds(beats), EVERY)
+    await both_sent()
+
+
+async def test_and_each_time_after_an_answer_was_lost(start: StartWorker, looks: list[float]) -> None:
+    running = await start(scripted(echo))
+    running.worker._parts.health.failed(DatabaseUnavailable("lost"))
+    running.worker._parts.health.answered()
+    beats = count_rounds(running.worker._parts.beats)
+    looks.clear()
+    await rounds_pass(beats, 4)
+    assert len(looks) >= 3

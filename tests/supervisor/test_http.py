@@ -1,0 +1,212 @@
+"""Probes and metrics of a real ``jsworker run``: of workers that work, hang, lose their servers, and end."""
+
+import asyncio
+import signal
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from jsworker.client import JobClient
+from jsworker.settings import Settings
+from tests.supervisor.conftest import Supervise
+from tests.supervisor.parent_process import ParentProcess
+from tests.support.polling import eventually
+from tests.support.proxy import proxied
+
+
+async def base_of(parent: ParentProcess) -> str:
+    [line] = await parent.tells("http.listening")
+    return f"http://127.0.0.1:{line['port']}"
+
+
+def ask(url: str, accept: str = "text/plain") -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 -- a server of this test
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 -- likewise
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, refusal.read().decode()
+
+
+async def answers(url: str, status: int, *words: str, seconds: float = 20.0) -> str:
+    """Wait until a path answers like this, and return the answer."""
+
+    async def answered() -> str:
+        found, body = await asyncio.to_thread(ask, url)
+        assert found == status, body
+        for word in words:
+            assert word in body, body
+        return body
+
+    return await eventually(answered, seconds=seconds)
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return every sample by its name and labels, read as OpenMetrics demands."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]  # the library's own lack
+        for sample in family.samples
+    }
+
+
+async def test_a_fleet_that_works(supervise: Supervise, client: JobClient) -> None:
+    parent = supervise("Nap", processes=2, http_port=0)
+    base = await base_of(parent)
+    await answers(f"{base}/startupz", HTTPStatus.OK)
+    await answers(f"{base}/livez", HTTPStatus.OK)
+    await answers(
+        f"{base}/readyz", HTTPStatus.OK, "postgresql: ok", "nats: ok", "migration: 0", "pulling: ok"
+    )
+    for _ in range(20):
+        await client.enqueue("nap", {"seconds": 0.0})
+
+    async def counted() -> None:
+        status, text = await asyncio.to_thread(
+            ask, f"{base}/metrics", "application/openmetrics-text; version=1.0.0"
+        )
+        assert status == HTTPStatus.OK
+        found = samples(text)
+        by_process = [
+            found.get(
+                (
+                    "jsworker_runs_ended_total",
+                    (("kind", "nap"), ("outcome", "completed"), ("process", number)),
+                ),
+                0.0,
+            )
+            for number in ("1", "2")
+        ]
+        assert sum(by_process) == 20
+        names = {name for name, _ in found}
+        assert {
+            "jsworker_queue_wait_seconds_bucket",
+            "jsworker_run_duration_seconds_bucket",
+            "jsworker_runs_in_flight",
+            "jsworker_heartbeat_lag_seconds",
+            "jsworker_event_loop_lag_seconds",
+            "jsworker_database_connections_in_use",
+            "jsworker_degraded",
+            "jsworker_processes_ready",
+        } <= names
+        fleet = {name: value for (name, labels), value in found.items() if ("process", "1") in labels}
+        assert fleet["jsworker_outbox_jobs"] == 0
+        assert fleet["jsworker_queue_drift_jobs"] == 0
+        assert fleet["jsworker_dead_messages"] == 0
+        assert ("jsworker_outbox_jobs", (("process", "2"),)) not in found  # one process asks for all
+
+    await eventually(counted, seconds=30.0)
+
+
+async def test_without_a_port_nothing_listens(supervise: Supervise) -> None:
+    parent = supervise("Nap")
+    await parent.ready()
+    assert parent.lines("http.listening") == []
+
+
+async def test_a_hung_child_is_not_ready_then_killed_and_counted(
+    supervise: Supervise, client: JobClient
+) -> None:
+    parent = supervise("Blocks", http_port=0, watchdog_timeout=8.0, stale_threshold=30.0, ack_wait=60.0)
+    base = await base_of(parent)
+    await answers(f"{base}/readyz", HTTPStatus.OK)
+    await client.enqueue("blocks", {})
+    await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "has not come round for")
+    await answers(f"{base}/livez", HTTPStatus.OK)  # the supervisor kills it: no reason to kill the pod
+    await parent.tells("child.hung")
+    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="hung"} 1.0')
+    await answers(f"{base}/readyz", HTTPStatus.OK)  # its successor
+
+
+async def test_a_child_that_asked_to_be_killed_is_counted_apart(
+    supervise: Supervise, client: JobClient
+) -> None:
+    parent = supervise("Stubborn", http_port=0)
+    base = await base_of(parent)
+    await answers(f"{base}/readyz", HTTPStatus.OK)
+    await client.enqueue("stubborn", {})
+    await parent.tells("child.condemned")
+    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="condemned"} 1.0')
+
+
+async def test_figures_of_hundreds_of_kinds_arrive_and_outages_are_still_told(
+    supervise: Supervise, settings: Settings, tmp_path: Path
+) -> None:
+    kinds = [f"a-kind-with-a-rather-long-name-of-its-own-{number}" for number in range(150)]
+    source = "from jsworker import Job, JobProcessor\n"
+    for number, kind in enumerate(kinds):
+        source += (
+            f"class K{number}(JobProcessor):\n    kind = {kind!r}\n"
+            "    async def process(self, job: Job) -> None: ...\n"
+        )
+    (tmp_path / "many_kinds.py").write_text(source)
+    async with proxied(settings.nats_url) as (nats, nats_url):
+        targets = [f"many_kinds:K{number}" for number in range(len(kinds))]
+        parent = supervise(*targets, http_port=0, nats_url=nats_url)
+        base = await base_of(parent)
+        await answers(f"{base}/readyz", HTTPStatus.OK, seconds=60.0)
+        await answers(f"{base}/metrics", HTTPStatus.OK, *(f'kind="{kind}"' for kind in kinds))
+        nats.cut()
+        await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "nats: no connection")
+    assert parent.lines("report.failed") == []
+
+
+async def test_servers_that_are_away_are_named(supervise: Supervise, settings: Settings) -> None:
+    async with (
+        proxied(settings.database_url) as (postgresql, database_url),
+        proxied(settings.nats_url) as (nats, nats_url),
+    ):
+        parent = supervise("Nap", http_port=0, database_url=database_url, nats_url=nats_url)
+        base = await base_of(parent)
+        await answers(f"{base}/readyz", HTTPStatus.OK)
+        postgresql.cut()
+        await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "postgresql: no answer")
+        await answers(
+            f"{base}/metrics", HTTPStatus.OK, 'jsworker_degraded{process="1",server="postgresql"} 1.0'
+        )
+        postgresql.restore()
+        await answers(f"{base}/readyz", HTTPStatus.OK)
+        nats.cut()
+        await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "nats: no connection")
+        await answers(f"{base}/livez", HTTPStatus.OK)
+        await answers(f"{base}/startupz", HTTPStatus.OK)
+        nats.restore()
+        await answers(f"{base}/readyz", HTTPStatus.OK)
+
+
+async def test_draining_is_told(supervise: Supervise, client: JobClient) -> None:
+    parent = supervise("Nap", http_port=0, shutdown_timeout=20.0)
+    base = await base_of(parent)
+    await answers(f"{base}/readyz", HTTPStatus.OK)
+    await client.enqueue("nap", {"seconds": 3600})
+    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_runs_in_flight{kind="nap",process="1"} 1.0')
+    parent.send(signal.SIGTERM)
+    await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+    await answers(f"{base}/livez", HTTPStatus.OK)
+    parent.send(signal.SIGTERM)
+    assert await parent.ends() == 0
+
+
+@pytest.mark.parametrize("port", ["70000", "http"])
+async def test_a_wrong_port_is_a_wrong_setting(supervise: Supervise, port: str) -> None:
+    parent = supervise("Nap", options=("--http-port", port))
+    assert await parent.ends() == 2
+    assert "JSWORKER_HTTP_PORT=" in parent.log
+    assert port in parent.log
+    assert len(parent.log.splitlines()) == 1
+
+
+async def test_a_port_that_is_taken_ends_in_one_line(supervise: Supervise) -> None:
+    first = supervise("Nap", http_port=0)
+    [line] = await first.tells("http.listening")
+    second = supervise("Nap", http_port=line["port"])
+    assert await second.ends() == 1
+    [last] = second.log.splitlines()
+    assert last.endswith(
+        f"JSWORKER_HTTP_PORT={line['port']} on JSWORKER_HTTP_HOST=127.0.0.1 cannot be "
+        "listened to: Address already in use"
+    )
