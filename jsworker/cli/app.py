@@ -39,8 +39,11 @@ _COMMANDS = {
     "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
     "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
     "dead-messages": _Entry("dead_messages", _JOBS, "List, replay or drop messages that nobody could use."),
+    "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("database", _CARE, "Create or migrate jsworker's tables."),
+    "stream": _Entry("stream", _CARE, "Make the stream and its consumers, or bring them into shape."),
+    "doctor": _Entry("doctor", _CARE, "Check settings, servers, tables and streams, and say what to do."),
 }
 
 

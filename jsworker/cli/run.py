@@ -1,5 +1,7 @@
 """``jsworker run``: the parent of worker processes, from its settings to its exit code."""
 
+from jsworker.cli import lean_structlog  # noqa: F401, I001 -- before anybody else imports structlog
+
 import asyncio
 import os
 import subprocess

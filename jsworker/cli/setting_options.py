@@ -20,11 +20,12 @@ _PANELS = {
     "Servers and logins (better set by variables: options show in lists of processes)": (
         *("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token"),
         *("nats_creds_file", "nats_nkey_seed_file", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
+        "nats_inbox_prefix",
     ),
     "Stream": ("stream", "subject_prefix", "stream_replicas", "ack_wait"),
     "Jobs": (
         *("concurrency", "processes", "max_attempts", "max_stalls", "job_timeout", "progress_timeout"),
-        *("max_payload_bytes", "retention"),
+        *("max_payload_bytes", "retention", "event_loop"),
     ),
     "Recovery": (
         *("heartbeat_interval", "crash_threshold", "stale_threshold", "scan_interval", "relay_interval"),

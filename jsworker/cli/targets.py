@@ -18,22 +18,17 @@ _TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w
 _LONGEST_CAUSE = 500
 
 
-def load_processor(target: str) -> JobProcessor[Any]:
-    """Return the processor of a target, made without arguments if it is a class.
+def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+    """Return the processor of a target, or its class, which the worker makes and so can make again.
 
     Raises:
         InvalidTarget: it cannot be imported, or is no processor that can be used.
     """
     found = _load(target)
-    if isinstance(found, JobProcessor):
-        return found
-    if inspect.isabstract(found):
+    if isinstance(found, type) and inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise InvalidTarget(f"target {target} is abstract: it must define {missing}")
-    try:
-        return found()
-    except Exception as error:
-        raise InvalidTarget(f"target {target} cannot be made: {_last_line(error)}") from error
+    return found
 
 
 def load_processor_class(target: str) -> type[JobProcessor[Any]]:

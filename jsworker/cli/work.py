@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from jsworker.cli.event_loop import loop_factory
 from jsworker.cli.failures import DONE, code_of, exit_code_of, lines_of, report
 from jsworker.cli.leaving import LEAVE_SECONDS, leave_now, leave_within
 from jsworker.cli.targets import load_processor
@@ -21,6 +22,9 @@ from jsworker.runtime.supervisor.link import Link
 from jsworker.runtime.worker import Worker, WorkerDied
 from jsworker.settings import Settings, load_settings
 
+if TYPE_CHECKING:
+    from jsworker.runtime.supervisor.reporter import Reporter
+
 _LEAVING_SECONDS: Final = 2 * LEAVE_SECONDS
 """The event loop's end and the interpreter's."""
 
@@ -28,19 +32,21 @@ _LEAVING_SECONDS: Final = 2 * LEAVE_SECONDS
 def work(targets: Sequence[str], birth: Birth) -> int:
     """Work on these targets until the parent says stop, and return the exit code."""
     link = Link(birth.open_link(), parent=birth.parent)
-    with ExitStack() as last, asyncio.Runner() as runner:
+    with ExitStack() as last, ExitStack() as loop:
         # The error is told in here, for behind this line a thread may keep the process from going on.
-        code = exit_code_of(lambda: _work(targets, birth.connect_seconds, link, runner))
+        code = exit_code_of(lambda: _work(targets, birth, link, loop))
         last.callback(leave_within(LEAVE_SECONDS, code))
     return code
 
 
-def _work(targets: Sequence[str], connect_seconds: float | None, link: Link, runner: asyncio.Runner) -> int:
+def _work(targets: Sequence[str], birth: Birth, link: Link, loop: ExitStack) -> int:
     try:
         settings = load_settings()
+        runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
+        asyncio.set_event_loop(runner.get_loop())  # of whoever asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
         processors = [load_processor(target) for target in targets]
-        runner.run(_run(processors, settings, connect_seconds, link))
+        runner.run(_run(processors, settings, birth, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
             report(error)
@@ -49,9 +55,19 @@ def _work(targets: Sequence[str], connect_seconds: float | None, link: Link, run
 
 
 async def _run(
-    processors: Sequence[JobProcessor[Any]], settings: Settings, connect_seconds: float | None, link: Link
+    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
+    settings: Settings,
+    birth: Birth,
+    link: Link,
 ) -> None:
-    worker = Worker(processors, settings, connect_seconds=connect_seconds, ties=link)
+    is_watched = settings.http_port is not None
+    worker = Worker(
+        processors,
+        settings,
+        connect_seconds=birth.connect_seconds,
+        ties=link,
+        surveys=is_watched and birth.number == 1,  # the same for all, so one of them asks
+    )
     log_events(worker.events, worker_id=worker.id)
     running = asyncio.create_task(worker.run(), name="jsworker run")
     life = _Life(worker, link, running)
@@ -64,6 +80,7 @@ async def _run(
             Death(told.worker_id, told.reason, counted=told.counted, culprits=told.culprits)
         ),
     )
+    reporter = _reporter(worker, link) if is_watched else None
     try:
         await running
     except asyncio.CancelledError:
@@ -77,10 +94,20 @@ async def _run(
             structlog.get_logger().error("worker.died", exc_info=died.__cause__)
         raise
     finally:
+        if reporter is not None:
+            reporter.stop()
         life.tell_end()
         link.close()
     if life.left:
         leave_now(DONE)
+
+
+def _reporter(worker: Worker, link: Link) -> "Reporter":
+    from jsworker.runtime.supervisor.reporter import Reporter  # noqa: PLC0415 -- who is not watched need not load it
+
+    reporter = Reporter(worker, link)
+    reporter.start()
+    return reporter
 
 
 class _Life:

@@ -27,12 +27,12 @@ class Output:
 
     def __init__(self, *, json_output: bool) -> None:
         self._json_output = json_output
-        self._errors = Console(stderr=True)
-        self.console = self._errors if json_output else Console()
+        self.console = Console(stderr=json_output)
 
     def complain(self, text: str) -> None:
         """Say on standard error what is wrong."""
-        self._errors.print(Text(text, style="red"), soft_wrap=True)
+        # A console whose print was interrupted may never write again: the complaint gets one of its own.
+        Console(stderr=True).print(Text(text, style="red"), soft_wrap=True)
 
     def tell_beginning(self, projects: Sequence[Project], data: Path) -> None:
         """Say what is going to be counted, and where the servers keep their data."""

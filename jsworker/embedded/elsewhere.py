@@ -18,7 +18,10 @@ from jsworker.embedded.server import is_in_use
 from jsworker.embedded.wheels import POSTGRES_WHEEL
 from jsworker.errors import ServersUnavailable
 
-FOLDERS = (Path("/var/lib/jsworker"), Path("/var/tmp/jsworker-0"))  # noqa: S108 -- taken only when it is root's own
+FOLDERS = (
+    Path("/var/lib/jsworker"),
+    Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # taken only when it is root's own
+)
 DATA_FOLDER_RECORD = "data-folder"
 ABANDONED_AFTER = 7 * 24 * 3600.0
 """Seconds since its last start after which a cluster is deleted if no data folder leads to it."""

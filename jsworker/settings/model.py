@@ -142,6 +142,13 @@ class Settings(BaseSettings):
     nats_tls_ca: ReadableFile = Field(None, description="path of the CA certificates of the NATS servers")
     nats_tls_cert: ReadableFile = Field(None, description="path of the client's certificate for NATS")
     nats_tls_key: ReadableFile = Field(None, description="path of the client's private key for NATS")
+    nats_inbox_prefix: Annotated[
+        str,
+        _matching(
+            r"(?!.{101})[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*",
+            "must be dot-separated words of letters, digits, '_' and '-', at most 100 characters",
+        ),
+    ] = Field("_INBOX", description="beginning of the subjects on which NATS answers to this process")
     stream: Annotated[
         str,
         _matching(r"(?:(?![.*>/\\])[!-~]){1,200}", "must hold no spaces, dots, wildcards or slashes"),
@@ -156,6 +163,10 @@ class Settings(BaseSettings):
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
     processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
+    event_loop: Annotated[Literal["auto", "asyncio", "uvloop"], BeforeValidator(_lower)] = Field(
+        "auto",
+        description="event loop of worker processes: asyncio, uvloop, or auto: uvloop where it is installed",
+    )
     heartbeat_interval: Seconds = Field(5.0, description="seconds between heartbeats")
     crash_threshold: SecondsOrNone = Field(
         15.0, description="seconds of silence after which NATS is asked whether the owner lives; none: never"

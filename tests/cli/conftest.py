@@ -9,10 +9,9 @@ import psycopg
 import pytest
 import structlog
 from psycopg.rows import dict_row
-from psycopg.sql import SQL, Identifier
 
 from tests.conftest import TEMPLATE
-from tests.ownership.rows import Sql
+from tests.ownership.rows import Sql, delete_rows
 from tests.support.servers import TestServers
 
 from .commands import Cli, Spawn
@@ -124,7 +123,7 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
     for table in ("jobs", "job_events", "workers", "dead_messages"):
-        observer.execute(SQL("DELETE FROM jsworker.{}").format(Identifier(table)))
+        delete_rows(observer, table)
     return observer
 
 

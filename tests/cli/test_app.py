@@ -59,6 +59,15 @@ def test_help_and_version_load_neither_sqlalchemy_nor_nats() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_supervisor_loads_neither_servers_nor_pictures_nor_greenlets() -> None:
+    script = (
+        "import sys; import jsworker.cli.run; "
+        "sys.exit(' '.join({'sqlalchemy', 'nats', 'psycopg', 'rich', 'greenlet'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ownership.rows import Sql, read_value
 
-from .commands import Cli, Spawn, wait_until
+from .commands import Cli, Process, Spawn, wait_until
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -70,6 +70,42 @@ def test_jobs_are_done_until_a_signal_stops_the_worker(cli: Cli, sql: Sql, spawn
     assert failure["job_id"] == failed[0]
     [row] = cli("workers", "--json").json
     assert (row["id"], row["state"]) == (failure["worker_id"], "stopped")
+
+
+def event_loop_of(worker: Process) -> str:
+    """Wait until a worker has started, stop it and return which event loop it had."""
+    started = json.loads(worker.read_errors_until("worker.started"))
+    worker.signal(signal.SIGTERM)
+    assert worker.wait().code == 0
+    return str(started["event_loop"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used"), [("auto", "uvloop"), ("uvloop", "uvloop"), ("asyncio", "asyncio")]
+)
+def test_the_event_loop_is_the_one_that_was_asked_for(spawn: Spawn, wanted: str, used: str) -> None:
+    worker = spawn("run", "cli_jobs:Double", *FAST, "--log-format", "json", "--event-loop", wanted)
+    assert event_loop_of(worker) == used
+
+
+@pytest.fixture
+def without_uvloop(tmp_path: Path) -> str:
+    """A folder for PYTHONPATH, with which uvloop cannot be imported, as where the extra was not installed."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['uvloop'] = None\n")
+    return str(tmp_path)
+
+
+def test_without_uvloop_a_worker_takes_asyncios_own(spawn: Spawn, without_uvloop: str) -> None:
+    worker = spawn("run", "cli_jobs:Double", *FAST, "--log-format", "json", PYTHONPATH=without_uvloop)
+    assert event_loop_of(worker) == "asyncio"
+
+
+def test_an_event_loop_that_is_not_installed_is_told_in_one_line(spawn: Spawn, without_uvloop: str) -> None:
+    ended = spawn("run", "cli_jobs:Double", "--event-loop", "uvloop", PYTHONPATH=without_uvloop).wait()
+    assert ended.code == 2
+    [line] = [each for each in ended.errors if "JSWORKER_EVENT_LOOP" in each]
+    assert "JSWORKER_EVENT_LOOP='uvloop' cannot be used: " in line
+    assert line.endswith("install it: pip install 'jsworker[uvloop]'")
 
 
 def test_a_second_signal_hands_back_at_once(cli: Cli, sql: Sql, spawn: Spawn) -> None:

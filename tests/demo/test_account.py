@@ -15,7 +15,7 @@ from jsworker.demo.victim import Kill, try_to_kill
 from jsworker.demo.watch import Watch
 from jsworker.demo.work import read_projects, tasks_of
 from jsworker.ownership.database import Database
-from tests.ownership.rows import Sql, change_job, insert_job
+from tests.ownership.rows import Sql, change_job, delete_rows, insert_job
 
 from .repositories import commit, new_repository
 
@@ -94,8 +94,8 @@ async def test_all_is_well(sql: Sql, database: Database, watch: Watch, victim: W
 
 
 async def test_a_row_that_vanished_is_lost(sql: Sql, database: Database, watch: Watch) -> None:
-    ids = insert_jobs(sql, watch, "completed", "queued")
-    sql.execute("DELETE FROM jsworker.jobs WHERE id = %s", [ids[1]])
+    insert_jobs(sql, watch, "completed", "queued")
+    delete_rows(sql, "jobs", "status = 'queued'")
     await watch.look()
 
     account = await draw_up(watch, database, kill_wanted=False)

@@ -1,0 +1,102 @@
+"""``jsworker doctor``: what is wrong with settings, servers, tables and streams, and what to do about it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from jsworker.cli.failures import DONE, FAILED
+from jsworker.cli.options import new_app
+from jsworker.cli.output import console, print_json
+from jsworker.doctor.checks import examine
+from jsworker.doctor.finding import Finding, summary
+from jsworker.doctor.gather import gather
+from jsworker.doctor.monitoring import check_address
+from jsworker.doctor.repairs import repair
+from jsworker.names import printable
+from jsworker.settings import Settings, load_settings
+
+app = new_app()
+
+_LONGEST_LINE = 600
+_STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "bold red"}
+_AREAS = {
+    "fix": "Mended",
+    "settings": "Settings",
+    "postgresql": "PostgreSQL",
+    "tables": "Tables",
+    "jobs": "Jobs",
+    "nats": "NATS",
+    "clocks": "Clocks",
+}
+
+
+@app.command()
+def doctor(
+    *,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", metavar="", help="Mend what is safe to mend, and say what was done.", show_default=False
+        ),
+    ] = False,
+    nats_monitoring: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Monitoring address of a nats-server, http://host:8222: only there it tells how often it "
+            "syncs to the disk. May be given for each server.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print a JSON array of findings.", show_default=False)
+    ] = False,
+) -> int:
+    """Check settings, servers, tables and streams, and say what to do.
+
+    Nothing is written without --fix, which makes or changes stream and consumers as a worker does at its
+    start, queues and publishes what is overdue, and deletes workers and timeline entries that nobody needs.
+    Run it with the variables of a worker. Exit code 1 when there is an error; warnings alone are 0.
+    """
+    monitoring = [check_address(url) for url in nats_monitoring or ()]
+    findings = asyncio.run(_findings(load_settings(), monitoring, fix=fix))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        _print(findings)
+    return FAILED if any(finding.level == "error" for finding in findings) else DONE
+
+
+async def _findings(settings: Settings, monitoring: Sequence[str], *, fix: bool) -> list[Finding]:
+    facts = await gather(settings, monitoring)
+    if not fix:
+        return examine(facts)
+    done = await repair(facts)
+    return done + examine(await gather(settings, monitoring))
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    columns = [Column(no_wrap=True), Column(no_wrap=True), Column(overflow="fold")]
+    table = Table(*columns, box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for area, of_area in groupby(findings, key=lambda finding: finding.area):
+        table.add_row(Text(_AREAS.get(area, area), style="bold"))
+        for finding in of_area:
+            _add(table, finding)
+    out = console()
+    out.print(table)
+    out.print(Text(summary(findings), style="bold"))
+
+
+def _add(table: Table, finding: Finding) -> None:
+    level = Text(f"  {finding.level}", style=_STYLES[finding.level])
+    style = "dim" if finding.says.startswith("not checked") else ""
+    says = Text(printable(finding.says, _LONGEST_LINE), style=style)
+    table.add_row(level, Text(finding.check.partition(".")[2]), says)
+    if finding.do is not None:
+        table.add_row("", "", Text(f"do: {printable(finding.do, _LONGEST_LINE)}"))

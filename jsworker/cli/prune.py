@@ -1,0 +1,189 @@
+"""``jsworker prune``: deletes ended jobs now, rather than leave it to the workers."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.failures import WrongUsage
+from jsworker.cli.options import Json, OnlyKind, OnlyStatus, new_app
+from jsworker.cli.output import print_json, print_line
+from jsworker.cli.selection import choose_statuses
+from jsworker.cli.telling import tell
+from jsworker.errors import SettingsError
+from jsworker.names import check_kind
+from jsworker.ownership import prune as pruning
+from jsworker.ownership.database import Database
+from jsworker.ownership.prune import FIRST_LIMIT, Ended
+from jsworker.ownership.tables import FINAL
+from jsworker.settings import load_settings, variable_of
+
+app = new_app()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """Which jobs are to be deleted."""
+
+    older_than: float
+    status: str | None
+    kind: str | None
+
+
+@dataclass(slots=True)
+class _Done:
+    """What was deleted so far, or counted; None: nothing is known yet."""
+
+    jobs: int | None = None
+    entries: int | None = None
+
+
+@app.command()
+def prune(
+    *,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Jobs that ended longer ago than this; default: JSWORKER_RETENTION.",
+            show_default=False,
+        ),
+    ] = None,
+    status: OnlyStatus = None,
+    kind: OnlyKind = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="Only count them.", show_default=False)
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete ended jobs, with their timelines: completed, failed and cancelled ones.
+
+    Workers do this by themselves, gently, for jobs older than JSWORKER_RETENTION; this command does it at
+    once. It deletes in small transactions, and Ctrl-C ends it after the present one. Jobs that wait or run
+    are never touched.
+    """
+    if status is not None:
+        choose_statuses("prune", status, FINAL)
+    if kind is not None:
+        check_kind(kind)
+    wish = _Wish(_seconds(older_than), status, kind)
+    done = _Done()
+    try:
+        asyncio.run(_count(wish, done) if dry_run else _prune(wish, done))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:  # what is deleted is deleted, whatever came after it
+        if done.jobs is not None:
+            _print(wish, done, dry_run=dry_run, as_json=as_json)
+
+
+def _print(wish: _Wish, done: _Done, *, dry_run: bool, as_json: bool) -> None:
+    jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
+    if as_json:
+        found = {"jobs": done.jobs, "timeline_entries": done.entries}
+        print_json({**found, "older_than": wish.older_than, "dry_run": dry_run})
+    elif dry_run:
+        print_line(f"{jobs} would be deleted")
+    else:
+        print_line(f"{jobs} deleted; timeline entries: {done.entries}")
+
+
+def _seconds(older_than: str | None) -> float:
+    """Return the age from which jobs are deleted, by the rules of the setting that it stands in for.
+
+    Raises:
+        SettingsError: it breaks one of them.
+        WrongUsage: ended jobs are kept for ever.
+    """
+    if older_than is None:
+        seconds = load_settings().retention
+    else:
+        try:
+            seconds = load_settings(retention=older_than).retention
+        except SettingsError as error:
+            raise SettingsError(str(error).replace(variable_of("retention"), "--older-than")) from None
+    if seconds is None:
+        raise WrongUsage(
+            "prune needs --older-than SECONDS: JSWORKER_RETENTION is none, which keeps jobs for ever"
+        )
+    return seconds
+
+
+async def _count(wish: _Wish, done: _Done) -> None:
+    async with connected_database() as database:
+        done.jobs = await pruning.count_old(database, await _ended(database, wish))
+
+
+async def _prune(wish: _Wish, done: _Done) -> None:
+    interrupted = _on_interrupt()
+    async with connected_database() as database:
+        # Told once: what ends while this runs is not its business, however long it takes.
+        ended = await _ended(database, wish)
+        total = await pruning.count_old(database, ended) if sys.stderr.isatty() else 0
+        with _progress(total) as advance:
+            await _prune_all(database, ended, done, advance, interrupted)
+    if interrupted.is_set():
+        raise asyncio.CancelledError
+
+
+async def _prune_all(
+    database: Database,
+    ended: Ended,
+    done: _Done,
+    advance: Callable[[int], None],
+    interrupted: asyncio.Event,
+) -> None:
+    since, limit = None, FIRST_LIMIT
+    done.jobs = done.entries = 0
+    while not interrupted.is_set():
+        began = time.monotonic()
+        batch = await pruning.prune(database, ended, since=since, limit=limit)
+        done.jobs += batch.jobs
+        done.entries += batch.events
+        advance(batch.jobs)
+        if batch.jobs < limit:
+            return
+        since = batch.last
+        limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
+
+
+async def _ended(database: Database, wish: _Wish) -> Ended:
+    before = await pruning.cutoff(database, older_than=wish.older_than)
+    return Ended(before, kind=wish.kind, status=wish.status)
+
+
+def _on_interrupt() -> asyncio.Event:
+    """Let the present batch end at the first Ctrl-C, so that its rows are counted; the second ends it all."""
+    interrupted = asyncio.Event()
+    task = asyncio.current_task()
+
+    def interrupt() -> None:
+        if interrupted.is_set() and task is not None:
+            task.cancel()
+        elif not interrupted.is_set():
+            tell("stopping after this batch; what is deleted stays deleted")
+        interrupted.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    return interrupted
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], Any]]:
+    """Show a bar on stderr for people who wait."""
+    if not total:
+        yield lambda _: None
+        return
+    columns = (TextColumn("deleted"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("deleted", total=total)
+        yield lambda deleted: bar.advance(task, deleted)

@@ -1,0 +1,82 @@
+"""``jsworker stream``: JetStream's stream and consumers, made by a login that may make them."""
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from jsworker.cli.connection import connected_database
+from jsworker.cli.options import new_app
+from jsworker.cli.output import print_json, print_line
+from jsworker.cli.targets import load_processor_class
+from jsworker.events import Event, Events
+from jsworker.names import check_kind
+from jsworker.ownership.registry import installation_id
+from jsworker.settings import Settings, load_settings
+from jsworker.stream.jetstream import Stream
+
+app = new_app(no_args_is_help=True)
+
+
+@app.callback()
+def _stream() -> None:
+    """Make JetStream's stream and consumers, or bring them into shape.
+
+    Workers do so when they start, unless NATS lets only an operator do it (deploy/nats/permissions.conf).
+    """
+
+
+@app.command()
+def ensure(
+    kinds: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KIND", help="Kinds, or MODULE:CLASS of their processors.", show_default=False
+        ),
+    ],
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print a JSON object.", show_default=False)
+    ] = False,
+) -> None:
+    """Make the stream and a consumer for each of these kinds, or bring them into shape, as a worker would.
+
+    Nothing is deleted, and what is as it must be stays untouched. Run it with the variables of the workers,
+    the login aside, before they start; again when a kind is new or JSWORKER_ACK_WAIT has changed.
+    """
+    settings = load_settings()
+    wanted = list(dict.fromkeys(_kind(given) for given in kinds))
+    changes = asyncio.run(_ensure(settings, wanted))
+    if as_json:
+        print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})
+        return
+    for change in changes:
+        print_line(f"{change['what']}: {change['setting']} {change['was']} -> {change['is']}")
+    print_line(f"stream {settings.stream} is ready for {', '.join(wanted)}")
+
+
+def _kind(given: str) -> str:
+    return load_processor_class(given).kind if ":" in given else check_kind(given)
+
+
+async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Ensure stream and consumers and return what was changed."""
+    told: list[Event] = []
+    events = Events()
+    events.on("stream.changed", told.append)
+    async with connected_database() as database:
+        installation = await installation_id(database)
+    stream = Stream(settings, installation_id=installation, events=events, client_name="jsworker stream")
+    await stream.connect()
+    try:
+        await stream.ensure(kinds)
+    finally:
+        await stream.close()
+    return [{name: _plain(value) for name, value in event.fields.items()} for event in told]
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting of JetStream as JSON has it."""
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,72 @@
+"""Facts: all that an examination could learn, and why it could not learn the rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from jsworker.doctor.monitoring import ServerConfiguration
+from jsworker.ownership.inspection.jobs import Rows
+from jsworker.ownership.inspection.schema import Schema
+from jsworker.ownership.inspection.server import Clock, Link, MissingRight, OpenTransaction, Server
+from jsworker.settings import Settings
+from jsworker.stream.inspection import AccountState, ConsumerReport, NatsServer, StreamReport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why something could not be learnt, in words that follow a "because"."""
+
+    because: str
+
+
+Learnt: TypeAlias = T | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """The migration at which the database is; None: never migrated."""
+
+    found: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """The oldest open transaction; None: there is none, or none that may be seen."""
+
+    transaction: OpenTransaction | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The stream; None: there is none of this name."""
+
+    stream: StreamReport | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What was learnt.
+
+    Attributes:
+        place: where PostgreSQL is, for messages.
+        clock: PostgreSQL's clock beside this machine's; known as soon as the server answers.
+        monitoring: what each monitoring address told, by the address.
+    """
+
+    settings: Settings
+    place: str
+    clock: Learnt[Clock]
+    link: Learnt[Link]
+    server: Learnt[Server]
+    oldest: Learnt[Oldest]
+    rights: Learnt[list[MissingRight]]
+    revision: Learnt[Revision]
+    schema: Learnt[Schema]
+    rows: Learnt[Rows]
+    nats: Learnt[NatsServer]
+    account: Learnt[AccountState]
+    stream: Learnt[Found]
+    consumers: Learnt[list[ConsumerReport]]
+    monitoring: Mapping[str, Learnt[ServerConfiguration]]

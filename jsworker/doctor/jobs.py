@@ -1,0 +1,164 @@
+"""Checks of the rows: what waits and should not, who holds jobs and shows no life, what was left behind."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
+from jsworker.doctor.gather import LATE_SECONDS
+from jsworker.names import printable
+from jsworker.ownership.inspection.jobs import BOUND, Rows, SilentOwner
+from jsworker.settings import Settings
+
+_FEW_ENDED: Final = 20
+_MANY_FAILED: Final = 0.1
+_LAG_SECONDS: Final = 86_400.0
+_RECENT_SECONDS: Final = 3_600.0
+_RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
+
+
+def outbox(rows: Rows) -> Iterator[Remark]:
+    """Whether messages of queued jobs are published."""
+    late = rows.unpublished
+    if late.jobs:
+        yield warning(
+            f"{counted(late.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
+            f"{seconds(late.oldest)}: no relay runs, or NATS takes nothing",
+            "Run a worker, for each has a relay; `jsworker doctor --fix` publishes them now.",
+        )
+    else:
+        yield ok(f"no message is due for more than {LATE_SECONDS:g} s")
+
+
+def promotion(rows: Rows) -> Iterator[Remark]:
+    """Whether scheduled jobs are queued when they are due."""
+    late = rows.overdue
+    if late.jobs:
+        yield warning(
+            f"{counted(late.jobs, 'scheduled job', bound=BOUND)} due and not queued, the oldest for "
+            f"{seconds(late.oldest)}: no relay runs",
+            "Run a worker, for each has a relay; `jsworker doctor --fix` queues and publishes them now.",
+        )
+    else:
+        yield ok(f"no scheduled job is due for more than {LATE_SECONDS:g} s")
+
+
+def workers(rows: Rows) -> Iterator[Remark]:
+    """Whether anybody works, and with one version."""
+    alive = [worker for worker in rows.workers if worker.alive]
+    versions = sorted({worker.version for worker in alive})
+    if len(versions) > 1:
+        yield info(
+            f"workers of {counted(len(versions), 'version')} are alive: {listed(versions)}",
+            "Finish the roll-out; versions beside each other work meanwhile.",
+        )
+    if alive:
+        kinds = sorted({kind for worker in alive for kind in worker.kinds})
+        processes = counted(len(alive), "worker process", plural="worker processes")
+        yield ok(f"{processes} alive, for {listed(kinds)}")
+    elif rows.queues or rows.overdue.jobs or rows.silent_owners:
+        yield warning("no worker is alive, and jobs wait", _RUN_A_WORKER)
+    else:
+        yield info("no worker is alive", _RUN_A_WORKER)
+
+
+def registry(rows: Rows) -> Iterator[Remark]:
+    """Whether workers of long ago are still in the list."""
+    if rows.forgettable:
+        yield info(
+            f"{counted(rows.forgettable, 'worker')} silent for a day and without jobs still in the registry",
+            "Workers delete them now and then; `jsworker doctor --fix` does it now.",
+        )
+    else:
+        yield ok("the registry holds no workers of long ago")
+
+
+def queues(rows: Rows) -> Iterator[Remark]:
+    """Whether there is somebody for every kind that waits."""
+    served = {kind for worker in rows.workers if worker.alive for kind in worker.kinds}
+    for queue in rows.queues:
+        kind = printable(queue.kind, 64)
+        jobs = counted(queue.jobs, "queued job", bound=BOUND)
+        says = f"{jobs} of kind {kind}, the oldest waiting for {seconds(queue.oldest)}"
+        if queue.kind not in served:
+            yield warning(
+                f"{says}, and no worker for it",
+                f"Run a worker for {kind}, or cancel them: `jsworker cancel --status queued --kind {kind}`.",
+            )
+        else:
+            yield ok(says)
+    if not rows.queues:
+        yield ok("no job waits for a worker")
+
+
+def owners(rows: Rows) -> Iterator[Remark]:
+    """Whether running jobs have an owner that lives."""
+    for owner in rows.silent_owners:
+        yield _silent(owner)
+    if not rows.silent_owners:
+        yield ok("every running job has an owner that shows signs of life")
+
+
+def timelines(rows: Rows) -> Iterator[Remark]:
+    """Whether timelines outlive their jobs."""
+    entries = counted(rows.events, "timeline entry", plural="timeline entries")
+    if rows.orphaned_events:
+        yield warning(
+            f"{rows.orphaned_events:,} of {entries} looked at belong to no job: somebody deleted it alone",
+            "`jsworker doctor --fix` deletes them; delete jobs with `jsworker prune`.",
+        )
+    else:
+        yield ok(f"{entries} looked at, each with its job" if rows.events else "timelines are empty")
+
+
+def dead_messages(rows: Rows) -> Iterator[Remark]:
+    """Whether messages came that nobody could use."""
+    if rows.newest_dead_message is None:
+        yield ok("no dead messages")
+        return
+    says = (
+        f"{counted(rows.dead_messages, 'dead message')}, the newest {seconds(rows.newest_dead_message)} old: "
+        "they could not be read, or named no job"
+    )
+    do = "Look at them: `jsworker dead-messages`; then replay or drop them."
+    yield warning(says, do) if rows.newest_dead_message < _RECENT_SECONDS else info(says, do)
+
+
+def failures(rows: Rows) -> Iterator[Remark]:
+    """Whether many of the jobs that ended last have failed."""
+    ended = rows.ended
+    if ended.within is None:
+        yield ok("no job has ended yet")
+        return
+    if not ended.failed:
+        yield ok(f"none of the last {counted(ended.jobs, 'ended job')} failed")
+        return
+    last = counted(ended.jobs, "ended job")
+    says = f"{ended.failed:,} of the last {last} failed, within {seconds(ended.within)}"
+    do = "Look at them: `jsworker jobs --status failed`; `jsworker retry` queues them again."
+    many = ended.jobs >= _FEW_ENDED and ended.failed >= _MANY_FAILED * ended.jobs
+    yield warning(says, do) if many else info(says, do)
+
+
+def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
+    """Whether ended jobs leave when they have been kept for long enough."""
+    oldest, kept = rows.ended.oldest, settings.retention
+    if oldest is None or kept is None:
+        yield ok("nothing is to be deleted")
+    elif oldest > kept + _LAG_SECONDS:
+        yield warning(
+            f"the oldest ended job is {seconds(oldest)} old, though JSWORKER_RETENTION is {seconds(kept)}",
+            "Run a worker, or `jsworker prune`; look for prune.failed in the workers' logs.",
+        )
+    else:
+        yield ok(f"the oldest ended job is {seconds(oldest)} old")
+
+
+def _silent(owner: SilentOwner) -> Remark:
+    name = printable(owner.worker_id, 120)
+    known = "" if owner.registered else ", which is not in the registry"
+    jobs = counted(owner.jobs, "running job", bound=10_000)
+    clear = "`jsworker clear --stale-for SECONDS --reason …`"
+    do = f"Workers take them back by themselves, so run one; at once: {clear}."
+    if owner.never_stale:
+        do = f"Some have no stale threshold, so no time takes them back: {clear} does."
+    return warning(f"{jobs} of worker {name}{known}, silent for {seconds(owner.seconds_silent)}", do)

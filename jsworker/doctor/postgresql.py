@@ -1,0 +1,270 @@
+"""Checks of the PostgreSQL server, of this login, and of the way to it."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from jsworker.doctor.facts import Facts, Oldest, Revision, Unknown
+from jsworker.doctor.finding import Remark, counted, error, info, ok, seconds, warning
+from jsworker.errors import MigrationMissing
+from jsworker.names import printable
+from jsworker.ownership.inspection.jobs import Rows
+from jsworker.ownership.inspection.server import Link, MissingRight, Server
+from jsworker.ownership.level import REVISIONS, check_level
+from jsworker.settings import Settings
+
+_LEAST_VERSION: Final = 12
+_TRIED_VERSION: Final = 14
+_OLD_TRANSACTION_SECONDS: Final = 300.0
+_REFUSED_PROTOCOL: Final = "SQLSTATE 08P01"
+_OF_A_PROCESS: Final = 23
+"""Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
+
+
+def connection(facts: Facts) -> Iterator[Remark]:
+    """Whether the server answers at all."""
+    if isinstance(facts.clock, Unknown) and _REFUSED_PROTOCOL in facts.clock.because:
+        yield error(
+            f"{facts.clock.because}, as a pooler in statement mode answers to a transaction",
+            "Set pool_mode = transaction.",
+        )
+    elif isinstance(facts.clock, Unknown):
+        yield error(
+            facts.clock.because,
+            "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server runs, and that "
+            "its pg_hba.conf lets this role in.",
+        )
+    else:
+        yield ok(f"PostgreSQL at {facts.place} answers within {2000 * facts.clock.within:.1f} ms")
+
+
+def version(server: Server) -> Iterator[Remark]:
+    """Whether the server has what the statements need."""
+    major, name = server.version // 10_000, server.settings.get("server_version", "unknown")
+    upgrade = "Upgrade PostgreSQL to a version that is still maintained."
+    if major < _LEAST_VERSION:
+        yield error(
+            f"PostgreSQL {name} is too old: {_LEAST_VERSION} has the plan_cache_mode and the MATERIALIZED "
+            "that jsworker's statements use",
+            upgrade,
+        )
+    elif major < _TRIED_VERSION:
+        yield warning(f"PostgreSQL {name} is no longer maintained, and jsworker is not tried on it", upgrade)
+    else:
+        yield ok(f"PostgreSQL {name}")
+
+
+def migration(revision: Revision) -> Iterator[Remark]:
+    """Whether the tables are those of this version."""
+    try:
+        check_level(revision.found)
+    except MigrationMissing as missing:
+        yield error(str(missing), "Run `jsworker db upgrade`; workers may run meanwhile.")
+        return
+    if revision.found in REVISIONS:
+        yield ok(f"the database is at migration {revision.found}, this version's own")
+    else:
+        yield info(
+            f"the database is at migration {revision.found}, newer than this version's own, {REVISIONS[-1]}",
+            "Upgrade this installation of jsworker too; it works meanwhile.",
+        )
+
+
+def standby(server: Server) -> Iterator[Remark]:
+    """Whether anything can be written."""
+    if server.standby:
+        yield error(
+            "this is a standby: nothing can be written",
+            "Let JSWORKER_DATABASE_URL name the primary.",
+        )
+    elif server.settings.get("default_transaction_read_only") == "on":
+        yield error(
+            "default_transaction_read_only is on: nothing can be written",
+            f"ALTER ROLE {quoted(server.role)} SET default_transaction_read_only = off",
+        )
+    else:
+        yield ok("the server takes writes")
+
+
+def durability(server: Server) -> Iterator[Remark]:
+    """Whether what was committed is still there after a crash."""
+    found = server.settings
+    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if found.get(name) == "off"]
+    if "fsync" in off or "full_page_writes" in off:
+        names = " and ".join(name for name in off if name != "synchronous_commit")
+        yield error(
+            f"{names} off: a loss of power may destroy the whole database",
+            f"Set {names} on in postgresql.conf and reload the server.",
+        )
+    if "synchronous_commit" in off:
+        yield error(
+            "synchronous_commit is off: acknowledged jobs and outcomes get lost when the server crashes",
+            f"ALTER ROLE {quoted(server.role)} SET synchronous_commit = on",
+        )
+    if not off:
+        yield ok("a commit is on the disk before it is acknowledged")
+
+
+def replication(server: Server) -> Iterator[Remark]:
+    """Whether a failover keeps what was committed."""
+    names = server.settings.get("synchronous_standby_names")
+    if server.standbys and not names:
+        yield info(
+            f"{counted(server.standbys, 'standby')} without synchronous replication: a failover may lose the "
+            "last commits, enqueued jobs among them",
+            "Set synchronous_standby_names, if no acknowledged job may be lost then.",
+        )
+    elif names:
+        yield ok(f"commits wait for standbys: synchronous_standby_names = {printable(names, 80)}")
+    else:
+        yield ok("no standby replicates from this server")
+
+
+def isolation(server: Server) -> Iterator[Remark]:
+    """Whether statements see what was committed before them."""
+    found = server.settings.get("default_transaction_isolation", "read committed")
+    if found != "read committed":
+        yield warning(
+            f"default_transaction_isolation is {found}: statements that meet fail and are repeated",
+            f"ALTER ROLE {quoted(server.role)} SET default_transaction_isolation = 'read committed'",
+        )
+    else:
+        yield ok("transactions are read committed")
+
+
+def encoding(server: Server) -> Iterator[Remark]:
+    """Whether every text of a payload can be stored."""
+    if server.encoding != "UTF8":
+        yield warning(
+            f"the database's encoding is {server.encoding}: payloads with other characters are refused",
+            "Make the database anew with ENCODING 'UTF8'.",
+        )
+    else:
+        yield ok("the database's encoding is UTF8")
+
+
+def transactions(oldest: Oldest, server: Server) -> Iterator[Remark]:
+    """Whether an old transaction keeps dead rows from being removed."""
+    found = oldest.transaction
+    if found is not None and found.seconds >= _OLD_TRANSACTION_SECONDS:
+        who = f"of pid {found.pid}" if found.pid is not None else "prepared for two phases"
+        name = f" ({printable(found.name, 60)}, {found.state})" if found.name else f" ({found.state})"
+        yield warning(
+            f"a transaction {who}{name} is open for {seconds(found.seconds)}: no row that died since can be "
+            "removed, and searches for work become slower",
+            f"End it: SELECT pg_terminate_backend({found.pid})"
+            if found.pid is not None
+            else "End it: COMMIT PREPARED or ROLLBACK PREPARED.",
+        )
+    elif not server.sees_all:
+        yield info(
+            f"only transactions of role {printable(server.role, 60)} could be looked at",
+            f"GRANT pg_read_all_stats TO {quoted(server.role)}, to let doctor see those of others.",
+        )
+    else:
+        yield ok("no transaction is open for long")
+
+
+def idle_transactions(server: Server) -> Iterator[Remark]:
+    """Whether a forgotten transaction ends by itself."""
+    found = server.settings.get("idle_in_transaction_session_timeout", "0")
+    if found == "0":
+        yield info(
+            "idle_in_transaction_session_timeout is not set: a transaction that somebody forgets stays open",
+            "ALTER ROLE ALL SET idle_in_transaction_session_timeout = '10min', or what the longest "
+            "job.transaction() needs.",
+        )
+    else:
+        yield ok(f"forgotten transactions end after {seconds(float(found) / 1000)}")
+
+
+def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Remark]:
+    """Whether the fleet may open as many connections as it can use."""
+    alive = [worker.concurrency for worker in rows.workers if worker.alive]
+    fleet = alive or [settings.concurrency] * settings.processes
+    needed = sum(_OF_A_PROCESS + concurrency for concurrency in fleet)
+    allowed = _allowed_connections(server)
+    whose = counted(len(fleet), "worker process", plural="worker processes")
+    says = f"{whose} may open up to {needed} connections, the server allows {allowed}"
+    if link.sharing != "direct":
+        yield ok(f"{counted(server.connections, 'connection')} on the server; workers connect to a pooler")
+    elif needed > allowed:
+        yield warning(
+            says,
+            "Raise max_connections or the role's limit, run fewer processes, or put PgBouncer in transaction "
+            "mode between.",
+        )
+    else:
+        yield ok(f"{says}; {server.connections} open now")
+
+
+def pooler(link: Link) -> Iterator[Remark]:
+    """Whether a pooler is between, and in a mode that works."""
+    match link.sharing:
+        case "direct":
+            yield ok("no pooler between: statements that find rows by key are prepared")
+        case "transaction":
+            yield ok("a pooler in transaction mode is between: workers notice it and prepare nothing")
+        case "statement":
+            yield error(
+                "a pooler in statement mode is between: job.transaction() and migrations cannot work",
+                "Set pool_mode = transaction.",
+            )
+        case "unclear":
+            yield info(
+                "a pooler is between; whether in session or in transaction mode could not be seen",
+                "Set pool_mode = transaction: in session mode each of a worker's connections holds one of "
+                "the server's all the time.",
+            )
+
+
+def encryption(link: Link) -> Iterator[Remark]:
+    """Whether anybody on the way can read payloads and passwords."""
+    if link.encrypted or link.local:
+        yield ok(
+            "the connection uses TLS" if link.encrypted else "the connection does not leave this machine"
+        )
+    else:
+        yield warning(
+            "the connection leaves this machine without TLS: payloads can be read on the way",
+            "Add ?sslmode=verify-full&sslrootcert=PATH to JSWORKER_DATABASE_URL.",
+        )
+
+
+def role(server: Server) -> Iterator[Remark]:
+    """Whether the role may do more than it needs."""
+    if server.superuser:
+        yield warning(
+            f"role {printable(server.role, 60)} is a superuser: whoever gets a worker gets the server",
+            "Migrate as the tables' owner, and let workers use a role that may only read and write them.",
+        )
+    else:
+        yield ok(f"role {printable(server.role, 60)} is no superuser")
+
+
+def rights(missing: list[MissingRight], server: Server) -> Iterator[Remark]:
+    """Whether the role may do what a worker must."""
+    who = quoted(server.role)
+    by_table: dict[str | None, list[str]] = {}
+    for each in missing:
+        by_table.setdefault(each.table, []).append(each.privilege)
+    for table, privileges in sorted(by_table.items(), key=lambda item: item[0] or ""):
+        lacking, place = ", ".join(privileges), f"jsworker.{table}" if table else "SCHEMA jsworker"
+        yield error(
+            f"role {printable(server.role, 60)} lacks {lacking} on {place}, which a worker needs",
+            f"GRANT {lacking} ON {place} TO {who}",
+        )
+    if not missing:
+        yield ok(f"role {printable(server.role, 60)} may do all that a worker needs")
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL quotes it."""
+    return '"' + printable(name, 100).replace('"', '""') + '"'
+
+
+def _allowed_connections(server: Server) -> int:
+    found = server.settings
+    names = ("superuser_reserved_connections", "reserved_connections")
+    allowed = int(found.get("max_connections", 0)) - sum(int(found.get(name, 0)) for name in names)
+    limits = [limit for limit in (server.role_limit, server.database_limit) if limit >= 0]
+    return min([allowed, *limits])

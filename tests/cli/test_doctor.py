@@ -1,0 +1,742 @@
+"""``doctor``: a sound installation, and many unsound ones with finding, exit code and cure."""
+
+import asyncio
+import json
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import nats
+import psycopg
+import pytest
+from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig
+from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
+
+from jsworker.doctor.checks import CHECKS
+from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
+from jsworker.embedded.ports import free_port, is_free
+from jsworker.embedded.wheels import find_nats_server
+from jsworker.events import Events
+from jsworker.ownership.upgrading import upgrade_database
+from jsworker.settings import load_settings
+from jsworker.stream.jetstream import Stream
+from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value
+from tests.support.servers import TestServers, new_servers_folder
+
+from .commands import Cli, Result, wait_until
+
+NO_ONE = "127.0.0.1:1"
+CANARY = "c4n4ry-s3cret"
+HOUR = 3600.0
+
+WORKER_ROW = """
+INSERT INTO jsworker.workers (
+  id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)
+VALUES (%s, 'alpha', 1, %s, 10, '0.1.0', '5 s', 'running', clock_timestamp() - make_interval(secs => %s))
+"""
+RIGHTS = """
+GRANT USAGE ON SCHEMA jsworker TO {0};
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA jsworker TO {0};
+"""
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """A nats-server with a monitoring port."""
+
+    nats: EmbeddedNats
+    monitoring: str
+
+
+def start_nats(folder: Path, *, sync_always: bool, config: str = "") -> Monitored:
+    port = free_port()
+    server = EmbeddedNats(folder, sync_always=sync_always, config=f'http: "127.0.0.1:{port}"\n{config}')
+    server.start()
+    return Monitored(server, f"http://127.0.0.1:{port}")
+
+
+@dataclass(frozen=True)
+class Sound:
+    """Servers as they should be: what is acknowledged is on the disk."""
+
+    postgres: EmbeddedPostgres
+    nats: Monitored
+    template: str
+
+
+@pytest.fixture(scope="module")
+def sound() -> Iterator[Sound]:
+    folder = new_servers_folder()
+    with ExitStack() as ends:
+        ends.callback(shutil.rmtree, folder)
+        postgres = EmbeddedPostgres(folder / "postgres")
+        ends.callback(postgres.discard)
+        postgres.start()
+        monitored = start_nats(folder / "nats", sync_always=True)
+        ends.callback(monitored.nats.stop)
+        upgrade_database(postgres.create_database("template"))
+        yield Sound(postgres, monitored, "template")
+
+
+@dataclass
+class World:
+    """An installation of one test's own: a database, a stream, a role that may do no more than it must."""
+
+    cli: Cli
+    sql: Sql
+    role: str
+    stream: str
+    monitoring: str
+
+    def doctor(self, *arguments: object) -> Result:
+        return self.cli("doctor", "--nats-monitoring", self.monitoring, *arguments)
+
+    def findings(self, *arguments: object) -> list[dict[str, Any]]:
+        found = self.cli("doctor", "--json", *arguments)
+        assert found.err == ""
+        assert isinstance(found.json, list)
+        return found.json
+
+    def start_worker(self, *kinds: str, seen: float = 0.0) -> None:
+        """Leave behind what a worker makes at its start: the stream, consumers, and its row."""
+        asyncio.run(self._ensure(kinds))
+        self.sql.execute(WORKER_ROW, [f"alpha-{secrets.token_hex(2)}", list(kinds), seen])
+
+    async def _ensure(self, kinds: tuple[str, ...]) -> None:
+        settings = load_settings()
+        stream = Stream(settings, installation_id=self.installation(), events=Events(), client_name="worker")
+        await stream.connect()
+        try:
+            await stream.ensure(kinds)
+        finally:
+            await stream.close()
+
+    def installation(self) -> UUID:
+        self.sql.execute(
+            "INSERT INTO jsworker.installation (id) VALUES (%s) ON CONFLICT DO NOTHING", [uuid4()]
+        )
+        found: UUID = read_value(self.sql, "SELECT id FROM jsworker.installation")
+        return found
+
+    def change_stream(self, change: Callable[[StreamConfig], None]) -> None:
+        async def update() -> None:
+            client = await nats.connect(load_settings().nats_url)
+            try:
+                config = (await client.jetstream().stream_info(self.stream)).config
+                change(config)
+                await client.jetstream().update_stream(config)
+            finally:
+                await client.close()
+
+        asyncio.run(update())
+
+    def change_consumer(self, kind: str, **changes: Any) -> None:
+        async def update() -> None:
+            client = await nats.connect(load_settings().nats_url)
+            try:
+                config = (await client.jetstream().consumer_info(self.stream, kind)).config
+                await client.jetstream().add_consumer(
+                    self.stream, ConsumerConfig(**(config.__dict__ | changes))
+                )
+            finally:
+                await client.close()
+
+        asyncio.run(update())
+
+
+@pytest.fixture
+def world(sound: Sound, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    name = f"doctor_{secrets.token_hex(4)}"
+    url = sound.postgres.create_database(name, template=sound.template)
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as sql:
+        sql.execute(SQL("CREATE ROLE {} LOGIN").format(Identifier(name)))
+        for statement in RIGHTS.strip().splitlines():
+            sql.execute(SQL(statement).format(Identifier(name)))
+        sql.execute(SQL("GRANT pg_read_all_stats TO {}").format(Identifier(name)))
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", url.replace("postgres@", f"{name}@"))
+        monkeypatch.setenv("JSWORKER_NATS_URL", sound.nats.nats.url)
+        monkeypatch.setenv("JSWORKER_STREAM", name)
+        monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", name)
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        yield World(cli, sql, name, name, sound.nats.monitoring)
+
+
+def told(findings: list[dict[str, Any]], check: str) -> dict[str, Any]:
+    """The one finding of a check."""
+    [found] = [finding for finding in findings if finding["check"] == check]
+    return found
+
+
+def errors(findings: list[dict[str, Any]]) -> set[str]:
+    return {finding["check"] for finding in findings if finding["level"] == "error"}
+
+
+def assert_only_error(result: Result, check: str, *parts: str) -> dict[str, Any]:
+    """Check that one check found an error, in these words, and that the exit code says so."""
+    assert result.err == ""
+    assert result.code == 1
+    assert errors(result.json) == {check}
+    found = next(each for each in result.json if each["check"] == check and each["level"] == "error")
+    for part in parts:
+        assert part in found["says"]
+    assert found["do"]
+    return dict(found)
+
+
+class TestSound:
+    def test_a_sound_installation_has_neither_errors_nor_warnings(self, world: World) -> None:
+        world.start_worker(KIND)
+        insert_job(world.sql, "queued")
+        found = world.doctor("--json").ok().json
+        assert {finding["level"] for finding in found} <= {"ok", "info"}
+        assert {finding["check"] for finding in found} == {check.name for check in CHECKS}
+        assert [each for each in found if "not checked" in each["says"]] == []
+        assert told(found, "nats.sync_interval")["level"] == "ok"
+
+    def test_findings_are_one_array_with_the_same_fields(self, world: World) -> None:
+        found = json.loads(world.doctor("--json").out)
+        assert isinstance(found, list)
+        for finding in found:
+            assert list(finding) == ["check", "level", "says", "do"]
+            assert "\n" not in finding["says"]
+
+    def test_people_see_areas_and_a_last_line(self, world: World) -> None:
+        world.start_worker(KIND)
+        shown = world.doctor().ok()
+        headings = [line.rstrip() for line in shown.lines if line and not line.startswith(" ")]
+        assert headings[:-1] == ["Settings", "PostgreSQL", "Tables", "Jobs", "NATS", "Clocks"]
+        assert shown.lines[-1] == "0 errors, 0 warnings"
+
+    def test_warnings_alone_are_no_failure(self, world: World) -> None:
+        world.start_worker(KIND)
+        insert_job(world.sql, "queued", kind="nobodys")
+        shown = world.doctor().ok()
+        assert shown.lines[-1] == "0 errors, 1 warning"
+        assert any(line.strip().startswith("do: Run a worker for nobodys") for line in shown.lines)
+
+    def test_nothing_is_written_without_fix(self, world: World) -> None:
+        late_message(world)
+        orphan_a_timeline(world)
+        world.sql.execute(WORKER_ROW, ["long-gone", [KIND], 2 * 86_400])
+
+        def everything() -> list[Any]:
+            rows: list[Any] = []
+            for table in ("jobs", "job_events", "workers", "installation", "dead_messages"):
+                rows += world.sql.execute(
+                    SQL("SELECT * FROM jsworker.{}").format(Identifier(table))
+                ).fetchall()
+            return rows
+
+        before = everything()
+        found = world.findings()
+        assert everything() == before
+        assert told(found, "nats.stream")["level"] == "warning"
+        assert told(world.findings(), "nats.stream") == told(found, "nats.stream")  # still there is none
+
+
+class TestUnsoundServers:
+    def test_no_postgresql(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://postgres@{NO_ONE}/jobs")
+        found = world.doctor("--json")
+        assert_only_error(found, "postgresql.connection", f"PostgreSQL at {NO_ONE}/jobs is not available: ")
+        for check in (
+            "postgresql.rights",
+            "tables.indexes",
+            "jobs.outbox",
+            "clocks.postgresql",
+            "nats.pairing",
+        ):
+            assert told(found.json, check)["says"].startswith("not checked because ")
+        assert told(found.json, "nats.connection")["level"] == "ok"
+
+    def test_no_nats(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://{NO_ONE}")
+        found = world.cli("doctor", "--json")
+        assert_only_error(found, "nats.connection", f"NATS at {NO_ONE} refused the connection")
+        for check in ("nats.version", "nats.jetstream", "nats.stream", "nats.consumers", "nats.storage"):
+            assert told(found.json, check)["says"].startswith("not checked because ")
+        assert told(found.json, "postgresql.connection")["level"] == "ok"
+
+    def test_nothing_at_all(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://postgres@{NO_ONE}/jobs")
+        monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://{NO_ONE}")
+        found = world.cli("doctor", "--json", "--fix")
+        assert found.code == 1
+        assert errors(found.json) == {"postgresql.connection", "nats.connection"}
+        assert {finding["check"] for finding in found.json} == {check.name for check in CHECKS} | {
+            "fix.nothing"
+        }
+
+    def test_a_wrong_password(self, world: World, sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
+        access = sound.postgres.cluster / "pg_hba.conf"
+        access.write_text(f"host all {world.role} 127.0.0.1/32 scram-sha-256\n" + access.read_text())
+        world.sql.execute("SELECT pg_reload_conf()")
+        rules = "SELECT count(*) > 0 FROM pg_hba_file_rules WHERE user_name = ARRAY[%s]"
+        wait_until(lambda: read_value(world.sql, rules, world.role), "the rule is loaded")
+        monkeypatch.setenv("JSWORKER_DATABASE_PASSWORD", CANARY)
+        found = world.doctor("--json")
+        refusal = f'refused the login: password authentication failed for user "{world.role}"'
+        assert_only_error(found, "postgresql.connection", refusal)
+        assert CANARY not in found.out
+
+    def test_a_database_without_tables(
+        self, world: World, sound: Sound, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        empty = sound.postgres.create_database(f"empty_{secrets.token_hex(4)}")
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", empty)
+        found = world.doctor("--json")
+        error = assert_only_error(found, "postgresql.migration", "the database has no jsworker schema")
+        assert "jsworker db upgrade" in error["do"]
+        assert told(found.json, "tables.indexes")["says"].startswith("not checked because ")
+
+    def test_a_role_without_a_right_gets_the_grant_that_repairs_it(self, world: World) -> None:
+        world.sql.execute(SQL("REVOKE UPDATE ON jsworker.jobs FROM {}").format(Identifier(world.role)))
+        error = assert_only_error(
+            world.doctor("--json"), "postgresql.rights", f"role {world.role} lacks UPDATE on jsworker.jobs"
+        )
+        assert error["do"] == f'GRANT UPDATE ON jsworker.jobs TO "{world.role}"'
+        world.sql.execute(error["do"])
+        assert world.doctor("--json").code == 0
+
+    def test_a_role_outside_the_schema(self, world: World) -> None:
+        world.sql.execute(SQL("REVOKE USAGE ON SCHEMA jsworker FROM {}").format(Identifier(world.role)))
+        error = assert_only_error(
+            world.doctor("--json"), "postgresql.rights", "lacks USAGE on SCHEMA jsworker"
+        )
+        world.sql.execute(error["do"])
+        assert world.doctor("--json").code == 0
+
+    def test_servers_that_forget(
+        self, world: World, servers: TestServers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The servers of the other tests do not wait for the disk."""
+        url = servers.postgres.create_database(f"hasty_{secrets.token_hex(4)}", template="jsworker_template")
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
+        found = world.doctor("--json")
+        assert_only_error(found, "postgresql.durability", "fsync and full_page_writes off")
+        assert told(found.json, "postgresql.role")["level"] == "warning"
+
+    def test_wrong_settings_are_told_as_by_every_command(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_ACK_WAIT", "200")
+        line = "JSWORKER_ACK_WAIT=200 must exceed JSWORKER_STALE_THRESHOLD=300 + 2 × JSWORKER_SCAN_INTERVAL=5"
+        assert world.cli("doctor", "--json").refused(2) == line
+
+    def test_a_variable_that_nobody_reads(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JSWORKER_ACK_WIAT", "700")
+        found = told(world.findings(), "settings.variables")
+        assert (found["level"], found["says"]) == (
+            "warning",
+            "JSWORKER_ACK_WIAT is no setting: did you mean JSWORKER_ACK_WAIT?",
+        )
+
+    @pytest.mark.parametrize("as_json", [True, False])
+    def test_secrets_are_never_shown(
+        self,
+        as_json: bool,  # noqa: FBT001 -- a parameter of this test
+        world: World,
+        sound: Sound,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        port = sound.postgres.port
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://nobody:{CANARY}@127.0.0.1:{port}/jobs")
+        monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://someone:{CANARY}@{NO_ONE}")
+        found = world.cli("doctor", "--fix", *["--json"] * as_json)
+        assert found.code == 1
+        assert CANARY not in found.out + found.err
+        monkeypatch.setenv("JSWORKER_NATS_URL", sound.nats.nats.url.replace("//", f"//someone:{CANARY}@"))
+        found = world.cli("doctor", "--nats-monitoring", f"http://someone:{CANARY}@h:1")
+        assert found.code == 2
+        assert CANARY not in found.out + found.err
+
+
+BROKEN_TABLES = [
+    ("DROP INDEX jsworker.jobs_due", "tables.indexes", "error", "index jobs_due is missing"),
+    (
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'jsworker.jobs_queued'::regclass",
+        *("tables.indexes", "error", "index jobs_queued on jobs is invalid"),
+    ),
+    (
+        "CREATE INDEX tempting ON jsworker.jobs (last_activity_at)",
+        *("tables.indexes", "warning", "index tempting on jobs holds last_activity_at"),
+    ),
+    (
+        "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
+        *("tables.constraints", "error", "jobs_conservation"),
+    ),
+    (
+        (
+            "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_counters, "
+            "ADD CONSTRAINT jobs_counters CHECK (errors >= 0 AND stalls >= 0) NOT VALID"
+        ),
+        *("tables.constraints", "warning", "constraint jobs_counters is NOT VALID"),
+    ),
+    (
+        "ALTER TABLE jsworker.jobs DISABLE TRIGGER jobs_guard",
+        *("tables.constraints", "error", "trigger jobs_guard is disabled"),
+    ),
+    (
+        "ALTER TABLE jsworker.jobs RESET (fillfactor)",
+        *("tables.fillfactor", "warning", "jsworker.jobs has fillfactor 100, must be 60"),
+    ),
+    (
+        "ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)",
+        *("tables.vacuum", "warning", "autovacuum is off for jsworker.jobs"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("statement", "check", "level", "says"), BROKEN_TABLES)
+def test_tables_out_of_shape(world: World, statement: str, check: str, level: str, says: str) -> None:
+    """What doctor says to do puts most of them into shape again."""
+    world.start_worker(KIND)
+    world.sql.execute(statement.encode())
+    found = world.doctor("--json")
+    assert found.code == (1 if level == "error" else 0)
+    finding = next(each for each in found.json if each["check"] == check)
+    assert finding["level"] == level
+    assert says in finding["says"]
+    if "Restore" not in finding["do"]:
+        world.sql.execute(finding["do"].encode())
+        assert told(world.findings(), check)["level"] == "ok"
+
+
+def test_dead_rows_that_nobody_removes(world: World) -> None:
+    world.sql.execute("ALTER TABLE jsworker.dead_messages SET (autovacuum_enabled = off)")
+    world.sql.execute(
+        "INSERT INTO jsworker.dead_messages (subject, reason, data) "
+        "SELECT 's', 'r', '' FROM generate_series(1, 12000)"
+    )
+    world.sql.execute("DELETE FROM jsworker.dead_messages")
+    world.sql.execute("SELECT pg_stat_force_next_flush()")
+
+    def dead() -> int:
+        return int(
+            read_value(
+                world.sql, "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'dead_messages'"
+            )
+        )
+
+    wait_until(lambda: dead() == 12_000, "the statistics tell of dead rows")
+    says = [finding["says"] for finding in world.findings() if finding["check"] == "tables.vacuum"]
+    assert any("jsworker.dead_messages holds 12,000 dead rows beside 0 live ones" in line for line in says)
+
+
+def late_message(world: World) -> UUID:
+    """Leave a queued job whose message nobody publishes."""
+    return insert_job(world.sql, "queued", needs_publish=True, publish_after=ago(HOUR))
+
+
+def orphan_a_timeline(world: World) -> None:
+    """Delete a job by hand, and forget its timeline."""
+    job_id = insert_job(world.sql, "completed")
+    kept = insert_job(world.sql, "completed")
+    entry = "INSERT INTO jsworker.job_events (job_id, event) VALUES (%s, 'released')"
+    for each in (job_id, job_id, kept):
+        world.sql.execute(entry, [each])
+    world.sql.execute("DELETE FROM jsworker.jobs WHERE id = %s", [job_id])
+
+
+def entries(world: World) -> int:
+    return int(read_value(world.sql, "SELECT count(*) FROM jsworker.job_events"))
+
+
+class TestJobs:
+    def test_a_message_that_nobody_publishes_is_published_by_fix(self, world: World) -> None:
+        world.start_worker(KIND)
+        job_id = late_message(world)
+        found = world.doctor("--json")
+        assert found.code == 0
+        finding = told(found.json, "jobs.outbox")
+        assert finding["level"] == "warning"
+        assert finding["says"].startswith("1 queued job not published, the oldest due for 60 min")
+        mended = world.findings("--fix")
+        assert told(mended, "fix.jobs")["says"] == "queued 0 scheduled jobs, published 1 message"
+        assert told(mended, "jobs.outbox")["level"] == "ok"
+        row = world.sql.execute("SELECT needs_publish, stream_seq FROM jsworker.jobs WHERE id = %s", [job_id])
+        assert row.fetchone() == {"needs_publish": False, "stream_seq": 1}
+
+    def test_a_scheduled_job_that_nobody_queues_is_queued_by_fix(self, world: World) -> None:
+        world.start_worker(KIND)
+        job_id = insert_job(world.sql, "scheduled", run_at=ago(HOUR))
+        insert_job(world.sql, "scheduled")  # not due
+        finding = told(world.findings(), "jobs.promotion")
+        assert finding["level"] == "warning"
+        assert finding["says"].startswith("1 scheduled job due and not queued, the oldest for 60 min")
+        mended = world.findings("--fix")
+        assert told(mended, "fix.jobs")["says"] == "queued 1 scheduled job, published 1 message"
+        assert read_value(world.sql, "SELECT status FROM jsworker.jobs WHERE id = %s", job_id) == "queued"
+
+    def test_queued_jobs_of_a_kind_that_nobody_works_on(self, world: World) -> None:
+        world.start_worker("other")
+        for _ in range(3):
+            insert_job(world.sql, "queued", queued_at=ago(HOUR))
+        insert_job(world.sql, "queued", kind="other")
+        found = [each for each in world.findings() if each["check"] == "jobs.queues"]
+        assert [(each["level"], each["says"]) for each in found] == [
+            ("warning", f"3 queued jobs of kind {KIND}, the oldest waiting for 60 min, and no worker for it"),
+            ("ok", found[1]["says"]),
+        ]
+
+    def test_many_are_counted_up_to_a_bound(self, world: World) -> None:
+        world.sql.execute(
+            "INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at) "
+            "SELECT uuidv7(), 'many', '{}', 'queued', 1, now() FROM generate_series(1, 1500)"
+        )
+        assert told(world.findings(), "jobs.queues")["says"].startswith(
+            "more than 1,000 queued jobs of kind many"
+        )
+
+    def test_no_worker_while_jobs_wait(self, world: World) -> None:
+        world.start_worker(KIND, seen=HOUR)
+        assert told(world.findings(), "jobs.workers")["level"] == "info"
+        insert_job(world.sql, "queued")
+        assert told(world.findings(), "jobs.workers")["level"] == "warning"
+
+    def test_jobs_of_an_owner_without_signs_of_life(self, world: World) -> None:
+        world.start_worker(KIND)
+        insert_job(world.sql, "processing", worker_id="gone-1-aaaa", last_activity_at=ago(HOUR))
+        insert_job(world.sql, "processing", worker_id="alive-1-aaaa")  # its row comes with its next heartbeat
+        finding = told(world.findings(), "jobs.owners")
+        assert finding["level"] == "warning"
+        line = "1 running job of worker gone-1-aaaa, which is not in the registry, silent for 60 min"
+        assert finding["says"] == line
+
+    def test_orphaned_timelines_are_deleted_by_fix(self, world: World) -> None:
+        world.start_worker(KIND)
+        orphan_a_timeline(world)
+        found = world.doctor("--json")
+        assert found.code == 0
+        finding = told(found.json, "jobs.timelines")
+        assert finding["level"] == "warning"
+        assert finding["says"].startswith("2 of 3 timeline entries looked at belong to no job")
+        mended = world.findings("--fix")
+        assert told(mended, "fix.timelines")["says"] == "deleted 2 timeline entries without a job"
+        assert told(mended, "jobs.timelines")["level"] == "ok"
+        assert entries(world) == 1
+        again = world.findings("--fix")
+        assert told(again, "fix.nothing")["level"] == "ok"
+
+    def test_workers_of_long_ago_are_deleted_by_fix_unless_they_hold_jobs(self, world: World) -> None:
+        world.start_worker(KIND)
+        for name in ("long-gone", "holds-a-job"):
+            world.sql.execute(WORKER_ROW, [name, [KIND], 2 * 86_400])
+        insert_job(world.sql, "processing", worker_id="holds-a-job")
+        assert told(world.findings(), "jobs.registry")["says"].startswith("1 worker silent for a day")
+        mended = world.findings("--fix")
+        assert told(mended, "fix.registry")["says"] == "deleted 1 worker of long ago from the registry"
+        assert read_value(world.sql, "SELECT count(*) FROM jsworker.workers WHERE id = 'long-gone'") == 0
+        assert read_value(world.sql, "SELECT count(*) FROM jsworker.workers") == 2
+
+    def test_failures_dead_messages_and_what_was_kept_too_long(self, world: World) -> None:
+        world.start_worker(KIND)
+        for _ in range(20):
+            insert_job(world.sql, "failed")
+        insert_job(world.sql, "completed", finished_at=ago(30 * 86_400))
+        world.sql.execute("INSERT INTO jsworker.dead_messages (subject, reason, data) VALUES ('s', 'r', '')")
+        found = world.findings()
+        assert told(found, "jobs.failures")["says"].startswith("20 of the last 21 ended jobs failed")
+        assert told(found, "jobs.pruning")["says"].startswith("the oldest ended job is 30 d old")
+        assert told(found, "jobs.dead_messages")["says"].startswith("1 dead message, the newest ")
+        for check in ("jobs.failures", "jobs.pruning", "jobs.dead_messages"):
+            assert told(found, check)["level"] == "warning"
+
+
+class TestNats:
+    def test_a_missing_stream_is_made_by_fix(self, world: World) -> None:
+        world.sql.execute(WORKER_ROW, ["alpha", [KIND], 0])
+        assert told(world.findings(), "nats.stream")["level"] == "warning"
+        mended = world.findings("--fix")
+        assert f"made stream {world.stream}" in told(mended, "fix.stream")["says"]
+        assert f"made consumer {KIND}" in told(mended, "fix.stream")["says"]
+        for check in ("nats.stream", "nats.pairing", "nats.consumers", "nats.service"):
+            assert told(mended, check)["level"] == "ok"
+
+    def test_a_stream_of_another_installation_is_left_alone(self, world: World) -> None:
+        world.start_worker(KIND)
+        own = uuid4()
+        world.sql.execute("UPDATE jsworker.installation SET id = %s", [own])
+        error = assert_only_error(
+            world.doctor("--json"),
+            "nats.pairing",
+            "belongs to another installation",
+            f"this database is {own}",
+        )
+        assert "JSWORKER_STREAM" in error["do"]
+        assert told(world.findings("--fix"), "fix.nothing")
+
+    def test_a_wrong_discard_policy_is_changed_by_fix(self, world: World) -> None:
+        world.start_worker(KIND)
+
+        def discard_old(config: StreamConfig) -> None:
+            config.discard = DiscardPolicy.OLD
+
+        world.change_stream(discard_old)
+        assert_only_error(world.doctor("--json"), "nats.stream", "discard=old, must be new")
+        mended = world.findings("--fix")
+        assert told(mended, "fix.stream")["says"] == f"stream {world.stream}: discard is new now, was old"
+        assert errors(mended) == set()
+
+    def test_a_stream_that_cannot_be_used(self, world: World) -> None:
+        async def make() -> None:
+            client = await nats.connect(load_settings().nats_url)
+            try:
+                await client.jetstream().add_stream(
+                    StreamConfig(name=world.stream, subjects=[f"{world.stream}.*"])
+                )
+            finally:
+                await client.close()
+
+        asyncio.run(make())
+        found = world.doctor("--json", "--fix")
+        assert found.code == 1
+        assert "retention=limits, must be workqueue" in str(found.json)
+        assert told(found.json, "fix.nothing")
+
+    def test_a_consumer_that_delivers_again_too_early_is_changed_by_fix(self, world: World) -> None:
+        world.start_worker(KIND)
+        world.change_consumer(KIND, ack_wait=100.0)
+        line = "must exceed JSWORKER_STALE_THRESHOLD=300 + 2 × JSWORKER_SCAN_INTERVAL=5"
+        assert_only_error(
+            world.doctor("--json"), "nats.consumers", f"consumer {KIND} has ack_wait=100 s", line
+        )
+        mended = world.findings("--fix")
+        assert "ack_wait is 600 now, was 100" in told(mended, "fix.stream")["says"]
+        assert errors(mended) == set()
+
+    def test_a_consumer_that_waits_longer_is_left_alone(self, world: World) -> None:
+        world.start_worker(KIND)
+        world.change_consumer(KIND, ack_wait=4000.0)
+        assert errors(world.findings()) == set()
+        assert told(world.findings("--fix"), "fix.nothing")
+
+    def test_a_consumer_that_nobody_uses(self, world: World) -> None:
+        world.start_worker("gone")
+        world.sql.execute("DELETE FROM jsworker.workers")
+        world.start_worker(KIND)
+        finding = told(world.findings(), "nats.service")
+        assert finding["level"] == "info"
+        assert finding["says"] == "consumer gone is empty, and no worker of this kind is alive"
+
+    def test_a_missing_permission_is_named(
+        self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        users = 'users: [{user: "w", password: "p", permissions: {publish: ["$JS.API.INFO"]}}]'
+        server = start_nats(tmp_path / "nats", sync_always=True, config=f"authorization {{ {users} }}")
+        with_login = {"NATS_URL": server.nats.url, "NATS_USER": "w", "NATS_PASSWORD": "p"}
+        for name, value in with_login.items():
+            monkeypatch.setenv(f"JSWORKER_{name}", value)
+        try:
+            found = world.cli("doctor", "--json")
+        finally:
+            server.nats.stop()
+        error = assert_only_error(
+            found, "nats.stream", "permissions violation", f"$js.api.stream.info.{world.stream}"
+        )
+        assert "permission" in error["do"]
+        assert told(found.json, "nats.jetstream")["level"] == "ok"
+
+    def test_a_wrong_nats_password(
+        self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        login = 'authorization { user: "w", password: "right" }'
+        server = start_nats(tmp_path / "nats", sync_always=True, config=login)
+        for name, value in {"URL": server.nats.url, "USER": "w", "PASSWORD": CANARY}.items():
+            monkeypatch.setenv(f"JSWORKER_NATS_{name}", value)
+        try:
+            found = world.cli("doctor", "--json", "--nats-monitoring", server.monitoring)
+        finally:
+            server.nats.stop()
+        assert_only_error(found, "nats.connection", "refused the login: authorization violation")
+        assert CANARY not in found.out
+        assert (
+            told(found.json, "nats.sync_interval")["level"] == "ok"
+        )  # the monitoring port asks for no login
+
+    def test_without_jetstream(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        port = free_port()
+        command = [str(find_nats_server()), "--addr", "127.0.0.1", "--port", str(port)]
+        monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://127.0.0.1:{port}")
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+            try:
+                wait_until(lambda: not is_free(port), "nats-server listens")
+                found = world.cli("doctor", "--json")
+            finally:
+                server.kill()
+        assert found.code == 1
+        assert (
+            told(found.json, "nats.jetstream")["says"] == f"NATS at 127.0.0.1:{port} has JetStream disabled"
+        )
+
+
+class TestSyncInterval:
+    def test_the_default_is_warned_of_with_figures(
+        self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server = start_nats(tmp_path / "nats", sync_always=False)
+        monkeypatch.setenv("JSWORKER_NATS_URL", server.nats.url)
+        try:
+            found = world.cli("doctor", "--json", "--nats-monitoring", server.monitoring)
+        finally:
+            server.nats.stop()
+        finding = told(found.json, "nats.sync_interval")
+        assert found.code == 0
+        assert finding["level"] == "warning"
+        assert "syncs every 2 min (the default)" in finding["says"]
+        assert "131,418 of 930,005" in finding["says"]
+        assert "jepsen.io/analyses/nats-2.12.1" in finding["says"]
+        assert "sync_interval: always" in finding["do"]
+
+    def test_always_is_fine(self, world: World) -> None:
+        finding = told(world.doctor("--json").json, "nats.sync_interval")
+        assert finding["level"] == "ok"
+        assert "syncs every message before it acknowledges it" in finding["says"]
+
+    def test_what_was_not_asked_is_not_known(self, world: World) -> None:
+        finding = told(world.findings(), "nats.sync_interval")
+        assert finding["level"] == "info"
+        assert "not known" in finding["says"]
+        assert "--nats-monitoring" in finding["do"]
+
+    def test_nobody_at_the_address(self, world: World) -> None:
+        finding = told(world.findings("--nats-monitoring", f"http://{NO_ONE}"), "nats.sync_interval")
+        assert finding["level"] == "warning"
+        assert f"http://{NO_ONE} cannot be read: nobody listens there" in finding["says"]
+
+    def test_somebody_else_at_the_address(self, world: World, sound: Sound) -> None:
+        other = f"http://127.0.0.1:{sound.nats.nats.port}"  # speaks, and no HTTP
+        finding = told(world.findings("--nats-monitoring", other), "nats.sync_interval")
+        assert finding["level"] == "warning"
+        assert f"{other} cannot be read: " in finding["says"]
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "8222",
+            "nats://h:4222",
+            "http://",
+            "http://h:x",
+            "http://u:p@h:1",
+            "http://[::1",
+            "http://a..b:8222",
+            f"http://{'x' * 70}:8222",
+        ],
+    )
+    def test_no_address(self, address: str, world: World) -> None:
+        refused = world.cli("doctor", "--nats-monitoring", address).refused(2)
+        assert refused.startswith("--nats-monitoring ")
+        assert "must read http://host:8222" in refused
+
+
+def test_the_environment_is_that_of_every_command(cli: Cli, cli_environment: Mapping[str, str]) -> None:
+    found = cli("doctor", "--json")
+    assert told(found.json, "postgresql.connection")["level"] == "ok"
+    assert cli_environment["JSWORKER_STREAM"] in told(found.json, "nats.stream")["says"]

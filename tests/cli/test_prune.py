@@ -1,0 +1,211 @@
+"""``prune``: what goes, what is only counted, and what remains when it is stopped half-way."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.ownership.rows import Sql, ago, insert_job, read_value
+
+from .commands import Cli, Spawn, Terminal, wait_until
+
+Holder = psycopg.Connection[tuple[Any, ...]]
+
+DAY = 86_400.0
+OLD_JOBS = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), 'old', '{}', 'completed', 1, 1,
+  clock_timestamp() - interval '9 days' + n * interval '1 ms', 1
+FROM generate_series(1, %s) AS n
+"""
+TIMELINES = "INSERT INTO jsworker.job_events (job_id, event) SELECT id, 'released' FROM jsworker.jobs"
+HOLD = """
+CREATE FUNCTION jsworker.hold() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NULL; END $$
+"""
+HOLD_DELETES = """
+CREATE TRIGGER hold AFTER DELETE ON jsworker.jobs FOR EACH STATEMENT EXECUTE FUNCTION jsworker.hold()
+"""
+HELD = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def left(sql: Sql) -> int:
+    return int(read_value(sql, "SELECT count(*) FROM jsworker.jobs"))
+
+
+def entries_without_their_job(sql: Sql) -> int:
+    query = "SELECT count(*) FROM jsworker.job_events WHERE job_id NOT IN (SELECT id FROM jsworker.jobs)"
+    return int(read_value(sql, query))
+
+
+def jobs_without_their_entry(sql: Sql) -> int:
+    query = "SELECT count(*) FROM jsworker.jobs WHERE id NOT IN (SELECT job_id FROM jsworker.job_events)"
+    return int(read_value(sql, query))
+
+
+def insert_old(sql: Sql, status: str = "completed", *, kind: str = "old", days: float = 9) -> UUID:
+    return insert_job(sql, status, kind=kind, finished_at=ago(days * DAY))
+
+
+class TestWhatGoes:
+    def test_by_default_what_is_older_than_the_retention(self, cli: Cli, sql: Sql) -> None:
+        insert_old(sql, days=8)
+        insert_old(sql, days=6)
+        insert_job(sql, "queued", created_at=ago(9 * DAY))
+        sql.execute(TIMELINES)
+        assert cli("prune").ok().lines == ["1 job deleted; timeline entries: 1"]
+        assert left(sql) == 2
+        assert entries_without_their_job(sql) == 0
+
+    def test_the_retention_of_the_environment_counts(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_RETENTION", str(10 * DAY))
+        insert_old(sql)
+        assert cli("prune").ok().lines == ["0 jobs deleted; timeline entries: 0"]
+
+    def test_older_than_wins(self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JSWORKER_RETENTION", "none")
+        insert_old(sql, days=2)
+        insert_old(sql, days=0.5)
+        assert cli("prune", "--older-than", DAY, "--json").ok().json == {
+            "jobs": 1,
+            "timeline_entries": 0,
+            "older_than": DAY,
+            "dry_run": False,
+        }
+
+    def test_more_jobs_than_fit_one_statement(self, cli: Cli, sql: Sql) -> None:
+        sql.execute(OLD_JOBS, [3500])
+        assert cli("prune", "--json").ok().json["jobs"] == 3500
+        assert left(sql) == 0
+
+    def test_one_kind_and_one_status(self, cli: Cli, sql: Sql) -> None:
+        for kind in ("a", "b"):
+            for status in ("completed", "failed", "cancelled"):
+                insert_old(sql, status, kind=kind)
+        assert cli("prune", "--kind", "a", "--status", "failed", "--json").ok().json["jobs"] == 1
+        assert cli("prune", "--status", "failed", "--json").ok().json["jobs"] == 1
+        assert cli("prune", "--kind", "a", "--json").ok().json["jobs"] == 2
+        assert left(sql) == 2
+
+
+class TestDryRun:
+    def test_it_counts_and_deletes_nothing(self, cli: Cli, sql: Sql) -> None:
+        insert_old(sql)
+        insert_old(sql, "failed")
+        assert cli("prune", "--dry-run").ok().lines == ["2 jobs would be deleted"]
+        assert cli("prune", "--dry-run", "--status", "failed").ok().lines == ["1 job would be deleted"]
+        found = cli("prune", "--dry-run", "--json").ok().json
+        assert (found["jobs"], found["timeline_entries"], found["dry_run"]) == (2, None, True)
+        assert left(sql) == 2
+
+
+class TestWrongUsage:
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            (["--older-than", "soon"], "--older-than='soon' must be a number of seconds"),
+            (["--older-than", "-1"], "--older-than=-1 must be greater than 0 and at most 1000000000"),
+            (["--older-than", "1200"], "--older-than=1200 must exceed 2 × JSWORKER_ACK_WAIT=600"),
+            (
+                ["--older-than", "none"],
+                "prune needs --older-than SECONDS: JSWORKER_RETENTION is none, which keeps jobs for ever",
+            ),
+            (
+                ["--status", "queued"],
+                "--status queued: prune acts only on jobs that are completed or failed or cancelled",
+            ),
+            (["--kind", "No Kind"], "No Kind"),
+            (["--status", "asleep"], "'asleep' is not one of"),
+        ],
+    )
+    def test_it_is_one_line(self, cli: Cli, sql: Sql, arguments: list[str], line: str) -> None:
+        insert_old(sql)
+        assert line in cli("prune", *arguments).refused(2)
+        assert left(sql) == 1
+
+    def test_without_any_age_nothing_is_deleted(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_RETENTION", "none")
+        insert_old(sql)
+        assert cli("prune").refused(2).startswith("prune needs --older-than SECONDS")
+        assert left(sql) == 1
+
+    def test_a_database_that_is_away_is_one_line_and_no_count(
+        self, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+        for arguments in ([], ["--dry-run"], ["--json"]):
+            assert "127.0.0.1:1/none" in cli("prune", *arguments).refused(1)
+
+
+@pytest.fixture
+def held(sql: Sql, cli_environment: Mapping[str, str]) -> Iterator[Holder]:
+    """Keeps every deletion from ending until this connection lets go of its lock."""
+    sql.execute(HOLD)
+    sql.execute(HOLD_DELETES)
+    holder = psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"], autocommit=True)
+    holder.execute("SELECT pg_advisory_lock(42)")
+    yield holder
+    holder.close()
+    sql.execute("DROP FUNCTION jsworker.hold() CASCADE")
+
+
+class TestStopped:
+    def test_ctrl_c_ends_it_after_the_present_batch_which_is_counted(
+        self, spawn: Spawn, sql: Sql, held: Holder
+    ) -> None:
+        sql.execute(OLD_JOBS, [1000])
+        sql.execute(TIMELINES)
+        process = spawn("prune")
+        wait_until(lambda: read_value(sql, HELD), "a batch is being deleted")
+        process.signal(signal.SIGINT)
+        assert "stopping after this batch" in process.read_errors_until("stopping")
+        held.execute("SELECT pg_advisory_unlock(42)")
+        found = process.wait()
+        assert found.code == 130
+        assert found.out == "100 jobs deleted; timeline entries: 100\n"
+        assert left(sql) == 900
+        assert entries_without_their_job(sql) == jobs_without_their_entry(sql) == 0
+
+    @pytest.mark.usefixtures("held")
+    def test_a_second_ctrl_c_waits_for_nothing(self, spawn: Spawn, sql: Sql) -> None:
+        sql.execute(OLD_JOBS, [1000])
+        process = spawn("prune", "--json")
+        wait_until(lambda: read_value(sql, HELD), "a batch is being deleted")
+        process.signal(signal.SIGINT)
+        process.read_errors_until("stopping")
+        process.signal(signal.SIGINT)
+        found = process.wait()
+        assert (found.code, found.json["jobs"]) == (130, 0)
+        assert left(sql) == 1000
+
+    def test_a_kill_leaves_whole_jobs_and_whole_timelines(self, spawn: Spawn, sql: Sql) -> None:
+        sql.execute(OLD_JOBS, [100_000])
+        sql.execute(TIMELINES)
+        process = spawn("prune")
+        wait_until(lambda: left(sql) < 100_000, "the first batch is committed")
+        process.signal(signal.SIGKILL)
+        assert process.wait().code == -signal.SIGKILL
+        assert left(sql) > 0
+        assert entries_without_their_job(sql) == jobs_without_their_entry(sql) == 0
+        process = spawn("prune", "--json")
+        before = left(sql)
+        assert process.wait().ok().json["jobs"] == before
+
+    def test_a_terminal_shows_a_bar(
+        self, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]
+    ) -> None:
+        sql.execute(OLD_JOBS, [20_000])
+        terminal = Terminal("prune", cwd=tmp_path, environment={**os.environ, **cli_environment})
+        assert terminal.wait() == 0
+        assert re.search(r"deleted .*/20000", terminal.plain_text)
+        assert "20000 jobs deleted" in terminal.plain_text

@@ -1,0 +1,309 @@
+"""Reading the facts: through a pooler, from a full table without reading it whole, and only reading."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import nats
+import psycopg
+import pytest
+from nats.js.api import ConsumerConfig
+from sqlalchemy import Connection, TextClause, create_engine
+from sqlalchemy.engine import make_url
+
+from jsworker.doctor import stream as stream_checks
+from jsworker.doctor.checks import examine
+from jsworker.doctor.facts import Unknown
+from jsworker.doctor.finding import Finding
+from jsworker.doctor.gather import gather
+from jsworker.doctor.monitoring import MonitoringSilent, read_configuration
+from jsworker.errors import StreamUnavailable
+from jsworker.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.inspection import jobs, orphans, schema, server
+from jsworker.settings import Settings
+from jsworker.stream import inspection
+from jsworker.stream.inspection import Inspector
+from jsworker.stream.jetstream import Stream
+from tests.conftest import TEMPLATE
+from tests.ownership.test_plans import access_paths, rows_read
+from tests.ownership.test_pool import pooled
+from tests.support.proxy import proxied
+from tests.support.servers import TestServers
+
+FEW = 1_000
+QUEUED = 30_000
+ENDED = 60_000
+
+TABLES = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, queued_at, needs_publish)
+SELECT uuidv7(), 'kind-' || n %% 3, '{}', 'queued', 1, now() - interval '1 hour',
+  now() - n * interval '1 ms', n <= %(few)s FROM generate_series(1, %(queued)s) AS n;
+
+INSERT INTO jsworker.jobs (id, kind, payload, status, run_at)
+SELECT uuidv7(), 'later', '{}', 'scheduled', now() - interval '1 hour' FROM generate_series(1, %(few)s);
+
+INSERT INTO jsworker.jobs (
+  id, kind, payload, status, worker_id, fencing_token, attempts, claimed_at, last_activity_at, stale_after,
+  dispatch)
+SELECT uuidv7(), 'running', '{}', 'processing', 'worker-' || n %% 5, 1, 1, now(), now() - interval '1 hour',
+  '30 s', 1
+FROM generate_series(1, %(few)s) AS n;
+
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), 'done', '{}', 'completed', 1, 1, now() - n * interval '1 ms', 1
+FROM generate_series(1, %(ended)s) AS n;
+
+INSERT INTO jsworker.job_events (job_id, event) SELECT id, 'released' FROM jsworker.jobs;
+
+INSERT INTO jsworker.workers (
+  id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)
+SELECT 'worker-' || n, 'h', 1, '{running}', 10, '1', '5 s', 'running', now() - interval '2 days'
+FROM generate_series(1, 50) AS n;
+"""
+
+LATE = {"older_than": 30.0, "bound": jobs.BOUND}
+SAMPLE = {"sample": 1000}
+OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
+    "unpublished": (jobs.UNPUBLISHED, LATE, {"jobs_to_publish"}),
+    "overdue": (jobs.OVERDUE, LATE, {"jobs_due"}),
+    "queued": (jobs.QUEUED, {"bound": jobs.BOUND}, {"jobs_queued"}),
+    "silent owners": (jobs.SILENT_OWNERS, {}, {"jobs_owned"}),
+    "forgettable": (jobs.FORGETTABLE, {"silent_for": 86_400.0}, {"jobs_owned"}),
+    "ended": (jobs.ENDED, SAMPLE, {"jobs_finished"}),
+    "orphaned events": (jobs.ORPHANED_EVENTS, SAMPLE, {"jobs_pkey"}),
+    "deleting orphans": (orphans.DELETE_ORPHANED_EVENTS, {"after": 0, "limit": 5000}, {"jobs_pkey"}),
+}
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
+def table(request: pytest.FixtureRequest, servers: TestServers) -> Iterator[Connection]:
+    """A connection to full tables; it explains and writes nothing."""
+    name = f"full_{request.param.replace(' ', '_').lower()}"
+    url = servers.postgres.create_database(name, template=TEMPLATE)
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        for each in ("jobs", "job_events"):
+            connection.execute(f"ALTER TABLE jsworker.{each} SET (autovacuum_enabled = off)".encode())
+        connection.execute(TABLES, {"few": FEW, "queued": QUEUED, "ended": ENDED})
+        if request.param == "after ANALYZE":
+            connection.execute("ANALYZE")
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+class TestFullTables:
+    @pytest.mark.parametrize("name", OF_JOBS)
+    def test_jobs_are_found_by_index(self, name: str, table: Connection) -> None:
+        statement, parameters, wanted = OF_JOBS[name]
+        paths = access_paths(table, statement, parameters)
+        found = {path for path in paths if "workers" not in path and "job_events" not in path}
+        assert found == wanted
+        assert "Seq Scan on job_events" not in paths
+
+    @pytest.mark.parametrize("name", sorted(set(OF_JOBS) - {"deleting orphans"}))
+    def test_a_bounded_number_of_rows_is_looked_at(self, name: str, table: Connection) -> None:
+        statement, parameters, _ = OF_JOBS[name]
+        # A plan may mark all of a kind's entries of the index before it reads the first thousand of the rows.
+        marked = QUEUED if name == "queued" else 0
+        assert rows_read(table, statement, parameters) <= marked + 5 * jobs.BOUND
+
+    async def test_what_they_tell(self, table: Connection) -> None:
+        database = Database(table.engine.url.render_as_string(hide_password=False), statement_timeout=10.0)
+        try:
+            rows = await jobs.read_rows(database, late_after=30.0, forgotten_after=86_400.0)
+        finally:
+            await database.close()
+        assert rows.unpublished.jobs == FEW
+        assert rows.overdue.jobs == FEW
+        assert [(queue.kind, queue.jobs) for queue in rows.queues] == [
+            *(("kind-0", jobs.BOUND), ("kind-1", jobs.BOUND), ("kind-2", jobs.BOUND))
+        ]
+        assert {owner.worker_id: (owner.jobs, owner.registered) for owner in rows.silent_owners} == {
+            "worker-0": (200, False),
+            **{f"worker-{n}": (200, True) for n in range(1, 5)},
+        }
+        assert rows.forgettable == 50 - 4
+        assert (rows.events, rows.orphaned_events) == (2000, 0)
+        assert (rows.ended.jobs, rows.ended.failed) == (1000, 0)
+
+
+def test_only_one_statement_writes() -> None:
+    writing = re.compile(
+        r"\b(insert|update|delete|truncate|alter|create|drop|grant|set|lock|for share)\b", re.IGNORECASE
+    )
+    statements = {
+        f"{module.__name__}.{name}": statement.text
+        for module in (jobs, orphans, schema, server)
+        for name, statement in vars(module).items()
+        if isinstance(statement, TextClause)
+    }
+    assert len(statements) >= 20
+    assert [name for name, text in statements.items() if writing.search(text)] == [
+        "jsworker.ownership.inspection.orphans.DELETE_ORPHANED_EVENTS"
+    ]
+
+
+async def test_a_direct_connection(settings: Settings) -> None:
+    facts = await gather(settings, [])
+    assert not isinstance(facts.link, Unknown)
+    assert (facts.link.sharing, facts.link.local, facts.link.encrypted) == ("direct", True, False)
+
+
+async def test_a_pooler_is_noticed(settings: Settings, database_url: str) -> None:
+    async with pooled(database_url) as (_, url):
+        facts = await gather(settings.model_copy(update={"database_url": url}), [])
+    assert not isinstance(facts.link, Unknown)
+    assert facts.link.sharing == "unclear"  # this one lends a session to each client
+
+
+async def test_the_oldest_transaction_that_holds_rows(settings: Settings, database_url: str) -> None:
+    with psycopg.connect(database_url) as idle, psycopg.connect(database_url) as holding:
+        idle.execute("SELECT 1")  # open, and holds nothing
+        holding.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holding.execute("SELECT 1")
+        pid = holding.info.backend_pid
+        database = Database(settings.database_dsn(), statement_timeout=5.0)
+        try:
+            found = await server.read_oldest_transaction(database)
+        finally:
+            await database.close()
+    assert found is not None
+    assert (found.pid, found.state) == (pid, "idle in transaction")
+
+
+async def test_another_clock_is_compared_with_this_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "time", SimpleNamespace(time=lambda: time.time() - 100))
+    database = Database(settings.database_dsn(), statement_timeout=5.0)
+    try:
+        clock = await server.read_clock(database)
+    finally:
+        await database.close()
+    assert 99 < clock.ahead < 101
+    assert 0 <= clock.within < 1
+
+
+async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
+    settings: Settings, database_url: str
+) -> None:
+    async with proxied(database_url) as (postgres, url), proxied(settings.nats_url) as (nats, nats_url):
+        postgres.black_hole()
+        nats.black_hole()
+        changed = {"database_url": url, "nats_url": nats_url}
+        monitoring = f"http://127.0.0.1:{nats.port}"
+        async with asyncio.timeout(40):
+            facts = await gather(settings.model_copy(update=changed), [monitoring])
+    assert isinstance(facts.clock, Unknown)
+    assert "PostgreSQL at 127.0.0.1" in facts.clock.because
+    assert isinstance(facts.nats, Unknown)
+    assert "did not answer" in facts.nats.because
+    told = facts.monitoring[monitoring]
+    assert isinstance(told, Unknown)
+    assert "no answer within 3 s" in told.because
+
+
+async def test_a_monitoring_port_that_drips_is_left_in_time() -> None:
+    ended = asyncio.Event()
+
+    async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.2)  # the fault itself
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server_:
+        port = server_.sockets[0].getsockname()[1]
+        async with asyncio.timeout(10):
+            with pytest.raises(MonitoringSilent, match="no answer within 3 s"):
+                await read_configuration(f"http://127.0.0.1:{port}")
+            await ended.wait()
+
+
+KINDS = [f"kind-{number:03}" for number in range(300)]
+PAGE = 256
+WRONG_ACK_WAIT = 0.5
+
+WORKER = """
+INSERT INTO jsworker.workers (
+  id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)
+VALUES ('worker-1', 'h', 1, %s, 10, '1', '5 s', 'running', now())
+"""
+
+
+@pytest.fixture
+async def many_consumers(settings: Settings, database_url: str) -> AsyncIterator[None]:
+    """More consumers than a server tells at once, the last of them wrong and without a worker."""
+    stream = Stream(settings, installation_id=None, events=Events(), client_name="test")
+    await stream.connect()
+    await stream.ensure(KINDS)
+    await stream.close()
+    client = await nats.connect(settings.nats_url)
+    config = (await client.jetstream().consumer_info(settings.stream, KINDS[-1])).config
+    changed = ConsumerConfig(**(config.__dict__ | {"ack_wait": WRONG_ACK_WAIT}))
+    await client.jetstream().add_consumer(settings.stream, changed)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(WORKER, [KINDS[:-1]])
+    yield
+    await client.jetstream().delete_stream(settings.stream)  # else the server's stop takes seconds for them
+    await client.close()
+
+
+async def found_of_stream(settings: Settings) -> dict[str, list[Finding]]:
+    """What is found of consumers, without what is well."""
+    findings = examine(await gather(settings, []))
+    return {
+        check: [each for each in findings if each.check == check and each.level != "ok"]
+        for check in ("nats.consumers", "nats.service")
+    }
+
+
+@pytest.mark.usefixtures("many_consumers")
+class TestManyConsumers:
+    async def test_those_of_every_page_are_looked_at(self, settings: Settings) -> None:
+        facts = await gather(settings, [])
+        assert not isinstance(facts.consumers, Unknown)
+        assert sorted(report.name for report in facts.consumers) == KINDS
+        found = await found_of_stream(settings)
+        [wrong] = found["nats.consumers"]
+        assert wrong.level == "error"
+        assert f"consumer {KINDS[-1]} has ack_wait={WRONG_ACK_WAIT:g} s" in wrong.says
+        [idle] = found["nats.service"]
+        assert idle.says == f"consumer {KINDS[-1]} is empty, and no worker of this kind is alive"
+
+    async def test_too_many_are_not_all_looked_at_and_it_is_told(
+        self, settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(inspection, "MOST_CONSUMERS", PAGE)
+        monkeypatch.setattr(stream_checks, "MOST_CONSUMERS", PAGE)
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute("UPDATE jsworker.workers SET kinds = %s", [[*KINDS[:PAGE], KINDS[-2]]])
+        found = await found_of_stream(settings)
+        [told] = found["nats.consumers"]
+        assert told.level == "info"
+        assert told.says == f"no more than {PAGE + 1} consumers were looked at; there may be others"
+        assert found["nats.service"] == []  # the consumer of a worker is asked for by name
+
+    async def test_a_list_that_takes_too_long_is_given_up(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(inspection, "_LIST_SECONDS", 1.0)
+        async with proxied(settings.nats_url) as (proxy, url):
+            inspector = Inspector(settings.model_copy(update={"nats_url": url}))
+            await inspector.connect(5.0)
+            try:
+                proxy.slow_down(0.25)  # each way, and there are three pages
+                with pytest.raises(StreamUnavailable, match="not listed within 1 s"):
+                    await inspector.consumers([])
+            finally:
+                proxy.restore()
+                await inspector.close()

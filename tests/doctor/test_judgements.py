@@ -1,0 +1,314 @@
+"""What the checks say of facts that no test can bring about on a real server, or not quickly."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jsworker.doctor import clocks, jobs, nats, postgresql, settings, stream, tables
+from jsworker.doctor.checks import CHECKS
+from jsworker.doctor.facts import Found, Oldest, Revision
+from jsworker.doctor.finding import Remark, counted, listed, seconds
+from jsworker.ownership.inspection.jobs import Ended, Late, RegisteredWorker, Rows
+from jsworker.ownership.inspection.schema import IndexState, Schema, TableState
+from jsworker.ownership.inspection.server import Clock, Link, OpenTransaction, Server
+from jsworker.settings import Settings
+from jsworker.stream.inspection import NatsServer, Peer, StreamReport
+
+SERVER = Server(
+    role="worker",
+    superuser=False,
+    role_limit=-1,
+    database_limit=-1,
+    encoding="UTF8",
+    standby=False,
+    sees_all=True,
+    version=180004,
+    connections=7,
+    standbys=0,
+    settings={
+        "server_version": "18.4",
+        "fsync": "on",
+        "full_page_writes": "on",
+        "synchronous_commit": "on",
+        "synchronous_standby_names": "",
+        "default_transaction_isolation": "read committed",
+        "default_transaction_read_only": "off",
+        "autovacuum": "on",
+        "idle_in_transaction_session_timeout": "600000",
+        "max_connections": "100",
+        "superuser_reserved_connections": "3",
+        "reserved_connections": "0",
+    },
+)
+LINK = Link(encrypted=True, local=False, sharing="direct")
+NOTHING_LATE = Late(0, 0.0)
+ROWS = Rows(
+    installation=None,
+    unpublished=NOTHING_LATE,
+    overdue=NOTHING_LATE,
+    queues=(),
+    workers=(),
+    forgettable=0,
+    silent_owners=(),
+    events=0,
+    orphaned_events=0,
+    dead_messages=0,
+    newest_dead_message=None,
+    ended=Ended(0, 0, None, None),
+)
+NATS = NatsServer("nats:4222", "n1", None, (2, 15, 1), True, False, 1_048_576, True)
+STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0, ahead=0.0, within=0.0)
+
+
+def having(**changed: str) -> Server:
+    return replace(SERVER, settings={**SERVER.settings, **changed})
+
+
+def worker(concurrency: int = 10, version: str = "1.0") -> RegisteredWorker:
+    return RegisteredWorker("alpha", ("resize",), concurrency, version, "running", alive=True)
+
+
+def a_settings(**values: Any) -> Settings:
+    return Settings(**{"database_url": "postgresql://u@h/d"} | values)
+
+
+def only(remarks: Iterable[Remark]) -> Remark:
+    [remark] = remarks
+    return remark
+
+
+@pytest.mark.parametrize(
+    ("judge", "server", "level", "part"),
+    [
+        (postgresql.version, SERVER, "ok", "PostgreSQL 18.4"),
+        (postgresql.version, replace(SERVER, version=130011), "warning", "no longer maintained"),
+        (postgresql.version, replace(SERVER, version=110022), "error", "too old: 12 has"),
+        (postgresql.standby, SERVER, "ok", "takes writes"),
+        (postgresql.standby, replace(SERVER, standby=True), "error", "this is a standby"),
+        (postgresql.standby, having(default_transaction_read_only="on"), "error", "nothing can be written"),
+        (postgresql.durability, SERVER, "ok", "on the disk"),
+        (postgresql.durability, having(fsync="off"), "error", "fsync off: a loss of power"),
+        (postgresql.durability, having(synchronous_commit="off"), "error", "synchronous_commit is off"),
+        (postgresql.durability, having(synchronous_commit="local"), "ok", "on the disk"),
+        (postgresql.replication, SERVER, "ok", "no standby"),
+        (postgresql.replication, replace(SERVER, standbys=2), "info", "2 standbys without synchronous"),
+        (postgresql.replication, having(synchronous_standby_names="ANY 1 (a, b)"), "ok", "ANY 1 (a, b)"),
+        (
+            postgresql.isolation,
+            having(default_transaction_isolation="serializable"),
+            "warning",
+            "serializable",
+        ),
+        (postgresql.encoding, replace(SERVER, encoding="SQL_ASCII"), "warning", "SQL_ASCII"),
+        (postgresql.role, replace(SERVER, superuser=True), "warning", "role worker is a superuser"),
+        (postgresql.idle_transactions, SERVER, "ok", "end after 10 min"),
+        (postgresql.idle_transactions, having(idle_in_transaction_session_timeout="0"), "info", "not set"),
+    ],
+)
+def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, level: str, part: str) -> None:
+    remark = only(judge(server))
+    assert remark.level == level
+    assert part in remark.says
+    assert bool(remark.do) is (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "part"),
+    [
+        (None, "error", "no jsworker schema"),
+        ("0001", "error", "this version needs"),
+        ("9999", "info", "newer than this version's own"),
+    ],
+)
+def test_migrations(found: str | None, level: str, part: str) -> None:
+    remark = only(postgresql.migration(Revision(found)))
+    assert remark.level == level
+    assert part in remark.says
+
+
+class TestTransactions:
+    def test_a_young_one_is_fine(self) -> None:
+        young = Oldest(OpenTransaction(7, "psql", "active", 10.0))
+        assert only(postgresql.transactions(young, SERVER)).level == "ok"
+
+    def test_an_old_one_is_told_with_its_pid(self) -> None:
+        old = Oldest(OpenTransaction(4711, "psql\x1b", "idle in transaction", 7200.0))
+        remark = only(postgresql.transactions(old, SERVER))
+        assert remark.level == "warning"
+        assert "of pid 4711 (psql\\x1b, idle in transaction) is open for 2 h" in remark.says
+        assert remark.do == "End it: SELECT pg_terminate_backend(4711)"
+
+    def test_a_prepared_one(self) -> None:
+        remark = only(
+            postgresql.transactions(Oldest(OpenTransaction(None, "gid-1", "prepared", 9000.0)), SERVER)
+        )
+        assert "prepared for two phases (gid-1, prepared)" in remark.says
+        assert "ROLLBACK PREPARED" in (remark.do or "")
+
+    def test_what_may_not_be_seen_is_not_called_fine(self) -> None:
+        remark = only(postgresql.transactions(Oldest(None), replace(SERVER, sees_all=False)))
+        assert remark.level == "info"
+        assert remark.do == 'GRANT pg_read_all_stats TO "worker", to let doctor see those of others.'
+
+
+class TestConnections:
+    def test_the_fleet_that_is_alive_counts(self) -> None:
+        rows = replace(ROWS, workers=(worker(), worker(), replace(worker(), alive=False)))
+        remark = only(postgresql.connections(SERVER, LINK, rows, a_settings(processes=50)))
+        assert remark.level == "ok"
+        assert "2 worker processes may open up to 66 connections, the server allows 97" in remark.says
+
+    def test_too_large_a_fleet(self) -> None:
+        rows = replace(ROWS, workers=(worker(75),))
+        remark = only(postgresql.connections(SERVER, LINK, rows, a_settings()))
+        assert remark.level == "warning"
+        assert "1 worker process may open up to 98 connections, the server allows 97" in remark.says
+
+    def test_without_workers_the_settings_count(self) -> None:
+        remark = only(postgresql.connections(SERVER, LINK, ROWS, a_settings(processes=3, concurrency=10)))
+        assert "3 worker processes may open up to 99 connections" in remark.says
+        assert remark.level == "warning"
+
+    def test_the_limit_of_a_role(self) -> None:
+        limited = replace(SERVER, role_limit=20)
+        remark = only(postgresql.connections(limited, LINK, ROWS, a_settings()))
+        assert (remark.level, remark.says.endswith("the server allows 20")) == ("warning", True)
+
+    def test_behind_a_pooler_they_are_its_business(self) -> None:
+        pooled = replace(LINK, sharing="transaction")
+        assert (
+            only(postgresql.connections(replace(SERVER, role_limit=1), pooled, ROWS, a_settings())).level
+            == "ok"
+        )
+
+
+@pytest.mark.parametrize(
+    ("sharing", "level"),
+    [("direct", "ok"), ("transaction", "ok"), ("unclear", "info"), ("statement", "error")],
+)
+def test_poolers(sharing: Any, level: str) -> None:
+    assert only(postgresql.pooler(replace(LINK, sharing=sharing))).level == level
+
+
+@pytest.mark.parametrize(("encrypted", "local", "level"), [(0, 0, "warning"), (0, 1, "ok"), (1, 0, "ok")])
+def test_encryption(encrypted: int, local: int, level: str) -> None:
+    link = Link(encrypted=bool(encrypted), local=bool(local), sharing="direct")
+    assert only(postgresql.encryption(link)).level == level
+    server = replace(NATS, encrypted=bool(encrypted), local=bool(local))
+    assert only(nats.encryption(server)).level == level
+
+
+@pytest.mark.parametrize(
+    ("ahead", "within", "level", "part"),
+    [
+        (0.3, 0.1, "ok", "apart"),
+        (-2.2, 0.3, "ok", "apart"),
+        (5.0, 0.1, "warning", "4.9 s ahead of this machine's"),
+        (-90.0, 0.0, "warning", "90 s behind this machine's"),
+    ],
+)
+def test_clocks(ahead: float, within: float, level: str, part: str) -> None:
+    remark = only(clocks.database(Clock(ahead, within)))
+    assert remark.level == level
+    assert part in remark.says
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ((2, 9, 25), "error"),
+        ((2, 10, 19), "ok"),
+        ((2, 10, 21), "warning"),
+        ((2, 10, 23), "ok"),
+        ((2, 15, 1), "ok"),
+    ],
+)
+def test_versions_of_nats(version: tuple[int, int, int], level: str) -> None:
+    assert only(nats.version(replace(NATS, version=version))).level == level
+
+
+def test_a_small_max_payload() -> None:
+    assert only(nats.payload(replace(NATS, max_payload=1024))).level == "warning"
+    assert only(nats.payload(NATS)).level == "ok"
+
+
+class TestReplicas:
+    def judge(self, **changes: Any) -> list[Remark]:
+        return list(stream.replicas(Found(replace(STREAM, **changes)), a_settings()))
+
+    def test_one_copy_without_a_cluster(self) -> None:
+        assert only(self.judge()).level == "ok"
+
+    def test_one_copy_in_a_cluster(self) -> None:
+        remark = only(self.judge(clustered=True))
+        assert remark.level == "warning"
+        assert "JSWORKER_STREAM_REPLICAS=3" in (remark.do or "")
+
+    def test_a_copy_that_is_behind(self) -> None:
+        peers = (Peer("n1", current=True), Peer("n2", current=False), Peer("n3", current=True))
+        remark = only(self.judge(clustered=True, replicas=3, peers=peers))
+        assert (remark.level, remark.says) == ("warning", "1 copy of the stream not current: n2")
+
+    def test_an_even_number(self) -> None:
+        assert only(self.judge(clustered=True, replicas=2)).level == "info"
+
+
+def test_versions_beside_each_other() -> None:
+    rows = replace(ROWS, workers=(worker(version="1.0"), worker(version="1.1")))
+    assert [remark.level for remark in jobs.workers(rows)] == ["info", "ok"]
+
+
+class TestSettings:
+    def test_a_crash_threshold_of_none(self) -> None:
+        remarks = list(settings.timing(a_settings(crash_threshold=None)))
+        assert [remark.level for remark in remarks] == ["ok", "info"]
+
+    def test_jobs_that_are_kept_for_ever(self) -> None:
+        assert only(settings.retention(a_settings(retention=None))).level == "info"
+        assert only(settings.retention(a_settings())).says == "ended jobs are kept for 7 d"
+
+    def test_a_pod_whose_grace_period_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert only(settings.shutdown(a_settings())).level == "ok"
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        remark = only(settings.shutdown(a_settings()))
+        assert (remark.level, "31 s" in remark.says) == ("warning", True)
+        assert only(settings.shutdown(a_settings(grace_period=60))).level == "ok"
+
+
+class TestIndexUse:
+    INDEX = IndexState("extra", "jobs", True, False, 0, 50 * 2**20, "CREATE INDEX …")
+
+    def judge(self, index: IndexState, *, live: int) -> Remark:
+        table = TableState("jobs", float(live), {}, live, 0, 0, 0, None)
+        return only(tables.index_use(Schema({"jobs": table}, {index.name: index}, {}, {})))
+
+    def test_a_large_one_that_was_never_used(self) -> None:
+        remark = self.judge(self.INDEX, live=1_000_000)
+        assert remark.level == "info"
+        assert "index extra on jobs (50 MiB) was never used" in remark.says
+        assert "DROP INDEX CONCURRENTLY jsworker.extra" in (remark.do or "")
+
+    @pytest.mark.parametrize(
+        ("changes", "live"),
+        [({"scans": 1}, 1_000_000), ({"unique": True}, 1_000_000), ({"bytes": 8192}, 1_000_000), ({}, 1000)],
+    )
+    def test_others(self, changes: dict[str, Any], live: int) -> None:
+        assert self.judge(replace(self.INDEX, **changes), live=live).level == "ok"
+
+
+def test_words() -> None:
+    assert [counted(0, "job"), counted(1, "job"), counted(1234, "job")] == ["0 jobs", "1 job", "1,234 jobs"]
+    assert counted(1001, "job", bound=1001) == "more than 1,000 jobs"
+    assert counted(2, "entry", plural="entries") == "2 entries"
+    assert listed(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert [seconds(each) for each in (0.0123, 1, 42, 119, 120, 7200, 172_800)] == [
+        *("0.012 s", "1 s", "42 s", "119 s", "2 min", "2 h", "2 d")
+    ]
+
+
+def test_names_of_checks_are_dotted_and_their_own() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    assert all(name.count(".") == 1 for name in names)

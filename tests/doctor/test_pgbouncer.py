@@ -1,0 +1,47 @@
+"""Each mode of a real PgBouncer, as doctor sees it. Needs the program (Debian package: pgbouncer)."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.measures import pgbouncer
+from benchmarks.servers import Servers, running_servers
+from jsworker.doctor.checks import examine
+from jsworker.doctor.gather import gather
+from jsworker.settings import Settings
+
+pytestmark = pytest.mark.verify
+
+
+@pytest.fixture(scope="module")
+def durable() -> Iterator[Servers]:
+    with running_servers() as servers:
+        yield servers
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("transaction", ("postgresql.pooler", "ok", "a pooler in transaction mode")),
+        ("session", ("postgresql.pooler", "info", "a pooler is between")),
+        ("statement", ("postgresql.connection", "error", "a pooler in statement mode")),
+    ],
+)
+async def test_modes(
+    mode: str, expected: tuple[str, str, str], durable: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, level, part = expected
+    written = pgbouncer._configuration
+
+    def in_mode(*arguments: object) -> str:
+        return written(*arguments).replace("pool_mode = transaction", f"pool_mode = {mode}")  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(pgbouncer, "_configuration", in_mode)
+    variables = durable.new_jsworker()
+    with pgbouncer.running_pgbouncer(pgbouncer.find_pgbouncer(), durable) as port:
+        url = pgbouncer.through(port, variables["JSWORKER_DATABASE_URL"])
+        settings = Settings(database_url=url, nats_url=durable.nats.url, stream=variables["JSWORKER_STREAM"])
+        found = examine(await gather(settings, []))
+    [finding] = [each for each in found if each.check == check]
+    assert finding.level == level
+    assert part in finding.says
