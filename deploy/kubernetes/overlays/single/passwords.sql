@@ -1,0 +1,10 @@
+-- The passwords of the logins, out of their Secrets: run by psql in the server's pod at its first start.
+\set migration `cat /run/secrets/jsworker/migration`
+\set worker `cat /run/secrets/jsworker/worker`
+\set producer `cat /run/secrets/jsworker/producer`
+\set reader `cat /run/secrets/jsworker/reader`
+ALTER ROLE jobs_migration PASSWORD :'migration';
+ALTER ROLE jobs_worker PASSWORD :'worker';
+ALTER ROLE jobs_producer PASSWORD :'producer';
+ALTER ROLE jobs_reader PASSWORD :'reader';
+ALTER ROLE postgres PASSWORD NULL;

@@ -1,0 +1,45 @@
+-- A login for each role of roles.sql, which runs before:
+--
+--   jobs_migration  `jsworker db upgrade`, `jsworker stream ensure`
+--   jobs_worker     `jsworker run` and the commands of operators
+--   jobs_producer   applications that enqueue; with jsworker_reader as well they may call client.get()
+--   jobs_reader     dashboards, KEDA
+--
+-- Plain SQL for whoever ran roles.sql; twice does no harm:
+--   psql --set=ON_ERROR_STOP=1 --dbname=jsworker --file=deploy/postgres/logins.sql
+-- Without passwords, which come from your vault: \password jobs_worker in psql sends no clear text. In Kubernetes
+-- Secrets hold them (docs/kubernetes.md). A login without a password is refused wherever one is asked for.
+--
+-- Where no statement of your jobs takes longer, job.transaction() included:
+--   ALTER ROLE jobs_worker SET statement_timeout = '60s';
+-- What `jsworker doctor` is to see of other roles' sessions:
+--   GRANT pg_read_all_stats TO jobs_worker;
+
+DO $$
+DECLARE
+  login record;
+BEGIN
+  FOR login IN
+    SELECT * FROM (VALUES
+      ('jobs_migration', 'jsworker_owner', 5),
+      ('jobs_worker', 'jsworker_worker', 350),     -- 33 for each process of the largest fleet, and some
+      ('jobs_producer', 'jsworker_producer', 100), -- 23 for each JobClient; max_connections is above the sum
+      ('jobs_reader', 'jsworker_reader', 5)
+    ) AS logins (name, member_of, connections)
+  LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = login.name) THEN
+      EXECUTE format('CREATE ROLE %I LOGIN', login.name);
+    END IF;
+    EXECUTE format('ALTER ROLE %I CONNECTION LIMIT %s', login.name, login.connections);
+    EXECUTE format('GRANT %I TO %I', login.member_of, login.name);
+  END LOOP;
+END
+$$;
+
+-- Settings of a role are not inherited, so they belong to the logins.
+ALTER ROLE jobs_migration SET role = 'jsworker_owner'; -- what it makes belongs to the role
+ALTER ROLE jobs_worker SET idle_in_transaction_session_timeout = '60s';
+ALTER ROLE jobs_producer SET idle_in_transaction_session_timeout = '60s';
+ALTER ROLE jobs_producer SET statement_timeout = '30s';
+ALTER ROLE jobs_reader SET default_transaction_read_only = on;
+ALTER ROLE jobs_reader SET statement_timeout = '10s';

@@ -1,0 +1,114 @@
+-- Four roles in PostgreSQL, each with the least that it needs.
+--
+--   jsworker_owner     owns the tables and migrates them: `jsworker db upgrade`
+--   jsworker_worker    `jsworker run` and the commands of operators
+--   jsworker_producer  enqueues and publishes: JobClient.enqueue, enqueue_many, publish_pending, enqueue_statement
+--   jsworker_reader    looks: `jsworker jobs`, `job`, `workers`, dashboards. Payloads and results are among what it sees.
+--
+-- Plain SQL for the database of the jobs, by a superuser or by the database's owner with CREATEROLE:
+--   psql --set=ON_ERROR_STOP=1 --dbname=jsworker --file=deploy/postgres/roles.sql
+-- Run it before the first migration and again after each one; twice does no harm, workers may run meanwhile.
+-- Tables that somebody else has made before are handed over to jsworker_owner.
+--
+-- The roles cannot log in: deploy/postgres/logins.sql makes a login for each, or make logins of your own as it does.
+-- In a database that jsworker has for itself, shut everybody else out:
+--   REVOKE CONNECT, TEMPORARY ON DATABASE jsworker FROM PUBLIC;
+--   GRANT CONNECT ON DATABASE jsworker TO jsworker_owner, jsworker_worker, jsworker_producer, jsworker_reader;
+
+BEGIN;
+
+-- The lock that migrations take: neither meets the other half-way.
+SELECT pg_advisory_xact_lock(1786017647);
+
+DO $$
+DECLARE
+  role_name text;
+BEGIN
+  FOREACH role_name IN ARRAY ARRAY['jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_reader'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
+      EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
+    END IF;
+  END LOOP;
+  -- Who is no superuser may only give away what is also theirs.
+  IF NOT pg_has_role('jsworker_owner', 'USAGE') THEN
+    EXECUTE format('GRANT jsworker_owner TO %I', current_user);
+  END IF;
+  -- A migration asks for the schema even when it is there.
+  EXECUTE format('GRANT CONNECT, CREATE ON DATABASE %I TO jsworker_owner', current_database());
+END
+$$;
+
+CREATE SCHEMA IF NOT EXISTS jsworker AUTHORIZATION jsworker_owner;
+
+-- What was made before these roles were there. Owned sequences and indexes follow their tables.
+DO $$
+DECLARE
+  made record;
+BEGIN
+  IF (SELECT nspowner <> 'jsworker_owner'::regrole FROM pg_namespace WHERE nspname = 'jsworker') THEN
+    ALTER SCHEMA jsworker OWNER TO jsworker_owner;
+  END IF;
+  FOR made IN
+    SELECT relname FROM pg_class
+    WHERE relnamespace = 'jsworker'::regnamespace AND relkind IN ('r', 'p') AND relowner <> 'jsworker_owner'::regrole
+  LOOP
+    EXECUTE format('ALTER TABLE jsworker.%I OWNER TO jsworker_owner', made.relname);
+  END LOOP;
+  FOR made IN
+    SELECT oid::regprocedure AS signature FROM pg_proc
+    WHERE pronamespace = 'jsworker'::regnamespace AND proowner <> 'jsworker_owner'::regrole
+  LOOP
+    EXECUTE format('ALTER FUNCTION %s OWNER TO jsworker_owner', made.signature);
+  END LOOP;
+END
+$$;
+
+-- From here on everything is said anew, so that what an earlier version granted does not stay.
+REVOKE ALL ON SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
+REVOKE ALL ON ALL TABLES IN SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
+
+GRANT USAGE ON SCHEMA jsworker TO jsworker_worker, jsworker_producer, jsworker_reader;
+GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO jsworker_worker, jsworker_reader;
+
+-- Tables of later migrations: readable at once, writable by workers, closed to producers until this file says more.
+ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
+  GRANT SELECT ON TABLES TO jsworker_reader;
+ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
+  GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO jsworker_worker;
+ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+
+DO $$
+BEGIN
+  IF to_regclass('jsworker.jobs') IS NULL THEN
+    RAISE NOTICE 'there are no tables yet: run this file again after `jsworker db upgrade`';
+    RETURN;
+  END IF;
+
+  -- Workers. That no live job is deleted, no final one changed and no token lowered, triggers and constraints see
+  -- to. INSERT is for processors and operators who enqueue; without those, REVOKE INSERT ON jsworker.jobs.
+  GRANT INSERT, UPDATE, DELETE ON jsworker.jobs, jsworker.workers TO jsworker_worker;
+  GRANT INSERT, DELETE ON jsworker.job_events, jsworker.dead_messages TO jsworker_worker;
+  GRANT INSERT ON jsworker.installation TO jsworker_worker;
+
+  -- Producers: a job that waits, and the note that its message was sent. With the table's constraints these columns
+  -- make nothing but queued and scheduled jobs: no owner, no token, no counter, no result.
+  GRANT INSERT (
+    id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
+    status, run_at, dispatch, needs_publish, publish_after, queued_at
+  ) ON jsworker.jobs TO jsworker_producer;
+  GRANT SELECT (
+    id, kind, unique_key, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate
+  ) ON jsworker.jobs TO jsworker_producer;
+  GRANT UPDATE (needs_publish, publish_after, published_at, stream_seq, stream_created)
+    ON jsworker.jobs TO jsworker_producer;
+  -- The first who asks for the installation's id makes it; there is room for one.
+  GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer;
+  GRANT SELECT ON jsworker.alembic_version TO jsworker_producer;
+  -- alembic_version is the migrations' own.
+  REVOKE INSERT, UPDATE, DELETE ON jsworker.alembic_version FROM jsworker_worker;
+END
+$$;
+
+COMMIT;

@@ -1,0 +1,69 @@
+"""The metrics that jsworker exports, as Prometheus names them, each with its labels."""
+
+import re
+from collections.abc import Iterator
+
+PER_PROCESS = {
+    "jsworker_runs_ended_total": {"kind", "outcome"},
+    "jsworker_stalls_total": {"kind", "cause", "counted"},
+    "jsworker_runs_fenced_total": {"kind"},
+    "jsworker_late_writes_rejected_total": {"kind"},
+    "jsworker_claims_refused_total": {"kind", "reason"},
+    "jsworker_messages_republished_total": set[str](),
+    "jsworker_messages_dead_total": set[str](),
+    "jsworker_jobs_pruned_total": set[str](),
+    "jsworker_heartbeats_failed_total": set[str](),
+    "jsworker_queue_wait_seconds_bucket": {"kind", "le"},
+    "jsworker_run_duration_seconds_bucket": {"kind", "le"},
+    "jsworker_runs_in_flight": {"kind"},
+    "jsworker_degraded": {"server"},
+    "jsworker_heartbeat_lag_seconds": set[str](),
+    "jsworker_event_loop_lag_seconds": set[str](),
+    "jsworker_database_connections_in_use": {"pool"},
+    "jsworker_database_connections_limit": {"pool"},
+}
+FLEET_WIDE = {
+    "jsworker_jobs": {"kind", "status"},
+    "jsworker_outbox_jobs": set[str](),
+    "jsworker_outbox_oldest_seconds": set[str](),
+    "jsworker_queue_oldest_seconds": {"kind"},
+    "jsworker_queue_drift_jobs": {"kind"},
+    "jsworker_consumer_pending_messages": {"kind"},
+    "jsworker_consumer_unacknowledged_messages": {"kind"},
+    "jsworker_dead_messages": set[str](),
+}
+"""The same from every pod: to be read by their maximum, never by their sum."""
+SUPERVISORS = {
+    "jsworker_processes": set[str](),
+    "jsworker_processes_ready": set[str](),
+    "jsworker_process_deaths_total": {"how"},
+    "jsworker_build_info": {"version"},
+}
+
+FROM_PROMETHEUS = {"namespace", "pod"}
+LABELS = {
+    **{name: labels | FROM_PROMETHEUS | {"process"} for name, labels in (PER_PROCESS | FLEET_WIDE).items()},
+    **{name: labels | FROM_PROMETHEUS for name, labels in SUPERVISORS.items()},
+}
+VALUES = {
+    "outcome": {"completed", "error", "failed", "cancelled", "released", "lost"},
+    "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine"},
+    "counted": {"true", "false"},
+    "server": {"postgresql", "nats"},
+    "status": {"scheduled", "queued", "processing"},
+    "how": {"killed", "hung", "exited"},
+}
+"""Labels whose values are known beforehand."""
+
+
+def selectors(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each metric of a PromQL expression, with what it asks of labels."""
+    for name, matchers in re.findall(r"\b(jsworker_\w+)(?:\{([^}]*)\})?", expression):
+        yield name, dict(re.findall(r'(\w+)\s*=~?\s*"([^"]*)"', matchers))
+
+
+def grouping_labels(expression: str) -> set[str]:
+    """The labels that an expression groups or matches by."""
+    return set(
+        re.findall(r"\w+", " ".join(re.findall(r"\b(?:by|on|without|ignoring) \(([^)]*)\)", expression)))
+    )

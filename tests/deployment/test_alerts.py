@@ -1,0 +1,137 @@
+"""Alerts and dashboard: they ask for metrics that there are, and each alert has an entry in the runbook."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployment.files import KUBERNETES, ROOT
+from tests.deployment.metric_names import FLEET_WIDE, LABELS, VALUES, grouping_labels, selectors
+from tests.deployment.rendering import overlay
+from tests.deployment.rules import TESTS, alerts, write_rules
+
+ALERTS = alerts()
+DASHBOARD: dict[str, Any] = json.loads((KUBERNETES / "overlays/scale-out/dashboard.json").read_text())
+RUNBOOK = (ROOT / "docs/runbook.md").read_text()
+VARIABLES = {"$namespace", "$kind"}
+
+
+def panel_expressions() -> Iterator[tuple[str, str]]:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']}", target["expr"]
+
+
+EXPRESSIONS = [
+    *((f"alert {name}", rule["expr"]) for name, rule in ALERTS.items()),
+    *panel_expressions(),
+]
+
+
+@pytest.mark.parametrize(("place", "expression"), EXPRESSIONS)
+def test_expression_asks_for_metrics_and_labels_that_there_are(place: str, expression: str) -> None:
+    asked = list(selectors(expression))
+    assert asked
+    labels: set[str] = set()
+    for metric, matchers in asked:
+        assert metric in LABELS
+        labels |= LABELS[metric]
+        assert set(matchers) <= LABELS[metric]
+        for label, value in matchers.items():
+            assert value in VARIABLES or value in VALUES[label], f"{label}={value}"
+    assert grouping_labels(expression) <= labels
+
+
+@pytest.mark.parametrize(("place", "expression"), EXPRESSIONS)
+def test_figures_of_the_fleet_are_never_added_up_over_pods(place: str, expression: str) -> None:
+    for metric in FLEET_WIDE:
+        for found in re.finditer(rf"\b{metric}\b", expression):
+            before = expression[: found.start()]
+            assert re.search(r"\bmax(?: by \([^)]*\) )?\($", before), f"{metric} in {expression}"
+
+
+def test_every_kind_of_figure_is_on_the_dashboard() -> None:
+    shown = {metric for _, expression in panel_expressions() for metric, _ in selectors(expression)}
+    assert shown == set(LABELS)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
+    rule = ALERTS[name]
+    assert name.startswith("Jsworker")
+    assert rule["labels"] == {"severity": rule["labels"]["severity"]}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert set(rule["annotations"]) == {"summary", "runbook_url"}
+    used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert used <= grouping_labels(rule["expr"])
+    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+
+
+def test_runbook_has_an_entry_for_each_alert_in_their_order() -> None:
+    *entries, game_day = re.findall(r"(?m)^## (.+)$", RUNBOOK)
+    assert entries == list(ALERTS)
+    assert game_day == "Game day"
+    for entry in RUNBOOK.split("\n## ")[1:-1]:
+        assert all(word in entry for word in ("**Means**", "notice", "**Repair**", "```")), entry
+
+
+def test_dashboard_is_a_config_map_that_grafana_finds() -> None:
+    manifest = overlay("scale-out")["ConfigMap", "jsworker-dashboard"]
+    assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(manifest["data"]["dashboard.json"]) == DASHBOARD
+
+
+def test_dashboard_fits_together() -> None:
+    panels = DASHBOARD["panels"]
+    ids = [panel["id"] for panel in panels]
+    assert len(set(ids)) == len(ids)
+    cells: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells, panel["title"]
+        cells |= own
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["datasource"]["uid"] == "${datasource}"
+    names = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert names == {"datasource"} | {variable.removeprefix("$") for variable in VARIABLES}
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Return what promtool (Debian package: prometheus) says; it must be content."""
+    said = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+    return said.stdout
+
+
+@pytest.mark.verify
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    write_rules(tmp_path)
+    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", tmp_path / "rules.yaml")
+
+
+@pytest.mark.verify
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    write_rules(tmp_path)
+    promtool("test", "rules", tmp_path / TESTS.name)
+
+
+@pytest.mark.verify
+def test_expressions_of_the_dashboard_are_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel{number}", "expr": expression.replace("$__rate_interval", "1m")}
+        for number, (_, expression) in enumerate(panel_expressions())
+    ]
+    file = tmp_path / "panels.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in promtool("check", "rules", "--lint=none", file)

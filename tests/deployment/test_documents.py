@@ -1,0 +1,99 @@
+"""Runbook and guide: their commands and their SQL are real, their links lead somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from jsworker.cli.app import _COMMANDS
+from tests.deployment.files import ROOT
+
+DOCUMENTS = {name: (ROOT / "docs" / name).read_text() for name in ("runbook.md", "kubernetes.md")}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """The code blocks of a language, each with the name of its document."""
+    return [
+        (name, block)
+        for name, text in DOCUMENTS.items()
+        for block in re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)
+    ]
+
+
+def typed_commands() -> list[list[str]]:
+    lines = [line for _, block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    found = [re.search(r"(?:^| -- )jsworker (.*)$", line) for line in lines]
+    return [shlex.split(command[1], comments=True) for command in found if command]
+
+
+def statements() -> list[str]:
+    return [part.strip() for _, block in blocks("sql") for part in block.split(";") if part.strip()]
+
+
+@pytest.mark.parametrize("command", sorted({words[0] for words in typed_commands()}))
+def test_commands_and_their_options_exist(command: str) -> None:
+    assert command in _COMMANDS
+    typed = [words for words in typed_commands() if words[0] == command]
+    subcommand = ["current"] if command == "db" else []
+    shown = subprocess.run(
+        [sys.executable, "-m", "jsworker", command, *subcommand, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    options = {word for words in typed for word in words if word.startswith("--")}
+    assert options <= set(re.findall(r"--[a-z-]+", shown))
+
+
+@pytest.mark.parametrize("statement", statements())
+def test_statement_is_answered_by_a_migrated_database(statement: str, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET TRANSACTION READ ONLY")
+        connection.execute(cast("Any", statement))
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", text))
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    text = DOCUMENTS[name]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")]
+    assert links
+    for link in links:
+        file, _, anchor = link.partition("#")
+        target = ROOT / "docs" / file if file else ROOT / "docs" / name
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_guide_tells_what_each_file_is_for() -> None:
+    _, _, files = DOCUMENTS["kubernetes.md"].partition("\n## The files\n")
+    named = set(re.findall(r"(?m)^\| `([^`]+)` \|", files.partition("\n## ")[0]))
+    kept = {"example_jobs.py", "requirements.lock"}
+    kept |= {f"{folder}/kustomization.yaml" for folder in ("kubernetes/base", "nats", "postgres")}
+    there = {
+        str(file.relative_to(ROOT / "deploy"))
+        for file in (ROOT / "deploy").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    described = {
+        file
+        for file in there
+        if file in named or any(name.endswith("/") and file.startswith(name) for name in named)
+    }
+    assert there - described == kept
+    assert all((ROOT / "deploy" / name).exists() for name in named)
+
+
+def test_guide_names_files_that_exist() -> None:
+    text = DOCUMENTS["kubernetes.md"]
+    paths = re.findall(r"(?:--filename|--kustomize|--values|--file|<) (deploy/\S+)", text)
+    assert "deploy/postgres/roles.sql" in paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -1,0 +1,184 @@
+"""Every manifest: valid by Kubernetes' own schemas, or by what its operator demands, and restricted."""
+
+import copy
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped] # it brings no types
+import pytest
+import yaml
+
+from tests.deployment.custom_resources import NATS_CHART, check, shape_of
+from tests.deployment.files import DEPLOY, KUBERNETES, container, pod
+from tests.deployment.rendering import OVERLAYS, Manifest, overlay, read_manifests, render
+from tests.deployment.shapes import Path, Shape
+
+CLUSTER = DEPLOY / "postgres/cluster.yaml"
+RENDERED: dict[str, list[Manifest]] = {
+    "base": list(render(KUBERNETES / "base").values()),
+    **{name: list(overlay(name).values()) for name in OVERLAYS},
+    "postgres": read_manifests(CLUSTER),
+}
+EACH = {
+    f"{where} {manifest['kind']} {manifest['metadata']['name']}": manifest
+    for where, manifests in RENDERED.items()
+    for manifest in manifests
+}
+VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "nats/helm-values.yaml").read_text())
+WORKLOADS = [name for name, manifest in EACH.items() if manifest["kind"] in ("StatefulSet", "Job")]
+
+
+def validate(manifest: Manifest) -> None:
+    if shape := shape_of(manifest):
+        check(manifest, shape)
+    else:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_manifest_is_valid(name: str) -> None:
+    validate(EACH[name])
+
+
+@pytest.mark.parametrize("name", [name for name in EACH if name.startswith("scale-out")])
+def test_misspelled_key_is_refused(name: str) -> None:
+    wrong = copy.deepcopy(EACH[name])
+    part = wrong.get("spec", wrong)
+    part["misspelled"] = "1"
+    with pytest.raises((kubernetes_validate.ValidationError, AssertionError)):
+        validate(wrong)
+
+
+def misspelled(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A copy, one of whose keys has a letter too many."""
+    wrong = copy.deepcopy(document)
+    place: Any = wrong
+    for part in path[:-1]:
+        place = place[part]
+    place[f"{path[-1]}x"] = place.pop(path[-1])
+    return wrong
+
+
+SHAPED: dict[str, tuple[dict[str, Any], Shape]] = {
+    **{name: (manifest, shape) for name, manifest in EACH.items() if (shape := shape_of(manifest))},
+    "nats helm values": (VALUES, NATS_CHART),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_no_key_for_an_operator_or_the_chart_can_be_misspelled(name: str) -> None:
+    document, shape = SHAPED[name]
+    assert list(shape.faults(document, name)) == []
+    paths = list(shape.keys(document))
+    assert len(paths) > 5
+    for path in paths:
+        assert list(shape.faults(misspelled(document, path), name)), path
+
+
+def chart_pod() -> Manifest:
+    """The pod that the chart makes of the values, as far as they say something about it."""
+    containers = []
+    for name, part in (("nats", "container"), ("reloader", "reloader"), ("prom-exporter", "promExporter")):
+        containers.append({"name": name, "image": name, **VALUES[part]["merge"]})
+    variables = VALUES["container"]["env"]
+    containers[0]["env"] = [
+        {"name": name, "value": value} if isinstance(value, str) else {"name": name, **value}
+        for name, value in variables.items()
+    ]
+    spreads = VALUES["podTemplate"]["topologySpreadConstraints"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "nats-0"},
+        "spec": {
+            "containers": containers,
+            "topologySpreadConstraints": [{"topologyKey": key, **spread} for key, spread in spreads.items()],
+            **VALUES["podTemplate"]["merge"]["spec"],
+        },
+    }
+
+
+def test_what_is_merged_into_the_pods_of_the_nats_chart_is_valid() -> None:
+    validate(chart_pod())
+    wrong = chart_pod()
+    wrong["spec"]["containers"][1]["securityContext"] = {"allowPrivilegeEscalations": False}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(wrong)
+
+
+def test_statefulset_without_a_selector_is_refused() -> None:
+    wrong = render(KUBERNETES / "base")["StatefulSet", "jsworker"]
+    del wrong["spec"]["selector"]
+    with pytest.raises(kubernetes_validate.ValidationError, match="selector"):
+        validate(wrong)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_pods_are_restricted(name: str) -> None:
+    workload = EACH[name]
+    spec, one = pod(workload), container(workload)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    security = spec["securityContext"]
+    user = security["runAsUser"]
+    assert user > 0
+    assert security == {
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert one["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert one["resources"]["limits"] == {"memory": one["resources"]["requests"]["memory"]}
+    assert one["resources"]["requests"]["cpu"]
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(spec)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_pods_mount_all_of_their_volumes(name: str) -> None:
+    workload = EACH[name]
+    mounted = [mount["name"] for mount in container(workload)["volumeMounts"]]
+    volumes = [volume["name"] for volume in pod(workload)["volumes"]]
+    volumes += [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
+    assert sorted(mounted) == sorted(volumes)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_probes_and_services_name_ports_that_are_there(name: str) -> None:
+    workload = EACH[name]
+    one = container(workload)
+    names = {port["name"] for port in one.get("ports", [])}
+    probes = [one[probe] for probe in ("startupProbe", "livenessProbe", "readinessProbe") if probe in one]
+    assert {probe["httpGet"]["port"] for probe in probes if "httpGet" in probe} <= names
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_selectors_find_the_pods_that_they_are_for(name: str) -> None:
+    rendered = overlay(name)
+    pods = {
+        key: manifest["spec"]["template"]["metadata"]["labels"]
+        for key, manifest in rendered.items()
+        if key[0] in ("StatefulSet", "Job")
+    }
+
+    def found(selector: dict[str, Any]) -> set[tuple[str, str]]:
+        wanted = selector["matchLabels"].items()
+        return {key for key, labels in pods.items() if wanted <= labels.items()}
+
+    workers, migration = ("StatefulSet", "jsworker"), ("Job", "jsworker-migration")
+    assert found(rendered["NetworkPolicy", "jsworker"]["spec"]["podSelector"]) == {workers, migration}
+    assert found(rendered["PodDisruptionBudget", "jsworker"]["spec"]["selector"]) == {workers}
+    assert found({"matchLabels": rendered["Service", "jsworker"]["spec"]["selector"]}) == {workers}
+    for spread in pod(rendered[workers])["topologySpreadConstraints"]:
+        assert found(spread["labelSelector"]) == {workers}
+    for kind, own in pods:
+        if kind == "StatefulSet":
+            spec = rendered[kind, own]["spec"]
+            assert found(spec["selector"]) == {(kind, own)}
+            assert ("Service", spec["serviceName"]) in rendered
+    if name == "scale-out":
+        assert found(rendered["PodMonitor", "jsworker"]["spec"]["selector"]) == {workers}
