@@ -1,0 +1,61 @@
+"""The servers of a benchmark: PostgreSQL 18 and nats-server on free ports, durable as they are shipped."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
+from jsworker.ownership.upgrading import upgrade_database
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Both servers, running.
+
+    Attributes:
+        folder: their data, gone afterwards.
+    """
+
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
+    folder: Path
+
+    def new_database(self) -> str:
+        """Create an empty database and return its URL."""
+        return self.postgres.create_database(f"bench_{secrets.token_hex(4)}")
+
+    def new_jsworker(self) -> dict[str, str]:
+        """Return the variables that lead to a migrated database and a stream of its own."""
+        url = self.new_database()
+        upgrade_database(url)
+        name = f"bench-{secrets.token_hex(4)}"
+        return {
+            "JSWORKER_DATABASE_URL": url,
+            "JSWORKER_NATS_URL": self.nats.url,
+            "JSWORKER_STREAM": name,
+            "JSWORKER_SUBJECT_PREFIX": name,
+        }
+
+
+@contextmanager
+def running_servers() -> Iterator[Servers]:
+    """Run both in a folder that is deleted afterwards. fsync is on, and nothing else is set for speed."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)  # PostgreSQL started by root runs as another user
+        with (
+            EmbeddedPostgres(Path(folder) / "postgres") as postgres,
+            EmbeddedNats(Path(folder) / "nats") as nats,
+        ):
+            yield Servers(postgres, nats, Path(folder))
+            postgres.stop()
+            nats.stop()
+
+
+def environment_with(variables: dict[str, str]) -> dict[str, str]:
+    """Return this process's variables without those of jsworker, and these."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("JSWORKER_")}
+    return inherited | variables
