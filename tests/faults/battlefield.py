@@ -1,6 +1,7 @@
 """What nemeses act on, and the log of what they did."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jsworker.client import JobClient
+from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
 from jsworker.runtime.clock import boottime
 from jsworker.settings import Settings
 from tests.faults.fleet import Fleet, Pod
@@ -117,15 +119,21 @@ class Battlefield:
             await asyncio.sleep(_POLL_SECONDS)
         return False
 
-    async def enqueue(self, kind: str, *, count: int = 1, **payload: Any) -> list[str]:
-        """Enqueue jobs of a special kind, recorded like a producer's."""
+    async def enqueue(
+        self, kind: str, *, count: int = 1, published: bool = True, **payload: Any
+    ) -> list[str]:
+        """Enqueue jobs of a special kind, recorded like a producer's; not published, they are the relays'."""
         orders = [f"special-{kind}-{len(self.faults)}-{self.dice.randrange(10**9)}-{n}" for n in range(count)]
         producer = Journal(self.folder, "producer")
         found: list[str] = []
         async with JobClient(self.settings) as client:
             for key in orders:
                 producer.note("try", key=key, number=0, kind=kind)
-                enqueued = await client.enqueue(kind, {"key": key, **payload}, unique_key=key)
+                if published:
+                    enqueued = await client.enqueue(kind, {"key": key, **payload}, unique_key=key)
+                else:
+                    job = NewJob(new_job_id(), json.dumps({"key": key, **payload}), key)
+                    enqueued = await enqueue(client.database, kind, job, publish_after=0.0)
                 producer.note("ok", key=key, number=0, job=str(enqueued.id))
                 found.append(str(enqueued.id))
         producer.close()

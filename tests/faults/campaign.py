@@ -27,7 +27,7 @@ from tests.faults.nemeses import CLUSTER, FAULTS_OF, KILLS, OTHERS
 from tests.faults.producing import start_producer
 from tests.faults.report import surroundings
 from tests.faults.slowness import Slowness
-from tests.faults.stores import PREFIX, STREAM, Stores, new_stores
+from tests.faults.stores import EVERYTHING, PREFIX, STREAM, Access, Stores, new_stores
 
 TIME_SCALE: dict[str, float] = {
     "heartbeat_interval": 0.3,
@@ -133,10 +133,10 @@ Progress = Callable[[str, float], None]
 """Told what happens and which share of the run is over."""
 
 
-async def run(plan: Plan, folder: Path, progress: Progress) -> dict[str, Any]:
+async def run(plan: Plan, folder: Path, progress: Progress, access: Access = EVERYTHING) -> dict[str, Any]:
     """Do a run and return its figures, ``ok`` for the verdict; what it recorded is in ``folder``."""
     history = History(must_fire=_must_fire(plan), must_see=plan.must_see)
-    stores = new_stores(cluster=plan.cluster)
+    stores = new_stores(cluster=plan.cluster, access=access)
     try:
         progress("starting servers", 0.0)
         await asyncio.to_thread(stores.start)
@@ -158,9 +158,11 @@ def _must_fire(plan: Plan) -> frozenset[str]:
 
 async def _fight(plan: Plan, stores: Stores, folder: Path, history: History, progress: Progress) -> None:
     settings = fleet_settings(plan)
-    clients = {**settings, **PATIENT, "database_url": stores.database_url, "nats_url": stores.nats_url}
-    own = Settings(**{**clients, "database_url": stores.admin_url})
-    fleet = Fleet(settings, folder, stores.database_url, stores.nats_url)
+    access = stores.access
+    outside = {**settings, **PATIENT, "nats_url": stores.nats_url}
+    clients = {**outside, **access.producers, "database_url": stores.producer_url}
+    own = Settings(**{**outside, **access.harness, "database_url": stores.admin_url})
+    fleet = Fleet({**settings, **access.fleet}, folder, stores.database_url, stores.nats_url)
     journal = Journal(folder, "faults")
     dice = random.Random(plan.seed)  # noqa: S311 -- repeatable on purpose
     field_ = Battlefield(stores, fleet, own, clients, TIME_SCALE["stale_threshold"], folder, dice, journal)
@@ -170,6 +172,7 @@ async def _fight(plan: Plan, stores: Stores, folder: Path, history: History, pro
         asyncio.create_task(messages, name="count messages"),
         asyncio.create_task(slowness.watch(), name="watch the machine"),
         asyncio.create_task(slowness.watch_processors(), name="watch the processors"),
+        asyncio.create_task(access.operate(stores), name="operate"),
     ]
     try:
         for number in range(plan.pods):
@@ -278,7 +281,10 @@ async def _all_work(fleet: Fleet) -> bool:
 
 
 async def _drained(stores: Stores) -> bool:
+    """Tell whether every job has ended; none of them waits out minutes of back-off for many stalls."""
+    hasten = "UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled' AND stalls > 0"
     query = "SELECT count(*) FROM jsworker.jobs WHERE finished_at IS NULL"
+    await stores.execute(hasten)
     return (await stores.execute(query))[0][0] == 0
 
 

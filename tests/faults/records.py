@@ -46,13 +46,19 @@ END $$;
 CREATE TRIGGER record_deletion AFTER DELETE ON jsworker.jobs FOR EACH ROW
 EXECUTE FUNCTION faults.record_deletion();
 
-GRANT USAGE ON SCHEMA jsworker, faults TO {ROLE};
-GRANT ALL ON ALL TABLES IN SCHEMA jsworker, faults TO {ROLE};
-GRANT ALL ON ALL SEQUENCES IN SCHEMA jsworker, faults TO {ROLE};
+GRANT USAGE ON SCHEMA faults TO {ROLE};
+GRANT ALL ON ALL TABLES IN SCHEMA faults TO {ROLE};
+GRANT ALL ON ALL SEQUENCES IN SCHEMA faults TO {ROLE};
 """  # noqa: S608 -- a constant
 
+ALL_RIGHTS = f"""
+GRANT USAGE ON SCHEMA jsworker TO {ROLE};
+GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO {ROLE};
+GRANT ALL ON ALL SEQUENCES IN SCHEMA jsworker TO {ROLE};
+"""
 
-def prepare(url: str) -> None:
-    """Add the harness's tables, triggers and role to a migrated database."""
+
+def prepare(url: str, *, rights: str = ALL_RIGHTS) -> None:
+    """Add the harness's tables, triggers and role to a migrated database, and give the role its rights."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SCHEMA.encode())
+        connection.execute(f"{SCHEMA}{rights}".encode())

@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import nats
 import psycopg
@@ -46,6 +46,39 @@ class Node(EmbeddedNats):
             super()._prepare(lock)
 
 
+async def _nothing(_: "Stores") -> None:
+    """Do nothing."""
+
+
+def _migrate(stores: "Stores") -> None:
+    upgrade_database(stores.admin_url)
+    prepare(stores.admin_url)
+
+
+@dataclass(frozen=True)
+class Access:
+    """By which logins everybody enters, and what they may; by default everything.
+
+    Attributes:
+        fleet, producers, harness: settings of their logins to NATS.
+        producer_role: the producers' login to PostgreSQL.
+        nats_config: lines of nats-server's configuration.
+        migrate: makes the tables.
+        operate: does meanwhile what the fleet may not do for itself.
+    """
+
+    fleet: Mapping[str, Any] = field(default_factory=dict)
+    producers: Mapping[str, Any] = field(default_factory=dict)
+    harness: Mapping[str, Any] = field(default_factory=dict)
+    producer_role: str = ROLE
+    nats_config: str = ""
+    migrate: Callable[["Stores"], None] = _migrate
+    operate: Callable[["Stores"], Coroutine[Any, Any, None]] = _nothing
+
+
+EVERYTHING = Access()
+
+
 @dataclass
 class Stores:
     """One PostgreSQL, and one nats-server or a cluster of three."""
@@ -53,6 +86,7 @@ class Stores:
     folder: Path
     postgres: EmbeddedPostgres
     nodes: list[Node]
+    access: Access = EVERYTHING
 
     @property
     def nats(self) -> Node:
@@ -66,8 +100,17 @@ class Stores:
 
     @property
     def database_url(self) -> str:
-        """The database for the fleet and the producers."""
-        return f"postgresql://{ROLE}@{LOOPBACK}:{self.postgres.port}/{DATABASE}"
+        """The database for the fleet."""
+        return self.url_of(ROLE)
+
+    @property
+    def producer_url(self) -> str:
+        """The database for the producers."""
+        return self.url_of(self.access.producer_role)
+
+    def url_of(self, role: str) -> str:
+        """The database for a role."""
+        return f"postgresql://{role}@{LOOPBACK}:{self.postgres.port}/{DATABASE}"
 
     @property
     def nats_url(self) -> str:
@@ -80,8 +123,7 @@ class Stores:
         for node in self.nodes:
             node.start()
         self.postgres.create_database(DATABASE)
-        upgrade_database(self.admin_url)
-        prepare(self.admin_url)
+        self.access.migrate(self)
 
     def restart_all(self) -> None:
         """Start what a fault has ended."""
@@ -108,6 +150,8 @@ class Stores:
         """Give a connection of the harness's own."""
         connection = await nats.connect(
             [node.url for node in self.nodes],
+            user=self.access.harness.get("nats_user"),
+            password=self.access.harness.get("nats_password"),
             connect_timeout=3,
             max_reconnect_attempts=3,
             error_cb=_expected,
@@ -137,14 +181,14 @@ async def _expected(_: Exception) -> None:
     """Servers are away in a fault run; whoever needs them sees it by itself."""
 
 
-def new_stores(*, cluster: bool = False) -> Stores:
+def new_stores(*, cluster: bool = False, access: Access = EVERYTHING) -> Stores:
     """Return servers that are not started yet, with their data in a folder of their own."""
     folder = new_servers_folder()
     if not cluster:
         _mount(folder)
     postgres = EmbeddedPostgres(folder / "postgres", settings=_POSTGRES_SETTINGS)
-    nodes = _cluster(folder) if cluster else [Node(folder / "nats")]
-    return Stores(folder, postgres, nodes)
+    nodes = _cluster(folder) if cluster else [Node(folder / "nats", config=access.nats_config)]
+    return Stores(folder, postgres, nodes, access)
 
 
 def _mount(folder: Path) -> None:

@@ -1,10 +1,14 @@
-"""A short fault run on the real thing: parents, children, servers, network."""
+"""A short fault run on the real thing: parents, children, servers, network.
+
+Everybody has the least rights that are shipped: what nobody may do is what no recovery may need.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from tests.faults.campaign import Plan, run
+from tests.security.least_rights import LEAST
 
 NEMESES = (
     "sigkill_child",
@@ -25,12 +29,19 @@ SEED = 20_260
 KILLS = 10
 
 
+def logs_in(folder: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in folder.glob("pod-*.log"))
+
+
 @pytest.mark.timeout(280)
 async def test_no_fault_of_a_short_run_loses_a_job_or_completes_one_twice(tmp_path: Path) -> None:
     plan = Plan(seed=SEED, kills=KILLS, only=NEMESES, rate=12.0, breath_seconds=1.0)
-    result = await run(plan, tmp_path, lambda _what, _share: None)
+    result = await run(plan, tmp_path, lambda _what, _share: None, LEAST)
     print(f"seed {SEED}: {result}")  # noqa: T201 -- all that is known of a red run
     assert result["findings"] == {}
     assert result["process_kills"] >= KILLS
     assert (result["lost"], result["completed_twice"], result["false_resets"]) == (0, 0, 0)
     assert result["ended"] == result["jobs"] > 0
+    logs = logs_in(tmp_path)
+    assert "worker.started" in logs
+    assert "permission denied" not in logs

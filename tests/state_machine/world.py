@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Identifier
 from jsworker.client import JobClient
 from jsworker.ownership.database import Database
 from jsworker.settings import Settings
-from tests.ownership.rows import Sql
+from tests.ownership.rows import Sql, delete_rows
 
 from .outcomes import OUTCOMES
 
@@ -65,7 +65,7 @@ class World:
     def empty(self) -> None:
         """Delete what the last example left."""
         for table in ("jobs", "job_events", "workers"):
-            self._sql.execute(SQL("DELETE FROM jsworker.{}").format(Identifier(table)))
+            delete_rows(self._sql, table)
 
     def rows(self) -> Rows:
         """Return every job's row."""

@@ -14,6 +14,10 @@ from tests.faults.stores import STREAM
 _DOWN_SECONDS = 1.5
 _FROZEN_SECONDS = 5.0
 _BETWEEN_SECONDS = 3.0
+_BACKLOG = 100
+"""Jobs; three times as many as a fleet has slots."""
+_BUSY_SECONDS = 2.0
+"""For so long each of them takes a slot: longer than a lost message stays unnoticed."""
 _ELECTION_SECONDS = 12.0
 """For so long the stream and each of its consumers may look for a new leader."""
 
@@ -61,7 +65,8 @@ async def store_restored(field: Battlefield) -> None:
 
 
 async def stream_purged(field: Battlefield) -> None:
-    """Every message is deleted."""
+    """Every message is deleted while nobody is idle: else jobs are claimed from the table first."""
+    await field.enqueue("ordinary", count=_BACKLOG, seconds=_BUSY_SECONDS)
     async with field.fault("stream_purged", "messages"), field.stores.connected_to_nats() as nats:
         for _ in range(3):
             await nats.jetstream().purge_stream(STREAM)

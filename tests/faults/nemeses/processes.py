@@ -16,6 +16,8 @@ POINTS = (
 )
 """Fault points of the main way at which workers are killed."""
 
+_STRIKE_SECONDS = 8.0
+_DOOMED = 60
 _STAYS_DOWN_SECONDS = 6.0
 _TWIN_SECONDS = 6.0
 _DEATH_SECONDS = 2.0
@@ -83,7 +85,13 @@ async def stop_short(field: Battlefield) -> None:
 
 
 async def stop_before_settle(field: Battlefield) -> None:
-    """SIGSTOP between the end of the work and the COMPLETE statement, past the threshold."""
+    """SIGSTOP between the end of the work and the statement that settles it, past the threshold."""
+    await _stop_before_settle(field)
+    await field.enqueue("doomed", count=_DOOMED)  # so that it most likely is a FAIL that comes too late
+    await _stop_before_settle(field)
+
+
+async def _stop_before_settle(field: Battlefield) -> None:
     pod, victim = await field.victim()
     async with field.fault("sigstop_before_settle", "process", pods=[pod], pids=[victim]) as fault:
         order = field.folder / f"strike-{victim}"
@@ -102,8 +110,11 @@ async def kill_at_points(field: Battlefield) -> None:
         async with field.fault(f"killed_{point}", "process", pods=[pod], pids=[victim]) as fault:
             order = field.folder / f"strike-{victim}"
             order.write_text(f"{point} {int(signal.SIGKILL)}")
-            fault.fired = await field.until(partial(_are_gone, [victim]), 5.0)
+            relayed = point == "after_publish_before_mark"
+            fault.fired = await field.until(partial(_is_struck, field, victim, relayed), _STRIKE_SECONDS)
             order.unlink(missing_ok=True)
+            if not fault.fired:  # it may have the order already, and would obey it some time later
+                send(victim, signal.SIGKILL)
 
 
 async def kill_after_reset(field: Battlefield) -> None:
@@ -169,6 +180,13 @@ async def _is_stopped(pid: int) -> bool:
 
 async def _is_any_gone(pids: Iterable[int]) -> bool:
     return not all(is_alive(pid) for pid in pids)
+
+
+async def _is_struck(field: Battlefield, victim: int, relayed: bool) -> bool:  # noqa: FBT001 -- of a partial
+    """Tell whether a worker is gone; meanwhile leave jobs to the relays, of which it has one of four."""
+    if relayed:
+        await field.enqueue("ordinary", published=False, seconds=0.1)
+    return not is_alive(victim)
 
 
 async def _are_gone(pids: Iterable[int]) -> bool:

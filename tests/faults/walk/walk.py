@@ -12,9 +12,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import control, enqueue, outbox, repair, reset
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
 from jsworker.ownership.outbox import Sent
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.reset import Suspect
 from jsworker.runtime.clock import boottime
 from tests.faults.checker import Verdict, check

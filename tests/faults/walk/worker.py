@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from jsworker.ownership import claim, lease, registry, repair, reset, settle
 from jsworker.ownership.claim import ClaimedJob, Limits
-from jsworker.ownership.database import Database, RowRefused
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.registry import WorkerRow
 from jsworker.ownership.reset import Suspect, TakenBack
 from jsworker.ownership.settle import Completion, Failure, Return, Settled

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import jsworker
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
 LOCK = ROOT / "requirements-dev.lock"
@@ -103,7 +103,7 @@ def test_sdist_holds_the_sources_and_the_tests(sdist: dict[str, bytes]) -> None:
         "PKG-INFO",
     }
     assert sources <= set(sdist)
-    assert f"tests/{Path(__file__).name}" in sdist
+    assert f"tests/packaging/{Path(__file__).name}" in sdist
     assert not [name for name in sdist if re.search(r"\.venv|__pycache__|\.pyc$|_cache/|\.coverage", name)]
 
 
@@ -136,7 +136,9 @@ def requirements(*extras: str) -> list[Requirement]:
     return others + (requirements(*inner) if inner else [])
 
 
-@pytest.mark.parametrize(("lock", "extras"), [(LOCK, ["dev"]), (IMAGE_LOCK, [])], ids=["dev", "image"])
+@pytest.mark.parametrize(
+    ("lock", "extras"), [(LOCK, ["dev"]), (IMAGE_LOCK, ["uvloop"])], ids=["dev", "image"]
+)
 def test_lock_pins_what_the_project_asks_for(lock: Path, extras: list[str]) -> None:
     pinned = pins(lock)
     for requirement in requirements(*extras):

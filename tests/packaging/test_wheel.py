@@ -1,0 +1,99 @@
+"""The wheel: built twice it is the same, and it works where there is nothing of the repository."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from jsworker.embedded import EmbeddedPostgres
+from tests.packaging.conftest import build, copy_of_the_project
+from tests.supervisor.parent_process import ParentProcess
+from tests.support.polling import eventually
+from tests.support.servers import TestServers
+
+WORDS = """
+from jsworker import Job, JobProcessor
+
+
+class Double(JobProcessor[dict]):
+    kind = "double"
+
+    async def process(self, job: Job[dict]) -> int:
+        return 2 * job.payload["n"]
+"""
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def test_wheel_and_sdist_are_the_same_wherever_and_whenever_they_are_built(
+    dist: Path, tmp_path: Path
+) -> None:
+    project = copy_of_the_project(tmp_path / "elsewhere" / "another-name")
+    for file in project.rglob("*"):
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    build(project, tmp_path / "archives")
+    assert digests(tmp_path / "archives") == digests(dist)
+
+
+def jsworker(programs: Path, folder: Path, environment: dict[str, str], *arguments: str) -> str:
+    result = subprocess.run(
+        [programs / "jsworker", *arguments],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def place_of_the_package(programs: Path, folder: Path) -> Path:
+    command = [str(programs / "python"), "-c", "import jsworker; print(jsworker.__file__)"]
+    return Path(subprocess.check_output(command, cwd=folder, text=True).strip())
+
+
+async def test_an_installed_wheel_migrates_enqueues_and_runs(
+    programs: Path, servers: TestServers, tmp_path: Path
+) -> None:
+    (tmp_path / "my_jobs.py").write_text(WORDS)
+    postgres: EmbeddedPostgres = servers.postgres
+    environment = {
+        "JSWORKER_DATABASE_URL": postgres.create_database("installed_wheel"),
+        "JSWORKER_NATS_URL": servers.nats.url,
+        "JSWORKER_STREAM": "INSTALLED",
+        "JSWORKER_SUBJECT_PREFIX": "installed",
+    }
+    assert place_of_the_package(programs, tmp_path).is_relative_to(programs.parent)
+    assert jsworker(programs, tmp_path, environment, "db", "upgrade")
+    job_id = jsworker(programs, tmp_path, environment, "enqueue", "double", "--payload", '{"n": 21}')
+    parent = ParentProcess(
+        "my_jobs:Double",
+        folder=tmp_path,
+        environment=environment,
+        command=(str(programs / "jsworker"), "run"),
+    )
+    try:
+
+        async def completed() -> None:
+            row = jsworker(programs, tmp_path, environment, "job", job_id, "--json")
+            assert '"status": "completed"' in row
+            assert '"result": 42' in row
+
+        await eventually(completed, seconds=60)
+        parent.send(signal.SIGTERM)
+        assert await parent.ends() == 0
+    finally:
+        parent.kill_all()
+
+
+def test_others_see_its_types(programs: Path, tmp_path: Path) -> None:
+    source = "from jsworker import Job\n\ndef wrong(job: Job) -> str:\n    return job.attempt\n"
+    (tmp_path / "mine.py").write_text(source)
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(programs / "python"), "mine.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'got "int", expected "str"' in result.stdout, result.stdout + result.stderr

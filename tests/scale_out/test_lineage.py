@@ -1,0 +1,120 @@
+"""A worker notices that the database it speaks to has another history than before."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psycopg
+
+from jsworker.embedded import EmbeddedPostgres
+from jsworker.events import Event, Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.lineage import Lineage, read_lineage
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.lineage import LineageWatch
+from tests.scale_out.replication import DATABASE, Pair, replicated
+from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Database]:
+    database = Database(url, statement_timeout=5.0)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+class Watched:
+    """A watch, and what it has told."""
+
+    def __init__(self, database: Database) -> None:
+        events = Events()
+        self.told: list[Event] = []
+        events.on("database.changed", self.told.append)
+        events.on("worker.degraded", self.told.append)
+        self.health = DatabaseHealth(events)
+        self.watch = LineageWatch(
+            database=database, health=self.health, events=events, on_changed=lambda: None
+        )
+
+    async def look(self) -> list[Event]:
+        """Look once and return everything that was told so far."""
+        await self.watch.step()
+        return self.told
+
+
+async def test_a_promotion_is_a_new_timeline() -> None:
+    async with replicated(synchronous=False) as pair, connected(pair.url) as database:
+        watched = Watched(database)
+        assert await watched.look() == []
+        assert await watched.look() == []
+        await check_standby(pair)
+        pair.primary.kill()
+        await watched.look()
+        assert not watched.health.up
+        pair.standby.promote()
+        watched.health.answered()
+        [degraded, changed] = await watched.look()
+        assert degraded.fields["what"] == "postgresql"
+        # At once: the control file tells the old timeline until the first checkpoint has ended.
+        assert changed == Event("database.changed", {"what": "timeline", "was": 1, "is": 2})
+        assert len(await watched.look()) == 2
+
+
+async def check_standby(pair: Pair) -> None:
+    async with (
+        connected(pair.primary.database_url(DATABASE)) as primary,
+        connected(pair.standby.database_url(DATABASE)) as standby,
+    ):
+        here = await read_lineage(primary)
+        assert here.timeline == 1
+        assert await read_lineage(standby) == Lineage(here.system_identifier, None)
+
+
+async def test_a_standby_in_between_changes_nothing() -> None:
+    async with (
+        replicated(synchronous=False) as pair,
+        connected(pair.url) as primary,
+        connected(pair.standby.database_url(DATABASE)) as standby,
+    ):
+        watched = Watched(primary)
+        for database in (primary, standby, primary):
+            watched.watch._database = database
+            assert await watched.look() == []
+
+
+async def test_another_cluster_at_the_same_address_is_another_system() -> None:
+    folder = new_servers_folder()
+    old = EmbeddedPostgres(folder / "old", settings=THROWAWAY_SETTINGS)
+    new = EmbeddedPostgres(folder / "new", port=old.port, settings=THROWAWAY_SETTINGS)
+    try:
+        old.start()
+        async with connected(old.url) as database:
+            watched = Watched(database)
+            await watched.look()
+            before = (await read_lineage(database)).system_identifier
+            old.stop()
+            new.start()
+            [changed] = await watched.look()
+            after = (await read_lineage(database)).system_identifier
+            assert before != after
+            assert changed.fields == {"what": "system identifier", "was": before, "is": after}
+    finally:
+        old.discard()
+        new.discard()
+        folder.rmdir()
+
+
+async def test_a_role_that_may_not_ask_is_told_of_once(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        connection.execute("CREATE ROLE unlucky LOGIN")
+        try:
+            async with connected(database_url.replace("postgres@", "unlucky@")) as database:
+                watched = Watched(database)
+                await watched.look()
+                [degraded] = await watched.look()
+                assert "pg_control_system" in degraded.fields["reason"]
+                assert watched.health.up  # everything else goes on
+        finally:
+            connection.execute("DROP ROLE unlucky")

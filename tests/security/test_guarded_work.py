@@ -1,0 +1,189 @@
+"""Real workers and the real command line behind the shipped roles and users."""
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.settings import Settings
+from tests.cli.commands import COMMAND, Cli, Result
+from tests.ownership.rows import Sql, change_job, insert_job, read_job, seconds
+from tests.security.conftest import variables
+from tests.security.guarded import nats_user
+from tests.supervisor.parent_process import ParentProcess
+from tests.support.polling import eventually
+
+MakeSettings = Callable[..., Settings]
+Launch = Callable[..., ParentProcess]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(
+    guarded_settings: MakeSettings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Run a command as a role of PostgreSQL and a user of NATS; workers as a process of their own."""
+
+    def run_(database: str, nats: str, *arguments: str, **changes: Any) -> Result:
+        environment = variables(guarded_settings(database, **(nats_user(nats) | changes)))
+        if arguments[0] == "run":
+            return as_process(environment, tmp_path, *arguments)
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            return Cli(capsys)(*arguments)
+
+    return run_
+
+
+def as_process(environment: Mapping[str, str], folder: Path, *arguments: str) -> Result:
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        env={**os.environ, **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+async def becomes(sql: Sql, job_id: Any, status: str, *, within: float = 20.0) -> dict[str, Any]:
+    async def there() -> dict[str, Any]:
+        row = read_job(sql, job_id)
+        assert row["status"] == status, row
+        return row
+
+    return await eventually(there, seconds=within)
+
+
+async def test_a_worker_runs_recovers_and_prunes_with_the_least_rights(
+    run: Run, launch: Launch, guarded_settings: MakeSettings, sql: Sql
+) -> None:
+    made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo", "twice", "--json")
+    assert (made.code, made.err) == (0, "")
+    told = json.loads(made.out)
+    assert (told["stream"], told["kinds"]) == ("JOBS", ["echo", "twice"])
+    old = insert_job(sql, "completed", kind="echo")
+    change_job(sql, old, finished_at="2020-01-01")
+    worker = launch(
+        guarded_settings("worker", **nats_user("worker"), retention=3600.0, log_level="debug"),
+        "Echo",
+        "Twice",
+    )
+    await worker.ready()
+    async with JobClient(guarded_settings("producer", **nats_user("producer"))) as client:
+        done = await client.enqueue("echo", {"n": 1})
+        aborted = await client.enqueue("twice", {})
+        delayed = await client.enqueue("echo", {"n": 2}, delay=0.3)
+    assert (await becomes(sql, done.id, "completed"))["result"] == {"n": 1}
+    assert (await becomes(sql, aborted.id, "completed"))["stalls"] == 1
+    await becomes(sql, delayed.id, "completed")
+    silent = insert_job(sql, "processing", kind="echo", worker_id="gone-1-ffffffff")
+    change_job(sql, silent, stale_after=seconds(0.5), crash_after=None)
+    await becomes(sql, silent, "completed")
+    # Its message is gone and was never there: the message of a job that waits is looked for, and sent again.
+    lost = insert_job(sql, kind="echo", stream_seq=1)
+    await becomes(sql, lost, "completed")
+    await worker.tells("jobs.pruned")
+    assert sql.execute("SELECT FROM jsworker.jobs WHERE id = %s", [old]).fetchone() is None
+    assert "permissions violation" not in worker.log
+    assert "permission denied" not in worker.log
+
+
+def test_operators_commands_work_with_the_workers_role(run: Run, sql: Sql) -> None:
+    assert run("worker", "operator", "stream", "ensure", "echo").code == 0
+    failed, waiting = insert_job(sql, "failed", kind="echo"), insert_job(sql, kind="echo")
+    held = insert_job(sql, "processing", kind="echo")
+    for arguments in (
+        ["retry", str(failed)],
+        ["cancel", str(waiting)],
+        ["clear", str(held), "--reason", "stuck"],
+        ["jobs"],
+        ["job", str(held)],
+        ["workers"],
+        ["dead-messages"],
+        ["prune", "--older-than", "60"],
+        ["db", "current"],
+        ["enqueue", "echo"],
+    ):
+        done = run("worker", "operator", *arguments)
+        assert (done.code, done.err) == (0, ""), (arguments, done.err)
+
+
+@pytest.mark.parametrize(
+    ("database", "nats", "arguments", "line"),
+    [
+        ("producer", "producer", ["jobs"], "permission denied for table jobs (SQLSTATE 42501)"),
+        ("producer", "producer", ["retry", "00000000-0000-7000-8000-000000000000"], "permission denied"),
+        ("reader", "producer", ["enqueue", "echo"], "permission denied"),
+        ("reader", "producer", ["cancel", "00000000-0000-7000-8000-000000000000"], "permission denied"),
+        ("worker", "producer", ["db", "upgrade"], "permission denied"),
+        (
+            "worker",
+            "worker",
+            ["stream", "ensure", "echo"],
+            "cannot be made; the server says: permissions viol",
+        ),
+        ("worker", "producer", ["run", "guarded_jobs:Echo"], "permissions violation for publish to"),
+        ("worker", "worker", ["run", "guarded_jobs:Echo"], "stream JOBS cannot be made; the server says"),
+        ("producer", "worker", ["run", "guarded_jobs:Echo"], "stream JOBS cannot be made; the server says"),
+    ],
+)
+@pytest.mark.usefixtures("launch")
+def test_the_wrong_role_is_told_in_one_line(
+    run: Run, database: str, nats: str, arguments: list[str], line: str
+) -> None:
+    done = run(database, nats, *arguments)
+    assert (done.code, done.out) == (1, "")
+    [said] = [each for each in done.errors if not each.startswith("{")]
+    assert line in said
+
+
+@pytest.mark.usefixtures("launch")
+def test_a_worker_with_the_producers_role_ends_and_leaves_the_jobs_alone(run: Run, sql: Sql) -> None:
+    assert run("worker", "operator", "stream", "ensure", "echo").code == 0
+    waiting = insert_job(sql, kind="echo")
+    done = run("producer", "worker", "run", "guarded_jobs:Echo")
+    assert done.code == 1
+    assert "permission denied for table" in done.err
+    assert read_job(sql, waiting)["status"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["stream", "ensure"], "Missing argument 'KIND'"),
+        (["stream", "ensure", "Bad.Kind"], "kind 'Bad.Kind' must match"),
+        (["stream", "ensure", "nowhere:Echo"], "there is no module nowhere"),
+        (["stream", "sideways"], "No such command 'sideways'"),
+    ],
+)
+def test_wrong_arguments_of_the_stream_command(run: Run, arguments: list[str], line: str) -> None:
+    done = run("worker", "operator", *arguments)
+    assert (done.code, done.out) == (2, "")
+    [said] = done.errors
+    assert line in said
+
+
+def test_the_stream_command_tells_what_it_did_and_does_nothing_twice(run: Run) -> None:
+    first = run("worker", "operator", "stream", "ensure", "echo")
+    assert first.lines[0].startswith("stream JOBS: created None -> ")
+    assert first.lines[-1] == "stream JOBS is ready for echo"
+    again = run("worker", "operator", "stream", "ensure", "echo", "echo", ack_wait=6.0)
+    assert again.lines == [
+        "consumer echo of stream JOBS: ack_wait 5.0 -> 6.0",
+        "stream JOBS is ready for echo",
+    ]
+    assert run("worker", "operator", "stream", "ensure", "echo", ack_wait=6.0).lines == [
+        "stream JOBS is ready for echo"
+    ]

@@ -1,0 +1,222 @@
+"""NATS's shipped users: each can do its own, and the server refuses the rest."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats.errors
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from jsworker.client import JobClient
+from jsworker.errors import SettingsError, StreamRefused
+from jsworker.settings import Settings
+from jsworker.stream.jetstream import Answer
+from tests.security.guarded import nats_user
+from tests.stream.nats_server import NatsServer
+from tests.stream.streams import TestStream, settings_for
+from tests.support.polling import eventually
+
+WAITS = {"echo": 600.0}
+
+MAY_NOT = {
+    "worker": [
+        "$JS.API.STREAM.PURGE.JOBS",
+        "$JS.API.STREAM.DELETE.JOBS",
+        "$JS.API.STREAM.CREATE.JOBS",
+        "$JS.API.STREAM.UPDATE.JOBS",
+        "$JS.API.STREAM.MSG.DELETE.JOBS",
+        "$JS.API.CONSUMER.CREATE.JOBS.thief.jobs.echo",
+        "$JS.API.CONSUMER.DELETE.JOBS.echo",
+        "$JS.API.CONSUMER.MSG.NEXT.OTHERS.echo",
+        "$JS.API.STREAM.MSG.GET.OTHERS",
+        "$JS.ACK.OTHERS.echo.1.1.1.1.1",
+        "$JS.API.ACCOUNT.PURGE.JSWORKER",
+        "orders.new",
+        "jobs.echo.deeper",
+        "_INBOX_PRODUCER.answer",
+        "_INBOX_OPERATOR.answer",
+        "_INBOX.answer",
+    ],
+    "producer": [
+        "$JS.API.CONSUMER.MSG.NEXT.JOBS.echo",
+        "$JS.API.CONSUMER.INFO.JOBS.echo",
+        "$JS.API.STREAM.MSG.GET.JOBS",
+        "$JS.API.STREAM.PURGE.JOBS",
+        "$JS.API.STREAM.CREATE.JOBS",
+        "$JS.ACK.JOBS.echo.1.1.1.1.1",
+        "jsworker.worker.any",
+        "_INBOX_WORKER.answer",
+        "orders.new",
+    ],
+    "operator": [
+        "$JS.API.STREAM.PURGE.JOBS",
+        "$JS.API.STREAM.DELETE.JOBS",
+        "$JS.API.STREAM.CREATE.OTHERS",
+        "$JS.API.CONSUMER.DELETE.JOBS.echo",
+        "$JS.API.CONSUMER.MSG.NEXT.JOBS.echo",
+        "_INBOX_WORKER.answer",
+        "orders.new",
+    ],
+}
+
+MAY_NOT_HEAR = {
+    "worker": ["jobs.*", "jobs.echo", ">", "_INBOX.>", "_INBOX_PRODUCER.>", "$JS.API.>", "$SYS.>"],
+    "producer": ["jobs.*", ">", "_INBOX.>", "_INBOX_WORKER.>", "jsworker.worker.any", "$JS.EVENT.>"],
+    "operator": ["jobs.*", ">", "_INBOX.>", "_INBOX_WORKER.>", "jsworker.worker.any"],
+}
+
+
+def cases(what: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(role, subject) for role, subjects in what.items() for subject in subjects]
+
+
+@asynccontextmanager
+async def connected(server: NatsServer, login: dict[str, str]) -> AsyncIterator[tuple[NatsClient, list[str]]]:
+    """Give a connection of nats-py's own, and what the server complains of."""
+    complaints: list[str] = []
+
+    async def hear(error: Exception) -> None:
+        complaints.append(str(error))
+
+    client = await nats.connect(
+        server.url, user=login["nats_user"], password=login["nats_password"], error_cb=hear
+    )
+    try:
+        yield client, complaints
+    finally:
+        await client.close()
+
+
+async def refusal(client: NatsClient, complaints: list[str]) -> str:
+    await client.flush()
+
+    async def complained() -> str:
+        assert complaints
+        return complaints[0].lower()
+
+    return await eventually(complained)
+
+
+@pytest.mark.parametrize(("role", "subject"), cases(MAY_NOT))
+async def test_a_user_is_refused_to_publish_elsewhere(
+    guarded_nats: NatsServer, role: str, subject: str
+) -> None:
+    async with connected(guarded_nats, nats_user(role)) as (client, complaints):
+        await client.publish(subject, b"")
+        assert f'permissions violation for publish to "{subject.lower()}"' in await refusal(
+            client, complaints
+        )
+
+
+@pytest.mark.parametrize(("role", "subject"), cases(MAY_NOT_HEAR))
+async def test_a_user_is_refused_to_listen_elsewhere(
+    guarded_nats: NatsServer, role: str, subject: str
+) -> None:
+    async with connected(guarded_nats, nats_user(role)) as (client, complaints):
+        await client.subscribe(subject)
+        assert f'permissions violation for subscription to "{subject.lower()}"' in await refusal(
+            client, complaints
+        )
+
+
+async def test_nobody_gets_in_without_a_login(guarded_nats: NatsServer) -> None:
+    stream = TestStream(settings_for(guarded_nats.url), installation_id=None)
+    with pytest.raises(StreamRefused, match="refused the login"):
+        await stream.connect()
+
+
+OpenAs = Callable[..., Any]
+
+
+@pytest.fixture
+async def open_as(guarded_nats: NatsServer) -> AsyncIterator[OpenAs]:
+    """Return connected streams of a role; keyword arguments are settings."""
+    opened: list[TestStream] = []
+
+    async def open_(role: str, **changes: Any) -> TestStream:
+        settings = settings_for(guarded_nats.url, **(nats_user(role) | changes))
+        stream = TestStream(settings, installation_id=None)
+        opened.append(stream)
+        await stream.connect()
+        return stream
+
+    yield open_
+    for stream in opened:
+        await stream.close()
+
+
+async def test_the_operator_makes_what_workers_and_producers_then_find(open_as: OpenAs) -> None:
+    operator = await open_as("operator")
+    await operator.ensure(["echo"], WAITS)
+    await operator.ensure(["echo"], {"echo": 700.0})  # and changes it
+    worker = await open_as("worker")
+    await worker.ensure(["echo"], WAITS)  # a longer ack_wait than its own does no harm
+    producer = await open_as("producer")
+    await producer.ensure([], {})
+    for stream in (worker, producer):
+        assert stream.told_of("stream.changed") == []
+        assert (await stream.state()).messages == 0
+
+
+@pytest.mark.parametrize("role", ["worker", "producer"])
+async def test_who_finds_no_stream_and_may_not_make_one_says_so(open_as: OpenAs, role: str) -> None:
+    stream = await open_as(role)
+    with pytest.raises(StreamRefused) as refused:
+        await stream.ensure(["echo"] if role == "worker" else [], WAITS)
+    assert "stream JOBS cannot be made; the server says: permissions violation" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+async def test_a_worker_that_finds_no_consumer_and_may_not_make_one_says_so(open_as: OpenAs) -> None:
+    await (await open_as("operator")).ensure(["echo"], WAITS)
+    worker = await open_as("worker")
+    with pytest.raises(StreamRefused) as refused:
+        await worker.ensure(["echo", "resize"], WAITS | {"resize": 600.0})
+    assert "consumer resize of stream JOBS cannot be made for jobs.resize" in str(refused.value)
+
+
+async def test_the_wrong_inbox_is_named_at_once(guarded_nats: NatsServer) -> None:
+    login = nats_user("worker") | {"nats_inbox_prefix": "_INBOX"}
+    stream = TestStream(settings_for(guarded_nats.url, **login), installation_id=None)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(StreamRefused) as refused:
+        await stream.connect()
+    assert 'permissions violation for subscription to "_inbox.' in str(refused.value)
+    assert str(refused.value).endswith("(see JSWORKER_NATS_INBOX_PREFIX)")
+    assert asyncio.get_running_loop().time() - began < 3.0
+
+
+@pytest.mark.parametrize("prefix", ["_INBOX.>", "a b", "", "a..b", "*", "$JS", "a" * 101, "a\r\nPUB x 0"])
+def test_an_inbox_prefix_is_words_of_a_subject(prefix: str) -> None:
+    with pytest.raises(SettingsError, match=r"^JSWORKER_NATS_INBOX_PREFIX=.* must be dot-separated words"):
+        settings_for("nats://host:4222", nats_inbox_prefix=prefix)
+
+
+async def test_workers_hear_of_each_other(open_as: OpenAs) -> None:
+    one, other = await open_as("worker"), await open_as("worker")
+    assert await one.witness("pod-0.example-17-a1").prove(2.0)
+    asker = other.witness("pod-1-9-ff")
+    assert await asker.ask("pod-0.example-17-a1", 2.0) is Answer.ALIVE
+    assert await asker.ask("pod-7-1-00", 2.0) is Answer.NO_RESPONDERS
+    assert one.told == other.told == []
+
+
+async def test_a_producer_publishes_and_a_worker_finds_the_message(
+    harness_settings: Settings, guarded_settings: Callable[..., Settings], open_as: OpenAs
+) -> None:
+    operator = await open_as("operator")
+    async with JobClient(harness_settings):  # pairs stream and database
+        await operator.ensure(["echo"], WAITS)
+    async with JobClient(guarded_settings("producer", **nats_user("producer"))) as client:
+        enqueued = await client.enqueue("echo", {}, unique_key="a")
+        many = await client.enqueue_many("echo", [{}, {}])
+        later = await client.enqueue("echo", {}, delay=60.0)
+        assert not (await client.enqueue("echo", {}, unique_key="a")).created
+        await client.publish_pending()
+        assert client.unpublished_because is None
+    worker = await open_as("worker")
+    ids = {(await worker.get(number)).message_id for number in (1, 2, 3)}
+    assert ids == {f"{job.id}:1" for job in (enqueued, *many)}
+    assert later.created

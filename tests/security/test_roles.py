@@ -1,0 +1,263 @@
+"""PostgreSQL's shipped roles: each can do its own and is refused the others'."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from jsworker.errors import DatabaseRefused
+from jsworker.ownership import control, listing, prune, registry
+from jsworker.ownership.inspection.jobs import read_rows
+from jsworker.ownership.inspection.server import read_missing_rights
+from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
+from tests.ownership.calls import opened
+from tests.ownership.rows import Sql, insert_job
+from tests.security.guarded import LOGINS, Guarded, apply_roles, as_user, make_logins
+from tests.support.servers import TestServers
+
+
+def insert(**columns: str) -> str:
+    """Return the INSERT of a queued job with further columns."""
+    row = {
+        "id": "gen_random_uuid()",
+        "kind": "'echo'",
+        "payload": "'{}'",
+        "status": "'queued'",
+        "dispatch": "1",
+        "queued_at": "clock_timestamp()",
+    } | columns
+    return f"INSERT INTO jsworker.jobs ({', '.join(row)}) VALUES ({', '.join(row.values())})"  # noqa: S608 -- constants of this file
+
+
+MAY: dict[str, list[str]] = {
+    "owner": [
+        "CREATE TABLE jsworker.extra (id int)",
+        "ALTER TABLE jsworker.jobs ADD COLUMN extra int",
+        "DROP TABLE jsworker.dead_messages",
+    ],
+    "worker": [
+        "SELECT payload, result FROM jsworker.jobs",
+        "UPDATE jsworker.jobs SET fencing_token = fencing_token + 1",
+        "DELETE FROM jsworker.jobs WHERE status = 'completed'",
+        "INSERT INTO jsworker.job_events (job_id, event) VALUES (gen_random_uuid(), 'claimed')",
+        "DELETE FROM jsworker.job_events",
+        "DELETE FROM jsworker.workers",
+        "DELETE FROM jsworker.dead_messages",
+    ],
+    "producer": [
+        insert(),
+        "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
+        "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
+        "SELECT version_num FROM jsworker.alembic_version",
+    ],
+    "reader": [
+        "SELECT * FROM jsworker.jobs",
+        "SELECT * FROM jsworker.job_events",
+        "SELECT * FROM jsworker.workers",
+        "SELECT * FROM jsworker.dead_messages",
+        "SELECT * FROM jsworker.installation",
+    ],
+}
+
+MAY_NOT: dict[str, list[str]] = {
+    "owner": ["CREATE ROLE thief", "SELECT pg_read_file('/etc/hostname')"],
+    "worker": [
+        "DROP TABLE jsworker.jobs",
+        "TRUNCATE jsworker.jobs",
+        "CREATE TABLE jsworker.extra (id int)",
+        "ALTER TABLE jsworker.jobs DISABLE TRIGGER jobs_guard",
+        "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
+        "CREATE FUNCTION jsworker.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "UPDATE jsworker.job_events SET event = 'claimed'",
+        "UPDATE jsworker.installation SET id = gen_random_uuid()",
+        "DELETE FROM jsworker.installation",
+        "UPDATE jsworker.alembic_version SET version_num = '0000'",
+        "DELETE FROM jsworker.alembic_version",
+        "SET ROLE jsworker_owner",
+    ],
+    "producer": [
+        "SELECT payload FROM jsworker.jobs",
+        "SELECT result FROM jsworker.jobs",
+        "SELECT last_error FROM jsworker.jobs",
+        "SELECT * FROM jsworker.job_events",
+        "SELECT * FROM jsworker.workers",
+        "SELECT data FROM jsworker.dead_messages",
+        "UPDATE jsworker.jobs SET fencing_token = 0",
+        "UPDATE jsworker.jobs SET worker_id = 'mine'",
+        "UPDATE jsworker.jobs SET status = 'cancelled'",
+        "UPDATE jsworker.jobs SET attempts = 0, errors = 0",
+        "UPDATE jsworker.jobs SET payload = '{}'",
+        "UPDATE jsworker.jobs SET dispatch = dispatch + 1",
+        "DELETE FROM jsworker.jobs",
+        "TRUNCATE jsworker.jobs",
+        insert(fencing_token="7"),
+        insert(worker_id="'mine'"),
+        insert(attempts="1", errors="1"),
+        insert(result="'1'"),
+        "INSERT INTO jsworker.job_events (job_id, event) VALUES (gen_random_uuid(), 'claimed')",
+        "UPDATE jsworker.installation SET id = gen_random_uuid()",
+        "CREATE TABLE jsworker.extra (id int)",
+        "SET ROLE jsworker_worker",
+    ],
+    "reader": [
+        insert(),
+        "UPDATE jsworker.jobs SET payload = '{}'",
+        "DELETE FROM jsworker.jobs",
+        "INSERT INTO jsworker.installation (id) VALUES (gen_random_uuid())",
+        "SELECT id FROM jsworker.jobs FOR UPDATE",
+        "CREATE TABLE jsworker.extra (id int)",
+    ],
+}
+
+
+@contextmanager
+def rolled_back(url: str) -> Iterator[psycopg.Connection]:
+    """Give a connection in whose transaction everything may be tried."""
+    with psycopg.connect(url) as connection, connection.transaction(force_rollback=True):
+        yield connection
+
+
+def cases(what: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(role, statement) for role, statements in what.items() for statement in statements]
+
+
+@pytest.mark.parametrize(("role", "statement"), cases(MAY))
+def test_a_role_may_do_its_own(untouched: Guarded, role: str, statement: str) -> None:
+    with rolled_back(untouched.url(role)) as connection:
+        connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize(("role", "statement"), cases(MAY_NOT))
+def test_a_role_is_refused_what_is_not_its_own(untouched: Guarded, role: str, statement: str) -> None:
+    with (
+        rolled_back(untouched.url(role)) as connection,
+        pytest.raises(errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement.encode())
+
+
+def test_a_producer_makes_nothing_but_jobs_that_wait(untouched: Guarded) -> None:
+    for status in ("processing", "completed", "failed", "cancelled"):
+        with rolled_back(untouched.url("producer")) as connection, pytest.raises(errors.CheckViolation):
+            connection.execute(insert(status=f"'{status}'").encode())
+
+
+def test_a_worker_deletes_no_job_that_lives(guarded: Guarded, sql: Sql) -> None:
+    for status in ("scheduled", "queued", "processing"):
+        job_id = insert_job(sql, status)
+        with rolled_back(guarded.url("worker")) as connection, pytest.raises(errors.RestrictViolation):
+            connection.execute("DELETE FROM jsworker.jobs WHERE id = %s", [job_id])
+
+
+def test_nobody_else_gets_in(guarded: Guarded, servers: TestServers) -> None:
+    stranger = f"stranger_{secrets.token_hex(4)}"
+    with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {stranger} LOGIN".encode())
+    with (
+        rolled_back(as_user(guarded.admin_url, stranger)) as connection,
+        pytest.raises(errors.InsufficientPrivilege),
+    ):
+        connection.execute("SELECT FROM jsworker.jobs")
+
+
+def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarded: Guarded) -> None:
+    with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
+        connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_producer, PUBLIC")
+        connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_reader")
+    apply_roles(guarded.admin_url)
+    apply_roles(guarded.admin_url)
+    for role in ("producer", "reader"):
+        with (
+            rolled_back(guarded.url(role)) as connection,
+            pytest.raises(errors.InsufficientPrivilege),
+        ):
+            connection.execute("DELETE FROM jsworker.jobs")
+
+
+def test_tables_that_somebody_made_before_are_handed_over(servers: TestServers, database_url: str) -> None:
+    """``database_url`` was migrated by the superuser, without roles."""
+    apply_roles(database_url)
+    make_logins(database_url)
+    guarded = Guarded(database_url)
+    downgrade_database(guarded.url("owner"), "base")
+    upgrade_database(guarded.url("owner"))
+    with psycopg.connect(database_url) as connection:
+        owners = connection.execute(
+            "SELECT DISTINCT relowner::regrole::text FROM pg_class "
+            "WHERE relnamespace = 'jsworker'::regnamespace"
+        ).fetchall()
+    assert owners == [("jsworker_owner",)]
+
+
+def test_tables_of_later_migrations_are_open_to_readers_and_workers_at_once(guarded: Guarded) -> None:
+    with psycopg.connect(guarded.url("owner"), autocommit=True) as connection:
+        connection.execute("CREATE TABLE jsworker.later (id int)")
+    for role in ("worker", "reader"):
+        with rolled_back(guarded.url(role)) as connection:
+            connection.execute("SELECT * FROM jsworker.later")
+    with rolled_back(guarded.url("worker")) as connection:
+        connection.execute("INSERT INTO jsworker.later VALUES (1)")
+    with rolled_back(guarded.url("producer")) as connection, pytest.raises(errors.InsufficientPrivilege):
+        connection.execute("SELECT * FROM jsworker.later")
+
+
+def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestServers) -> None:
+    """As on a managed server, whose roles nobody has made yet."""
+    name = f"managed_{secrets.token_hex(4)}"
+    url = servers.postgres.create_database(name)
+    with psycopg.connect(url, autocommit=True) as connection:
+        known = connection.execute("SELECT FROM pg_roles WHERE rolname = 'jsworker_owner'").fetchone()
+        connection.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
+        connection.execute(f"ALTER DATABASE {name} OWNER TO {name}".encode())
+        if known is not None:  # made by another test's superuser
+            for role in ("owner", "worker", "producer", "reader"):
+                connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
+    own = as_user(url, name)
+    upgrade_database(own)
+    apply_roles(own)
+    with psycopg.connect(url) as connection:
+        [row] = connection.execute("SELECT relowner::regrole::text FROM pg_class WHERE relname = 'jobs'")
+    assert row == ("jsworker_owner",)
+
+
+class TestThroughTheCode:
+    """The statements of this version, role by role."""
+
+    async def test_doctor_finds_that_a_worker_has_its_rights(self, guarded: Guarded) -> None:
+        async with opened(guarded.url("worker")) as database:
+            assert await read_missing_rights(database) == []
+
+    async def test_a_reader_lists_jobs_workers_and_timelines(self, guarded: Guarded, sql: Sql) -> None:
+        job_id = insert_job(sql)
+        async with opened(guarded.url("reader")) as database:
+            await database.check_migrated()
+            assert [row["id"] for row in await listing.list_jobs(database)] == [job_id]
+            assert await listing.get_job(database, job_id)
+            assert await listing.timeline(database, job_id) == []
+            assert await registry.list_workers(database, limit=10) == []
+            assert (await read_rows(database, late_after=1.0, forgotten_after=1.0)).events == 0
+            with pytest.raises(DatabaseRefused, match="permission denied for table jobs"):
+                await control.cancel(database, [job_id])
+
+    async def test_a_worker_role_prunes(self, guarded: Guarded, sql: Sql) -> None:
+        insert_job(sql, "completed")
+        async with opened(guarded.url("worker")) as database:
+            ended = prune.Ended(await prune.cutoff(database, older_than=-60.0))
+            assert (await prune.prune(database, ended, since=None, limit=10)).jobs == 1
+
+    async def test_an_operator_with_the_wrong_role_is_told_in_one_line(self, guarded: Guarded) -> None:
+        async with opened(guarded.url("producer")) as database:
+            with pytest.raises(
+                DatabaseRefused, match=r"permission denied for table jobs \(SQLSTATE 42501\)$"
+            ):
+                await listing.list_jobs(database)
+
+    def test_only_the_owner_migrates(self, servers: TestServers, guarded: Guarded) -> None:
+        empty = servers.postgres.create_database(f"empty_{secrets.token_hex(4)}")
+        for role in ("worker", "producer", "reader"):
+            with pytest.raises(DatabaseRefused, match="permission denied for database"):
+                upgrade_database(as_user(empty, LOGINS[role]))
+        assert current_revision(guarded.url("reader")) is not None
