@@ -28,11 +28,11 @@ export UV_COMPILE_BYTECODE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test cover check chaos model fix lock clean
+.PHONY: help demo dev test cover check verify chaos model bench bench-full fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose nothing. ARGS="REPO…" for other repositories.
 	$(BIN)/jsworker demo $(ARGS)
@@ -40,17 +40,23 @@ demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose not
 dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COMMAND…" runs a command with them.
 	$(BIN)/jsworker dev $(ARGS)
 
+# Tests with short deadlines first, by themselves. Files in their order: sorted by xdist, single long tests would come
+# last. Where ARGS leave no test for one of the two runs, that is fine (5).
+PYTEST = $(BIN)/pytest -n $(1) --dist loadfile --no-loadscope-reorder -m "$(2) and not slow and not verify" $(ARGS) || test $$? -eq 5
+
 test: $(VENV)/.project ## Run the tests on two cores. ARGS="-k claim" for some of them.
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(call PYTEST,2,timed)
+	$(call PYTEST,3,not timed)
 
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
-check: $(VENV)/.project ## Check format, lint, types and layers.
+check: $(VENV)/.project ## Check format, lint, types, layers and known patterns of unsafe code.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive jsworker benchmarks deploy
 
 chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish what came of the jobs. About an hour.
 	@mkdir -p $(dir $(CHAOS)) docs && rm -f $(CHAOS)
@@ -61,8 +67,21 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
+verify: $(VENV)/.project ## Check what needs Debian packages: prometheus, pgbouncer, spin and gcc.
+	$(BIN)/pytest -m verify tests $(ARGS)
+	$(BIN)/python model/check.py
+
 model: $(VENV)/.project ## Check the model of the ownership protocol with spin (Debian packages: spin gcc).
 	$(BIN)/python model/check.py $(ARGS)
+
+bench: $(VENV)/.project ## Measure throughput, enqueueing and latency beside the peers. 15 minutes. ONLY=e,h for other measures.
+	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) --json docs/benchmarks.json --chart docs $(ARGS)
+	$(BIN)/python -m benchmarks.document docs/benchmarks.json docs/performance.md
+
+bench-full: $(VENV)/.project ## Measure everything: growth, costs, memory, PgBouncer (Debian package: pgbouncer), retention. About an hour.
+	$(BIN)/pytest -m slow tests/benchmarks
+	$(BIN)/python -m benchmarks --full --json docs/benchmarks.json --chart docs $(ARGS)
+	$(BIN)/python -m benchmarks.document docs/benchmarks.json docs/performance.md
 
 fix: $(VENV)/.project ## Format, and repair what the linter can repair.
 	$(BIN)/ruff format .
@@ -71,7 +90,7 @@ fix: $(VENV)/.project ## Format, and repair what the linter can repair.
 lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change of dependencies. ARGS=--upgrade for newer versions.
 	$(if $(UV),,@test -x $(BIN)/uv || $(INSTALL) uv)
 	$(COMPILE) --extra dev --output-file $(LOCK) $(ARGS)
-	$(COMPILE) --constraint $(LOCK) --output-file $(IMAGE_LOCK)
+	$(COMPILE) --extra uvloop --constraint $(LOCK) --output-file $(IMAGE_LOCK)
 
 clean: ## Remove everything that can be made again, .venv too.
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
