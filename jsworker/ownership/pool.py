@@ -4,19 +4,19 @@ import asyncio
 import select
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, cast
+from traceback import clear_frames
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import namedtuple_row, tuple_row
-from sqlalchemy import NullPool, PoolProxiedConnection, TextClause, event
+from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.util import greenlet_spawn
 
 Parameters: TypeAlias = Mapping[str, Any]
+Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Row: TypeAlias = Any
 """A tuple of what a statement returns, with names unless it was asked for a plain one."""
 
@@ -28,7 +28,8 @@ _DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchem
 class Pool:
     """Autocommit connections, lent for one statement each; the one that was used last comes first.
 
-    SQLAlchemy makes and closes them; its own pool lends them for the price of three greenlets a statement.
+    SQLAlchemy writes the statements and reads the URL; its own pool would lend for three greenlets a statement,
+    and leave to the garbage collector what was just being made when its caller went away.
 
     Attributes:
         limit: connections that may be lent at once.
@@ -47,13 +48,14 @@ class Pool:
                 connection and always by index, whatever it believes the size of the table to be. Not behind a
                 pooler, which may run every statement on another session.
         """
-        self._engine = _engine(url, keeps_plans=keeps_plans)
+        self._to_connect = _to_connect(url)
+        self._keeps_plans = keeps_plans
         self._size = size
         self.limit = size + overflow
         self.in_use = 0
         self._wait = wait
         self._lendable = asyncio.Semaphore(size + overflow)
-        self._idle: list[PoolProxiedConnection] = []
+        self._idle: list[Connection] = []
         self._closed = False
 
     async def execute(
@@ -66,7 +68,7 @@ class Pool:
         """
         lent = await self._lend()
         try:
-            cursor = _driver(lent).cursor(row_factory=tuple_row if plain else namedtuple_row)
+            cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
             await cursor.execute(_sql(statement), parameters or {})
             rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
         except BaseException as error:
@@ -83,7 +85,7 @@ class Pool:
         """
         lent = await self._lend()
         try:
-            async with _driver(lent).cursor().copy(_sql(statement)) as copy:
+            async with lent.cursor().copy(_sql(statement)) as copy:
                 await copy.write(lines)
         except BaseException as error:
             await self._take_back_after(lent, error)
@@ -94,10 +96,9 @@ class Pool:
         """Close every connection; one that is lent is closed when it comes back."""
         self._closed = True
         while self._idle:
-            await greenlet_spawn(self._idle.pop().close)
-        await self._engine.dispose()
+            await self._idle.pop().close()
 
-    async def _lend(self) -> PoolProxiedConnection:
+    async def _lend(self) -> Connection:
         if self._lendable.locked():
             await self._wait_for_one()
         else:
@@ -108,8 +109,8 @@ class Pool:
                 if not _was_told(lent):
                     self.in_use += 1
                     return lent
-                await greenlet_spawn(lent.invalidate)
-            lent = await self._engine.raw_connection()
+                await lent.close()
+            lent = await self._connect()
         except BaseException:
             self._lendable.release()
             raise
@@ -123,20 +124,34 @@ class Pool:
         except TimeoutError:
             raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
 
-    async def _take_back(self, lent: PoolProxiedConnection) -> None:
+    async def _connect(self) -> Connection:
+        try:
+            connection = await psycopg.AsyncConnection.connect(**self._to_connect, autocommit=True)
+        except BaseException as error:
+            clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
+            raise
+        if self._keeps_plans:
+            try:
+                await _keep_plans(connection)
+            except BaseException:
+                await connection.close()
+                raise
+        return connection
+
+    async def _take_back(self, lent: Connection) -> None:
         try:
             if self._closed or len(self._idle) >= self._size:
-                await greenlet_spawn(lent.close)
+                await lent.close()
             else:
                 self._idle.append(lent)
         finally:
             self._return()
 
-    async def _take_back_after(self, lent: PoolProxiedConnection, error: BaseException) -> None:
+    async def _take_back_after(self, lent: Connection, error: BaseException) -> None:
         """Take a connection back; one that is broken, or whose statement was given up half-way, is dropped."""
-        if _driver(lent).closed or not isinstance(error, psycopg.Error):
+        if lent.closed or not isinstance(error, psycopg.Error):
             try:
-                await greenlet_spawn(lent.invalidate, error)
+                await lent.close()
             finally:
                 self._return()
         else:
@@ -170,48 +185,26 @@ def uuid_array(ids: Iterable[UUID]) -> str:
     return f"{{{','.join([each.hex for each in ids])}}}"
 
 
-def _engine(url: URL, *, keeps_plans: bool) -> AsyncEngine:
-    engine = create_async_engine(
-        url,
-        isolation_level="AUTOCOMMIT",
-        skip_autocommit_rollback=True,
-        hide_parameters=True,
-        poolclass=NullPool,
-        pool_reset_on_return=None,
-        connect_args=connect_arguments(),
-    )
-    if keeps_plans:
-
-        @event.listens_for(engine.sync_engine, "connect")
-        def connected(connection: Any, _record: Any) -> None:
-            try:
-                connection.run_async(_keep_plans)
-            except BaseException:
-                connection.driver_connection.pgconn.finish()  # nobody else knows of it yet
-                raise
-
-    return engine
+def _to_connect(url: URL) -> dict[str, Any]:
+    arguments: dict[str, Any]
+    _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
+    return arguments | connect_arguments()
 
 
-async def _keep_plans(connection: psycopg.AsyncConnection[Any]) -> None:
+async def _keep_plans(connection: Connection) -> None:
     [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [None]
     if pid == connection.info.backend_pid:  # a pooler tells another one than the server
         await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         connection.prepare_threshold = 0
 
 
-def _was_told(lent: PoolProxiedConnection) -> bool:
+def _was_told(connection: Connection) -> bool:
     """Tell whether anything came from the server that nobody asked for: as a rule the news of its end."""
-    connection = _driver(lent)
     if connection.closed:
         return True
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _driver(lent: PoolProxiedConnection) -> psycopg.AsyncConnection[Any]:
-    return cast("psycopg.AsyncConnection[Any]", lent.driver_connection)
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,10 @@
 """The pool: whose plans are kept, how many connections stay, and what is never lent again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -163,3 +165,33 @@ async def test_a_connection_that_cannot_be_prepared_for_use_is_closed(
         with pytest.raises(DatabaseUnavailable):
             await database.run_by_key(MODE, {})
         await eventually(lambda: backends(sql) == 0, "the connection is closed")
+
+
+@pytest.mark.parametrize("keeps_plans", [False, True])
+async def test_a_connection_that_is_being_made_is_closed_when_its_caller_goes_away(
+    database_url: str, sql: Sql, *, keeps_plans: bool
+) -> None:
+    errors: list[BaseException] = []  # kept, as by whoever reports them
+    gc.disable()
+    try:
+        for milliseconds in range(30):
+            making = pool.Pool(
+                pool.driver_url(database_url), size=1, overflow=0, wait=1.0, keeps_plans=keeps_plans
+            )
+            caller = asyncio.create_task(kept(errors, making.execute(MODE, None)))
+            await asyncio.wait({caller}, timeout=milliseconds / 1000)  # wherever that finds it
+            caller.cancel()
+            await asyncio.wait({caller})
+            await making.close()
+        assert errors
+        await eventually(lambda: backends(sql) == 0, "all are closed")
+    finally:
+        gc.enable()
+
+
+async def kept(errors: list[BaseException], call: Coroutine[Any, Any, object]) -> None:
+    try:
+        await call
+    except BaseException as error:
+        errors.append(error)
+        raise

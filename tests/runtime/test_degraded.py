@@ -1,7 +1,6 @@
 """One server or both go away: work goes on as far as it can, and is back at full speed at once."""
 
 import asyncio
-import gc
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -38,7 +37,6 @@ BACK_SECONDS = 5.0
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A starting worker takes back what earlier lives held whose end this machine can prove, and no more."""
 
-import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -36,7 +35,6 @@ pytestmark = pytest.mark.usefixtures("patient")
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

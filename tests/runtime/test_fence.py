@@ -1,7 +1,6 @@
 """The owner's own duty: a run is stopped before others may take its job, and ends with its process."""
 
 import asyncio
-import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -39,7 +38,6 @@ SLACK_SECONDS = 0.5
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The idle poll: jobs whose message went to somebody who never answers are claimed from the table."""
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from typing import Any
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("patient")
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Messages get lost in every way: their jobs are published again, and no others, however deep the queue."""
 
 import asyncio
-import gc
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -44,7 +43,6 @@ pytestmark = pytest.mark.usefixtures("patient")
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

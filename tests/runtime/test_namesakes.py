@@ -1,7 +1,6 @@
 """A worker id that was set belongs to one live worker; the next one after a crash is not kept waiting."""
 
 import asyncio
-import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,7 +21,6 @@ from tests.runtime.running import Running, StartWorker, new_worker
 from tests.support.fleet import PATIENT, Fleet, fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
-from tests.support.rounds import count_rounds, rounds_pass
 
 NAME = "only-one"
 ELSEWHERE: dict[str, Any] = {"hostname": "elsewhere", "boot_id": "another", "pid_namespace": "pid:[1]"}
@@ -35,7 +33,6 @@ pytestmark = pytest.mark.usefixtures("patient")
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture
@@ -52,11 +49,6 @@ def fleet(named: Settings, tmp_path: Path) -> Iterator[Fleet]:
 @pytest.fixture
 def lives(database: Database, rows: Rows, named: Settings) -> Lives:
     return Lives(database, rows, named)
-
-
-async def at_work(running: Running) -> None:
-    """Wait until a worker is well under way; closed while it connects, it leaves connections behind."""
-    await rounds_pass(count_rounds(running.worker._parts.scans), 1)
 
 
 async def states(rows: Rows) -> dict[str, str]:
@@ -80,12 +72,11 @@ async def test_a_second_live_worker_of_one_name_is_refused_and_harms_nobody(
     await rows.becomes(job.id, "completed")
     # Other names, also longer ones, are nobody's business.
     other = named.model_copy(update={"worker_id": f"{NAME}-2"})
-    await at_work(await start(scripted(echo), with_settings=other))
+    await start(scripted(echo), with_settings=other)
     # A name is free again as soon as its worker has stopped in order.
     await first.worker.close()
     async with asyncio.timeout(5):
-        again = await start(scripted(echo), with_settings=named)
-    await at_work(again)
+        await start(scripted(echo), with_settings=named)
 
 
 def lives_hostname(running: Running) -> str:
@@ -124,7 +115,7 @@ async def test_after_a_kill_the_next_of_its_name_starts_at_once(
     [victim] = await fleet.started(1, **PATIENT)
     victim.kill()
     async with asyncio.timeout(PATIENT["heartbeat_interval"]):
-        await at_work(await start(scripted(echo), with_settings=named))
+        await start(scripted(echo), with_settings=named)
 
 
 async def test_a_silent_namesake_of_another_host_is_waited_for_and_passed(
@@ -141,7 +132,6 @@ async def test_a_silent_namesake_of_another_host_is_waited_for_and_passed(
     assert patience < waited < patience + 4
     assert await lives.kept() == {f"{NAME}-01234567"}  # its silence says nothing about its jobs
     assert (await states(rows))[running.worker.id] == "running"
-    await at_work(running)
 
 
 async def test_whoever_waits_for_a_namesake_is_alive_to_the_next_one(
@@ -161,7 +151,7 @@ async def test_whoever_waits_for_a_namesake_is_alive_to_the_next_one(
 
     await eventually(beats_while_it_waits)
     await rows.query("UPDATE jsworker.workers SET state = 'stopped' WHERE id = %s", before.id)
-    await at_work(await starting)
+    await starting
 
 
 @pytest.mark.parametrize("_round", range(2))
@@ -173,7 +163,5 @@ async def test_of_two_that_start_at_once_exactly_one_is_refused(
     refused = [outcome for outcome in outcomes if outcome is not None]
     assert [type(error) for error in refused] == [SettingsError], outcomes
     assert sorted((await states(rows)).values()) == ["running", "stopped"]
-    for each, outcome in zip(pair, outcomes, strict=True):
-        if outcome is None:
-            await at_work(each)
+    for each in pair:
         await each.end()

@@ -1,6 +1,5 @@
 """Retention: workers delete what ended long ago, by the way, and never to the harm of anything else."""
 
-import gc
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -45,7 +44,6 @@ FROM generate_series(1, %s) AS n
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A stall is the job's only when nothing else can have silenced its owner."""
 
-import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import psycopg
@@ -25,7 +24,6 @@ LONG_SECONDS, SHORT_SECONDS = 5.0, 0.3
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 async def two_silent_jobs_are_taken_back(lives: Lives, rows: Rows) -> dict[str, tuple[bool, int, int]]:

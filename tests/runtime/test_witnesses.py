@@ -1,7 +1,6 @@
 """Rule 3: jobs of an owner whom nobody finds on NATS are taken back long before they are stale; no others."""
 
 import asyncio
-import gc
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,7 +42,6 @@ pytestmark = pytest.mark.usefixtures("patient")
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-        gc.collect()  # SQLAlchemy leaves it the connections that were just being made at a worker's end
 
 
 @pytest.fixture

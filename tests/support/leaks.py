@@ -10,7 +10,8 @@ import psycopg
 from tests.support.polling import eventually
 
 _CONNECTIONS = (
-    "SELECT pid, left(query, 100) FROM pg_stat_activity"
+    "SELECT pid, application_name, state, clock_timestamp() - backend_start, left(query, 100)"
+    " FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
 
