@@ -24,6 +24,8 @@ RECENT_SECONDS: Final = 10.0
 class Pace:
     """Keeps one search to a fiftieth of the time; on a healthy table it is always due.
 
+    Of two in a row the quicker one counts: a single slow search tells of a busy machine, not of the table.
+
     Args:
         rest: times its own duration that a search rests, for another share of the time.
     """
@@ -31,6 +33,7 @@ class Pace:
     def __init__(self, rest: int = REST) -> None:
         self._rest = rest
         self._rested_at = -math.inf
+        self._took = 0.0
 
     @property
     def is_due(self) -> bool:
@@ -39,13 +42,16 @@ class Pace:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time a search of everything; one that fails has taken its time as well."""
+        """Time a search of everything; one that fails rests, whatever the one before took."""
         began = boottime()
+        took_before = math.inf
         try:
             yield
+            took_before = self._took
         finally:
             ended = boottime()
-            took = ended - began
+            self._took = ended - began
+            took = min(self._took, took_before)
             rest = min(self._rest * took, _LONGEST_REST_SECONDS) if took > _QUICK_SECONDS else 0.0
             self._rested_at = max(self._rested_at, ended + rest)
 

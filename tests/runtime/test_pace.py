@@ -31,6 +31,12 @@ def search(pace: Pace, clock: Clock, seconds: float) -> None:
         clock.now += seconds
 
 
+def failing_search(pace: Pace, clock: Clock, seconds: float) -> None:
+    with pace.timed():
+        clock.now += seconds
+        raise OSError("gone")
+
+
 def test_a_quick_search_is_due_at_once(clock: Clock) -> None:
     pace = Pace()
     assert pace.is_due
@@ -40,7 +46,25 @@ def test_a_quick_search_is_due_at_once(clock: Clock) -> None:
 
 def test_a_slow_search_rests_fifty_times_its_own_duration(clock: Clock) -> None:
     pace = Pace()
+    search(pace, clock, 0.3)
     search(pace, clock, 0.2)
+    clock.now += 9.9
+    assert not pace.is_due
+    clock.now += 0.2
+    assert pace.is_due
+
+
+def test_a_single_slow_search_is_no_reason_to_rest(clock: Clock) -> None:
+    pace = Pace()
+    for seconds in (0.01, 3.0, 0.01, 3.0):
+        search(pace, clock, seconds)
+        assert pace.is_due
+
+
+def test_a_search_that_fails_rests_at_once(clock: Clock) -> None:
+    pace = Pace()
+    with pytest.raises(OSError, match="gone"):
+        failing_search(pace, clock, 0.2)
     clock.now += 9.9
     assert not pace.is_due
     clock.now += 0.2
@@ -49,6 +73,7 @@ def test_a_slow_search_rests_fifty_times_its_own_duration(clock: Clock) -> None:
 
 def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> None:
     pace = Pace()
+    search(pace, clock, 0.2)
     search(pace, clock, 0.2)
     pace.hurry()
     assert pace.is_due
@@ -63,8 +88,9 @@ def relay(client: JobClient) -> Relay:
 async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_afterwards(
     client: JobClient, relay: Relay, rows: Rows, clock: Clock
 ) -> None:
-    search(relay._publishing, clock, 1.0)
-    search(relay._promoting, clock, 1.0)
+    for pace in (relay._publishing, relay._promoting):
+        search(pace, clock, 1.0)
+        search(pace, clock, 1.0)
     old, new = [(await client.enqueue("elsewhere", {}, delay=3600.0)).id for _ in range(2)]
     await rows.query("UPDATE jsworker.jobs SET run_at = now() - interval '1 minute' WHERE id = %s", old)
     await rows.query("UPDATE jsworker.jobs SET run_at = now() - interval '1 second' WHERE id = %s", new)
