@@ -26,6 +26,8 @@ export UV_SYSTEM_CERTS ?= 1
 # And compiles what it installs: every process of the tests starts three times as fast.
 export UV_COMPILE_BYTECODE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# Without bytecode each of the tests' hundreds of processes compiles everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-builtin-rules
 
 .PHONY: help demo dev test cover check verify chaos model bench bench-full fix lock clean
