@@ -15,7 +15,7 @@ REST: Final = 50
 """Times its own duration that a search rests: it takes a fiftieth of one database connection at most."""
 _QUICK_SECONDS: Final = 0.02
 """What no rest is needed after."""
-_LONGEST_REST_SECONDS: Final = 30.0
+LONGEST_REST_SECONDS: Final = 30.0
 
 RECENT_SECONDS: Final = 10.0
 """How far back a search looks that may not look at everything now: what turns up late stands within it."""
@@ -28,10 +28,12 @@ class Pace:
 
     Args:
         rest: times its own duration that a search rests, for another share of the time.
+        longest_rest: seconds that it rests at most.
     """
 
-    def __init__(self, rest: int = REST) -> None:
+    def __init__(self, rest: int = REST, longest_rest: float = LONGEST_REST_SECONDS) -> None:
         self._rest = rest
+        self._longest_rest = longest_rest
         self._rested_at = -math.inf
         self._took = 0.0
 
@@ -52,7 +54,7 @@ class Pace:
             ended = boottime()
             self._took = ended - began
             took = min(self._took, took_before)
-            rest = min(self._rest * took, _LONGEST_REST_SECONDS) if took > _QUICK_SECONDS else 0.0
+            rest = min(self._rest * took, self._longest_rest) if took > _QUICK_SECONDS else 0.0
             self._rested_at = max(self._rested_at, ended + rest)
 
     def hurry(self) -> None:

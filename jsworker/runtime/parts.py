@@ -22,7 +22,7 @@ from jsworker.runtime.lag import LoopLag
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
 from jsworker.runtime.lineage import LineageWatch
-from jsworker.runtime.pace import REST
+from jsworker.runtime.pace import LONGEST_REST_SECONDS, REST
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.recovery.burial import Burial
@@ -189,6 +189,8 @@ class Parts:
             database=around.database,
             events=around.events,
             rest=rest,
+            # What it has not found by then, others take for stale, and count as a stall.
+            longest_rest=min(LONGEST_REST_SECONDS, around.settings.stale_threshold / 4),
             most_patience=most_patience,
         )
 

@@ -11,7 +11,7 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership.database import Database
 from jsworker.runtime.clock import boottime
-from jsworker.runtime.pace import REST, Pace
+from jsworker.runtime.pace import LONGEST_REST_SECONDS, REST, Pace
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ class Search:
         database: Database,
         events: Events,
         rest: int = REST,
+        longest_rest: float = LONGEST_REST_SECONDS,
         most_patience: int = MOST_PATIENCE,
     ) -> None:
         """Prepare a search.
@@ -40,6 +41,7 @@ class Search:
             database: is asked for a sign of life when the search goes unanswered.
             events: the worker's own.
             rest: times its own duration that a slow one rests.
+            longest_rest: seconds that it rests at most.
             most_patience: times ``statement_timeout`` that it gets at most.
         """
         self._what = f"looking for {what}"
@@ -48,7 +50,7 @@ class Search:
         self._seconds = statement_timeout
         self._database = database
         self._events = events
-        self._pace = Pace(rest)
+        self._pace = Pace(rest, longest_rest)
         self._told = False
 
     @property

@@ -4,15 +4,18 @@ import math
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership import lease, registry
+from tests.conftest import FAST
 from tests.runtime.processors import echo, scripted
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 
 EVERY = 12
+SLEEP = text("SELECT pg_sleep(60)")
 
 
 @pytest.fixture
@@ -59,6 +62,23 @@ async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, lo
     heartbeat._search._pace.hurry()
     await rounds_pass(beats, 2)
     assert looks
+
+
+async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale(
+    start: StartWorker, looks: list[float]
+) -> None:
+    running = await start(scripted(echo))
+    heartbeat, database = running.worker._parts.heartbeat, running.worker._database
+    heartbeat._look_for_strays_at = math.inf
+    assert await heartbeat._search.make(lambda seconds: database.run(SLEEP, seconds=seconds)) is None
+    assert heartbeat._search.must_rest
+    looks.clear()
+    heartbeat.look_for_strays()
+
+    async def looked() -> None:
+        assert looks
+
+    await eventually(looked, seconds=FAST["stale_threshold"])
 
 
 async def test_a_heartbeat_sends_two_statements_also_when_it_looks(
