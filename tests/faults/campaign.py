@@ -16,6 +16,7 @@ import psycopg
 from jsworker.errors import JsworkerError
 from jsworker.runtime.clock import boottime
 from jsworker.settings import Settings
+from jsworker.stream.ending import end_tasks
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.checker import check
 from tests.faults.collect import collect
@@ -189,8 +190,7 @@ async def _fight(plan: Plan, stores: Stores, folder: Path, history: History, pro
             history.drained = boottime()
         await fleet.stop()
     finally:
-        for task in watching:
-            task.cancel()
+        await end_tasks(watching)
         await asyncio.gather(*watching, return_exceptions=True)
         history.slow, history.crowded = slowness.times, slowness.crowded
         await fleet.close()
