@@ -46,7 +46,7 @@ dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COM
 # last. Where ARGS leave no test for one of the two runs, that is fine (5). Deadlines of tenths of a second break on a
 # machine that others slow down: what failed (1) is run once more, by itself. What fails twice fails, both are shown.
 SELECTED = -m "$(1) and not slow and not verify" $(ARGS)
-PYTEST = $(BIN)/pytest -n $(2) --dist loadfile --no-loadscope-reorder $(SELECTED) || { \
+PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || { \
 	case $$? in \
 		5) ;; \
 		1) echo "== once more, by itself: what failed beside other tests" && $(BIN)/pytest --last-failed $(SELECTED) ;; \
@@ -54,9 +54,9 @@ PYTEST = $(BIN)/pytest -n $(2) --dist loadfile --no-loadscope-reorder $(SELECTED
 	esac; \
 }
 
-test: $(VENV)/.project ## Run the tests on two cores. ARGS="-k claim" for some of them.
-	@$(call PYTEST,timed,2)
-	@$(call PYTEST,not timed,3)
+test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
+	@$(call PYTEST,timed)
+	@$(call PYTEST,not timed)
 
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
