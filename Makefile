@@ -45,11 +45,12 @@ dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COM
 # Tests with short deadlines first, by themselves. Files in their order: sorted by xdist, single long tests would come
 # last. Where ARGS leave no test for one of the two runs, that is fine (5). Deadlines of tenths of a second break on a
 # machine that others slow down: what failed (1) is run once more, by itself. What fails twice fails, both are shown.
+# Not with ARGS: they may end a run before its other tests.
 SELECTED = -m "$(1) and not slow and not verify" $(ARGS)
 PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || { \
 	case $$? in \
 		5) ;; \
-		1) echo "== once more, by itself: what failed beside other tests" && $(BIN)/pytest --last-failed $(SELECTED) ;; \
+		$(if $(ARGS),no-second-try,1)) echo "== once more, by itself: what failed beside other tests" && $(BIN)/pytest --last-failed $(SELECTED) ;; \
 		*) exit 1 ;; \
 	esac; \
 }

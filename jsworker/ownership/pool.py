@@ -126,7 +126,7 @@ class Pool:
 
     async def _connect(self) -> Connection:
         try:
-            connection = await psycopg.AsyncConnection.connect(**self._to_connect, autocommit=True)
+            connection = await psycopg.AsyncConnection.connect(**self._to_connect)
         except BaseException as error:
             clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
             raise
@@ -188,7 +188,7 @@ def uuid_array(ids: Iterable[UUID]) -> str:
 def _to_connect(url: URL) -> dict[str, Any]:
     arguments: dict[str, Any]
     _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
-    return arguments | connect_arguments()
+    return arguments | connect_arguments() | {"autocommit": True}
 
 
 async def _keep_plans(connection: Connection) -> None:

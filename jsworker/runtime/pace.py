@@ -12,7 +12,7 @@ from typing import Final
 from jsworker.runtime.clock import boottime
 
 REST: Final = 50
-"""Times its own duration that a search rests: it takes a fiftieth of one database connection at most."""
+"""Times its own duration that a slow search rests."""
 _QUICK_SECONDS: Final = 0.02
 """What no rest is needed after."""
 LONGEST_REST_SECONDS: Final = 30.0
@@ -22,7 +22,7 @@ RECENT_SECONDS: Final = 10.0
 
 
 class Pace:
-    """Keeps one search to a fiftieth of the time; on a healthy table it is always due.
+    """Lets a slow search rest, as a rule until it takes a fiftieth of the time; a quick one is always due.
 
     Of two in a row the quicker one counts: a single slow search tells of a busy machine, not of the table.
 

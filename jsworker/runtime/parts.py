@@ -22,7 +22,7 @@ from jsworker.runtime.lag import LoopLag
 from jsworker.runtime.lease import LeaseServices
 from jsworker.runtime.lifecycle import Loop
 from jsworker.runtime.lineage import LineageWatch
-from jsworker.runtime.pace import LONGEST_REST_SECONDS, REST
+from jsworker.runtime.pace import LONGEST_REST_SECONDS, REST, Pace
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.recovery.burial import Burial
@@ -189,10 +189,15 @@ class Parts:
             database=around.database,
             events=around.events,
             rest=rest,
-            # What it has not found by then, others take for stale, and count as a stall.
-            longest_rest=min(LONGEST_REST_SECONDS, around.settings.stale_threshold / 4),
+            longest_rest=self._longest_rest(),
             most_patience=most_patience,
         )
+
+    def _longest_rest(self) -> float:
+        """Return the seconds that a search may rest: what it finds later may have been taken for stale."""
+        thresholds = [kind.limits.stale_after for kind in self._around.kinds.values()]
+        stale_after = [self._around.settings.stale_threshold, *(each for each in thresholds if each)]
+        return min(LONGEST_REST_SECONDS, min(stale_after) / 4)
 
     def _wire_executor(self) -> Executor:
         around = self._around
@@ -320,6 +325,7 @@ class Parts:
             hand=self.hand,
             nats_connected=lambda: around.stream.connected,
             new_search=lambda kind: self._search(f"waiting jobs of {kind}"),
+            pace=Pace(longest_rest=self._longest_rest()),
         )
 
         async def look_after_the_queue() -> None:

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership import lease, registry
+from jsworker.settings import Settings
 from tests.conftest import FAST
 from tests.runtime.processors import echo, scripted
 from tests.runtime.running import StartWorker
@@ -64,10 +65,17 @@ async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, lo
     assert looks
 
 
+@pytest.mark.parametrize("whose", ["everybody's", "the kind's own"])
 async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale(
-    start: StartWorker, looks: list[float]
+    start: StartWorker, settings: Settings, looks: list[float], whose: str
 ) -> None:
-    running = await start(scripted(echo))
+    if whose == "everybody's":
+        running = await start(scripted(echo))
+    else:
+        own = scripted(echo, stale_threshold=FAST["stale_threshold"])
+        running = await start(
+            own, with_settings=settings.model_copy(update={"stale_threshold": 600.0, "ack_wait": 900.0})
+        )
     heartbeat, database = running.worker._parts.heartbeat, running.worker._database
     heartbeat._look_for_strays_at = math.inf
     assert await heartbeat._search.make(lambda seconds: database.run(SLEEP, seconds=seconds)) is None

@@ -35,6 +35,7 @@ class IdlePoll:
         hand: Hand,
         nats_connected: Callable[[], bool],
         new_search: Callable[[str], Search],
+        pace: Pace,
     ) -> None:
         """Wire the poll.
 
@@ -44,6 +45,7 @@ class IdlePoll:
             database, health, hand: the worker's own.
             nats_connected: whether messages can come.
             new_search: makes the search for waiting rows of a kind, given its name.
+            pace: of the searches of all kinds together.
         """
         self._consumers = consumers
         self._scan_interval = scan_interval
@@ -52,7 +54,7 @@ class IdlePoll:
         self._hand = hand
         self._nats_connected = nats_connected
         self._searches = {each.kind.name: new_search(each.kind.name) for each in consumers}
-        self._pace = Pace()
+        self._pace = pace
 
     async def step(self) -> None:
         """Once a scan: take old rows into free slots, a single one where messages keep coming."""
