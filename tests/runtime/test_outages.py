@@ -236,7 +236,8 @@ async def test_a_locked_row_holds_up_nobody_but_its_own_job(
     make_settings: Callable[..., Settings],
     database_url: str,
 ) -> None:
-    settings = make_settings(stale_threshold=20.0, ack_wait=60.0)
+    # Scans are rare, else a job may be claimed from the table and its message answered at once.
+    settings = make_settings(stale_threshold=20.0, ack_wait=60.0, scan_interval=5.0)
     gate = Gate()
     running = await start(scripted(gate.process), scripted(echo, kind="echo"), with_settings=settings)
     locked, *others = [job.id for job in await client.enqueue_many("scripted", [{}] * 4)]
