@@ -46,17 +46,13 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What was learnt.
+class PostgresFacts:
+    """What was learnt of PostgreSQL.
 
     Attributes:
-        place: where PostgreSQL is, for messages.
         clock: PostgreSQL's clock beside this machine's; known as soon as the server answers.
-        monitoring: what each monitoring address told, by the address.
     """
 
-    settings: Settings
-    place: str
     clock: Learnt[Clock]
     link: Learnt[Link]
     server: Learnt[Server]
@@ -65,6 +61,19 @@ class Facts:
     revision: Learnt[Revision]
     schema: Learnt[Schema]
     rows: Learnt[Rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts(PostgresFacts):
+    """What was learnt.
+
+    Attributes:
+        place: where PostgreSQL is, for messages.
+        monitoring: what each monitoring address told, by the address.
+    """
+
+    settings: Settings
+    place: str
     nats: Learnt[NatsServer]
     account: Learnt[AccountState]
     stream: Learnt[Found]

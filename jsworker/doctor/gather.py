@@ -3,20 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from jsworker.doctor.facts import Facts, Found, Learnt, Oldest, Revision, Unknown
+from jsworker.doctor.facts import Facts, Found, Learnt, Oldest, PostgresFacts, Revision, Unknown
 from jsworker.doctor.monitoring import ServerConfiguration, read_configuration
 from jsworker.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.ownership.database import Database
 from jsworker.ownership.inspection.jobs import Rows, read_rows
-from jsworker.ownership.inspection.schema import Schema, read_schema
+from jsworker.ownership.inspection.schema import read_schema
 from jsworker.ownership.inspection.server import (
-    Clock,
-    Link,
-    MissingRight,
-    Server,
     read_clock,
     read_link,
     read_missing_rights,
@@ -35,20 +30,6 @@ LATE_SECONDS: Final = 30.0
 
 _PATIENCE_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 3.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OfPostgres:
-    """What was learnt of PostgreSQL."""
-
-    clock: Learnt[Clock]
-    link: Learnt[Link]
-    server: Learnt[Server]
-    oldest: Learnt[Oldest]
-    rights: Learnt[list[MissingRight]]
-    revision: Learnt[Revision]
-    schema: Learnt[Schema]
-    rows: Learnt[Rows]
 
 
 @asynccontextmanager
@@ -84,7 +65,7 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
             return Facts(
                 settings=settings,
                 place=database.place,
-                **{name: getattr(found, name) for name in _OfPostgres.__dataclass_fields__},
+                **{name: getattr(found, name) for name in PostgresFacts.__dataclass_fields__},
                 nats=nats,
                 account=account,
                 stream=stream,
@@ -94,21 +75,22 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
         finally:
             postgres.cancel()
             configurations.cancel()
+            await asyncio.gather(postgres, configurations, return_exceptions=True)
             await inspector.close()
 
 
-async def _of_postgres(database: Database) -> _OfPostgres:
+async def _of_postgres(database: Database) -> PostgresFacts:
     clock = await _learn(read_clock(database))
     if isinstance(clock, Unknown):
         away = Unknown("PostgreSQL cannot be used")
-        return _OfPostgres(
+        return PostgresFacts(
             clock=clock,
             **dict.fromkeys(("link", "server", "oldest", "rights", "revision", "schema", "rows"), away),
         )
     revision = await _learn(_revision(database))
     no_tables = _why_no_tables(revision)
     late, forgotten = LATE_SECONDS, FORGOTTEN_AFTER_SECONDS
-    return _OfPostgres(
+    return PostgresFacts(
         clock=clock,
         link=await _learn(read_link(database)),
         server=await _learn(read_server(database)),

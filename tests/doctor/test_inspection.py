@@ -15,6 +15,7 @@ from nats.js.api import ConsumerConfig
 from sqlalchemy import Connection, TextClause, create_engine
 from sqlalchemy.engine import make_url
 
+from jsworker.doctor import gather as gathering
 from jsworker.doctor import stream as stream_checks
 from jsworker.doctor.checks import examine
 from jsworker.doctor.facts import Unknown
@@ -207,6 +208,29 @@ async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
     told = facts.monitoring[monitoring]
     assert isinstance(told, Unknown)
     assert "no answer within 3 s" in told.because
+
+
+async def test_an_examination_that_is_given_up_waits_for_the_end_of_what_it_began(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, left = asyncio.Event(), asyncio.Event()
+
+    async def leave_slowly(_: object) -> None:
+        asks.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _round in range(100):
+                await asyncio.sleep(0)
+            left.set()
+
+    monkeypatch.setattr(gathering, "_of_monitoring", leave_slowly)
+    examining = asyncio.create_task(gather(settings, []))
+    await asks.wait()
+    examining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await examining
+    assert left.is_set()
 
 
 async def test_a_monitoring_port_that_drips_is_left_in_time() -> None:
