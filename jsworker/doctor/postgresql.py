@@ -15,19 +15,13 @@ from jsworker.settings import Settings
 _LEAST_VERSION: Final = 12
 _TRIED_VERSION: Final = 14
 _OLD_TRANSACTION_SECONDS: Final = 300.0
-_REFUSED_PROTOCOL: Final = "SQLSTATE 08P01"
 _OF_A_PROCESS: Final = 23
 """Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
 
 
 def connection(facts: Facts) -> Iterator[Remark]:
     """Whether the server answers at all."""
-    if isinstance(facts.clock, Unknown) and _REFUSED_PROTOCOL in facts.clock.because:
-        yield error(
-            f"{facts.clock.because}, as a pooler in statement mode answers to a transaction",
-            "Set pool_mode = transaction.",
-        )
-    elif isinstance(facts.clock, Unknown):
+    if isinstance(facts.clock, Unknown):
         yield error(
             facts.clock.because,
             "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server runs, and that "

@@ -48,7 +48,7 @@ class Pool:
                 connection and always by index, whatever it believes the size of the table to be. Not behind a
                 pooler, which may run every statement on another session.
         """
-        self._to_connect = _to_connect(url)
+        self._url = url
         self._keeps_plans = keeps_plans
         self._size = size
         self.limit = size + overflow
@@ -125,11 +125,7 @@ class Pool:
             raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
 
     async def _connect(self) -> Connection:
-        try:
-            connection = await psycopg.AsyncConnection.connect(**self._to_connect)
-        except BaseException as error:
-            clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
-            raise
+        connection = await connect(self._url)
         if self._keeps_plans:
             try:
                 await _keep_plans(connection)
@@ -160,6 +156,19 @@ class Pool:
     def _return(self) -> None:
         self.in_use -= 1
         self._lendable.release()
+
+
+async def connect(url: URL) -> Connection:
+    """Open a connection in autocommit mode.
+
+    Raises:
+        psycopg.Error, OSError, UnicodeError: as the driver raises them.
+    """
+    try:
+        return await psycopg.AsyncConnection.connect(**_to_connect(url))
+    except BaseException as error:
+        clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
+        raise
 
 
 def connect_arguments() -> dict[str, Any]:

@@ -24,7 +24,7 @@ def durable() -> Iterator[Servers]:
     [
         ("transaction", ("postgresql.pooler", "ok", "a pooler in transaction mode")),
         ("session", ("postgresql.pooler", "info", "a pooler is between")),
-        ("statement", ("postgresql.connection", "error", "a pooler in statement mode")),
+        ("statement", ("postgresql.pooler", "error", "a pooler in statement mode")),
     ],
 )
 async def test_modes(

@@ -4,17 +4,16 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import psycopg
-from sqlalchemy import NullPool, text
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy import text
 
 from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import connect_arguments
+from jsworker.ownership.pool import Connection, connect
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.tables import SCHEMA
 
@@ -77,7 +76,6 @@ UNION ALL
 SELECT NULL, 'USAGE' FROM pg_namespace AS n WHERE n.nspname = :schema AND NOT has_schema_privilege(n.oid, 'USAGE')
 """)
 
-_BACKEND = text("SELECT pg_backend_pid()")
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
 """Whether a pooler is between, and what it lends: a server connection for a statement, for a transaction, or
@@ -192,24 +190,17 @@ async def read_link(database: Database) -> Link:
     Raises:
         DatabaseUnavailable, DatabaseRefused: as ``Database.run`` does.
     """
-    engine = create_async_engine(
-        database.url,
-        isolation_level="AUTOCOMMIT",
-        hide_parameters=True,
-        poolclass=NullPool,
-        connect_args=connect_arguments(),
-    )
     try:
-        async with asyncio.timeout(_LINK_SECONDS), engine.connect() as first, engine.connect() as second:
+        async with asyncio.timeout(_LINK_SECONDS), AsyncExitStack() as stack:
+            # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
+            first, second = [await stack.enter_async_context(await connect(database.url)) for _ in range(2)]
             return await _read_link(first, second)
     except TimeoutError:
         raise DatabaseUnavailable(
             f"PostgreSQL at {database.place} did not answer within {_LINK_SECONDS:g} s"
         ) from None
-    except (SQLAlchemyError, psycopg.Error, OSError, UnicodeError) as error:
+    except (psycopg.Error, OSError, UnicodeError) as error:
         raise map_error(error, database.place) from None
-    finally:
-        await engine.dispose()
 
 
 async def _clock(database: Database) -> Clock:
@@ -219,32 +210,32 @@ async def _clock(database: Database) -> Clock:
     return Clock(ahead=float(row.now) - (asked + answered) / 2, within=(answered - asked) / 2)
 
 
-async def _read_link(first: AsyncConnection, second: AsyncConnection) -> Link:
-    driver: Any = (await first.get_raw_connection()).driver_connection
-    info = driver.info
+async def _read_link(first: Connection, second: Connection) -> Link:
+    info = first.info
     local = info.host.startswith("/") or (
         bool(info.hostaddr) and ipaddress.ip_address(info.hostaddr.partition("%")[0]).is_loopback
     )
     pooled = await _backend(first) != info.backend_pid  # a pooler tells another one than the server
     return Link(
-        encrypted=bool(driver.pgconn.ssl_in_use),
+        encrypted=bool(first.pgconn.ssl_in_use),
         local=local,
-        sharing=await _sharing(first, second, driver) if pooled else "direct",
+        sharing=await _sharing(first, second) if pooled else "direct",
     )
 
 
-async def _sharing(first: AsyncConnection, second: AsyncConnection, driver: Any) -> Sharing:
+async def _sharing(first: Connection, second: Connection) -> Sharing:
     """Find out what a pooler lends: two idle clients on one server session prove that it lends less than one."""
     shared = False
     for _ in range(_SHARING_ROUNDS):
         shared = shared or await _backend(first) == await _backend(second)
     try:
-        await driver.execute("BEGIN")
-        await driver.execute("ROLLBACK")
-    except psycopg.Error:
+        await first.execute("BEGIN")
+        await first.execute("ROLLBACK")
+    except psycopg.errors.ProtocolViolation:
         return "statement"
     return "transaction" if shared else "unclear"
 
 
-async def _backend(connection: AsyncConnection) -> int:
-    return int((await connection.execute(_BACKEND)).scalar_one())
+async def _backend(connection: Connection) -> int:
+    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
+    return int(pid)
