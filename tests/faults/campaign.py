@@ -73,6 +73,9 @@ EVERY_PATH = frozenset(
 )
 """What the timelines of a full run must tell of at least once."""
 
+LONG_RUN_KILLS = 300
+"""From so many kills on a run of every nemesis must have seen every path; a shorter one may miss some."""
+
 _ENOUGH_KILLS = 20
 _WARM_UP_SECONDS = 20.0
 _PRODUCERS = 2
@@ -121,8 +124,9 @@ class Plan:
 
     @property
     def must_see(self) -> frozenset[str]:
-        """Paths that must have been taken: a run of every nemesis takes them all."""
-        return EVERY_PATH if not self.only and not self.cluster else frozenset()
+        """Paths that must have been taken: a long run of every nemesis takes them all."""
+        is_long = not self.only and not self.cluster and self.kill_count >= LONG_RUN_KILLS
+        return EVERY_PATH if is_long else frozenset()
 
     @property
     def kill_count(self) -> int:
@@ -146,7 +150,11 @@ async def run(plan: Plan, folder: Path, progress: Progress, access: Access = EVE
     finally:
         await asyncio.to_thread(stores.discard)
     verdict = check(history, heartbeat_interval=TIME_SCALE["heartbeat_interval"])
-    planned = {"rate": plan.rate, "kill_seconds": plan.kill_seconds if plan.kill_names else None}
+    planned = {
+        "rate": plan.rate,
+        "kill_seconds": plan.kill_seconds if plan.kill_names else None,
+        "must_see": sorted(plan.must_see),
+    }
     return {"ok": verdict.ok, **planned, **surroundings(plan.seed), **figures(history, verdict)}
 
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.faults.report import demanded
+
 _HEAD = """# Reliability, measured
 
 This page is written by `make chaos` (`python -m tests.faults.document`); do not edit it. What a fault run
@@ -60,7 +62,16 @@ def _run(result: dict[str, Any]) -> str:
             f"| {name}, from the next life's connection | {_seconds(found)} |"
             for name, found in result["recovery_after_connect"].items()
         ]
-    return "\n".join([*lines, "", f"Faults: {_counted(result['faults'])}.", ""])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Faults: {_counted(result['faults'])}.",
+            "",
+            f"Paths that had to be seen: {demanded(result)}.",
+            "",
+        ]
+    )
 
 
 def _findings(result: dict[str, Any]) -> str:

@@ -81,11 +81,17 @@ def print_report(result: dict[str, Any], console: Console) -> None:
         for fault, found in result[name].items():
             table.add_row(f"{label} {fault}", seconds_text(found))
     console.print(table)
+    console.print(f"paths that had to be seen: {demanded(result)}", markup=False, soft_wrap=True)
     for rule, found in result["findings"].items():
         console.print(f"[red]{rule}[/red]: {len(found)}{' or more' if len(found) >= 20 else ''}")
         for where, what in found[:5]:
             console.print(f"  {where}  {what}", markup=False, soft_wrap=True)
     console.print("[green]verdict: good[/green]" if result["ok"] else "[red]verdict: bad[/red]")
+
+
+def demanded(result: dict[str, Any]) -> str:
+    """Return for people which paths the verdict demanded."""
+    return ", ".join(result["must_see"]) or "none: not a long run of every fault"
 
 
 def seconds_text(found: dict[str, float]) -> str:

@@ -2,22 +2,26 @@
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from tests.faults.campaign import EVERY_PATH, Plan
 from tests.faults.checker import check
 from tests.faults.document import document
 from tests.faults.figures import figures
 from tests.faults.history import Fault, History
+from tests.faults.journal import Journal
+from tests.faults.nemeses.processes import has_obeyed
 from tests.faults.report import print_report, surroundings, write_json
 from tests.faults.test_checker import HEARTBEAT, recovered
 
 
 def result_of(history: History) -> dict[str, object]:
     verdict = check(history, heartbeat_interval=HEARTBEAT)
-    planned = {"rate": 20.0, "kill_seconds": 1.2}
+    planned = {"rate": 20.0, "kill_seconds": 1.2, "must_see": sorted(history.must_see)}
     return {"ok": verdict.ok, **planned, **surroundings(42), **figures(history, verdict)}
 
 
@@ -32,6 +36,31 @@ def test_the_table_of_a_good_run() -> None:
     told = printed(recovered())
     assert "verdict: good" in told
     assert "p50 2.40  p99 2.40  max 2.40 s  (1)" in told
+
+
+def test_the_report_tells_which_paths_the_verdict_demanded() -> None:
+    history = recovered()
+    assert "had to be seen: reset: stale" in printed(history)
+    assert "had to be seen: reset: stale" in document([result_of(history)])
+    history.must_see = frozenset()
+    assert "had to be seen: none: not a long run" in printed(history)
+
+
+def test_paths_are_demanded_of_long_runs_only() -> None:
+    assert Plan(seed=1, kills=500).must_see == EVERY_PATH
+    assert Plan(seed=1, kills=60).must_see == frozenset()
+    assert Plan(seed=1, kills=500, only=("poison",)).must_see == frozenset()
+
+
+def test_a_strike_counts_when_the_struck_process_has_written_it_down(tmp_path: Path) -> None:
+    record = Journal(tmp_path, "run")
+    record.note("tick")
+    assert not has_obeyed(tmp_path, [os.getpid()], "after_reset_before_wake")
+    record.note("struck", point="after_reset_before_wake", signal=9)
+    record.close()
+    assert has_obeyed(tmp_path, [1, os.getpid()], "after_reset_before_wake")
+    assert not has_obeyed(tmp_path, [os.getpid()], "after_claim_before_run")
+    assert not has_obeyed(tmp_path, [1], "after_reset_before_wake")
 
 
 def test_the_table_of_a_bad_run_names_rule_and_job() -> None:

@@ -4,9 +4,11 @@ import asyncio
 import signal
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import Pod, is_alive, process_state, send
+from tests.faults.journal import read_journal
 
 POINTS = (
     "after_claim_before_run",
@@ -18,6 +20,10 @@ POINTS = (
 
 _STRIKE_SECONDS = 8.0
 _DOOMED = 60
+_RESET_THRESHOLDS = 8
+"""Stale thresholds within which somebody takes jobs from a frozen worker: three on an idle machine."""
+_HELD_JOBS = 40
+_HELD_SECONDS = 3.0
 _STAYS_DOWN_SECONDS = 6.0
 _TWIN_SECONDS = 6.0
 _DEATH_SECONDS = 2.0
@@ -111,28 +117,36 @@ async def kill_at_points(field: Battlefield) -> None:
             order = field.folder / f"strike-{victim}"
             order.write_text(f"{point} {int(signal.SIGKILL)}")
             relayed = point == "after_publish_before_mark"
-            fault.fired = await field.until(partial(_is_struck, field, victim, relayed), _STRIKE_SECONDS)
+            await field.until(partial(_is_struck, field, victim, relayed), _STRIKE_SECONDS)
             order.unlink(missing_ok=True)
-            if not fault.fired:  # it may have the order already, and would obey it some time later
+            if is_alive(victim):  # it may have the order already, and would obey it some time later
                 send(victim, signal.SIGKILL)
+                await field.until(partial(_are_gone, [victim]), _DEATH_SECONDS)
+            fault.fired = has_obeyed(field.folder, [victim], point)
 
 
 async def kill_after_reset(field: Battlefield) -> None:
     """SIGKILL of whoever has just taken jobs from a frozen worker, before anybody is woken for them."""
+    await field.enqueue(
+        "ordinary", count=_HELD_JOBS, seconds=_HELD_SECONDS
+    )  # so that the frozen one owns some
     _, frozen = await field.victim()
     rescuers = [pid for each in field.fleet.pods for pid in each.workers() if pid != frozen]
     orders = [field.folder / f"strike-{pid}" for pid in rescuers]
-    async with field.fault("killed_after_reset_before_wake", "process", pids=[frozen, *rescuers]) as fault:
+    point = "after_reset_before_wake"
+    async with field.fault(f"killed_{point}", "process", pids=[frozen, *rescuers]) as fault:
         for order in orders:
-            order.write_text(f"after_reset_before_wake {int(signal.SIGKILL)}")
+            order.write_text(f"{point} {int(signal.SIGKILL)}")
         send(frozen, signal.SIGSTOP)
-        fault.fired = await field.until(partial(_is_any_gone, rescuers), 3 * field.stale_seconds)
+        await field.until(partial(_is_any_gone, rescuers), _RESET_THRESHOLDS * field.stale_seconds)
         send(frozen, signal.SIGCONT)
         for order in orders:
             order.unlink(missing_ok=True)
         # Those that have taken the order already obey it at their next reset.
         for each in field.fleet.pods:
             each.kill_all()
+        await field.until(partial(_are_gone, [frozen, *rescuers]), _DEATH_SECONDS)
+        fault.fired = has_obeyed(field.folder, rescuers, point)
 
 
 async def twin_hostname(field: Battlefield) -> None:
@@ -187,6 +201,16 @@ async def _is_struck(field: Battlefield, victim: int, relayed: bool) -> bool:  #
     if relayed:
         await field.enqueue("ordinary", published=False, seconds=0.1)
     return not is_alive(victim)
+
+
+def has_obeyed(folder: Path, pids: Iterable[int], point: str) -> bool:
+    """Tell from their own records whether any of these processes struck itself at a fault point."""
+    return any(
+        line["what"] == "struck" and line["point"] == point
+        for pid in pids
+        for path in folder.glob(f"run-{pid}-*.jsonl")
+        for line in read_journal(path)
+    )
 
 
 async def _are_gone(pids: Iterable[int]) -> bool:
