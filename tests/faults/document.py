@@ -47,7 +47,8 @@ def _run(result: dict[str, Any]) -> str:
         f"## {_title(result)}",
         *([] if result["ok"] else ["", f"**Not everything was seen or well:** {_findings(result)}."]),
         "",
-        f"{surroundings}, {result['machine']}; {result['seconds']:.0f} s.",
+        f"{surroundings}, {result['machine']}; pods on {' and '.join(result['event_loops'])} in turn; "
+        f"{result['seconds']:.0f} s.",
         "",
         "| | |",
         "|---|---|",

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +25,9 @@ from tests.faults.workload import TARGETS
 from tests.support.proxy import Proxy, proxied
 
 ROOT = Path(__file__).parents[2]
+
+EVENT_LOOPS = ("asyncio", "uvloop") if find_spec("uvloop") else ("asyncio",)
+"""One pod after the other has the next of these: half of the workers run on uvloop where it is installed."""
 
 _RESTART_SECONDS = 0.1
 _STOP_SECONDS = 15.0
@@ -51,6 +56,7 @@ class Pod:
         hostname: stable across restarts.
         wanted: whether the harness starts it again when it has ended.
         told: whether it was told to stop, or killed by a fault: its end is nothing to wonder about.
+        output: what its present life writes, on its way to the log.
     """
 
     hostname: str
@@ -62,10 +68,11 @@ class Pod:
     started_at: float = 0.0
     exits: list[Exit] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
+    output: "Output | None" = None
 
     @property
     def log(self) -> Path:
-        """What its processes wrote to stderr, over all lives."""
+        """What its processes wrote to stdout and stderr, over all lives."""
         return self.folder / f"pod-{self.hostname}.log"
 
     @property
@@ -88,13 +95,14 @@ class Pod:
         }
         self.told = False
         self.started_at = boottime()
-        with self.log.open("ab") as log:
+        self.output = Output(self.log)
+        with self.output.writable() as pipe:
             self.process = start_with_parent(
                 [sys.executable, "-m", "jsworker", "run", *TARGETS],
                 env=environment,
                 cwd=ROOT,
-                stdout=log,
-                stderr=log,
+                stdout=pipe,
+                stderr=pipe,
                 death_signal=signal.SIGKILL,
             )
 
@@ -154,6 +162,52 @@ class Pod:
             send(pid, signal.SIGKILL)
 
 
+class Output:
+    """The pipe that a pod writes to, and the thread that copies it to the log as a container runtime does."""
+
+    def __init__(self, log: Path) -> None:
+        """Make the pipe; the thread ends when nobody can write any more."""
+        self._reader, self._writer = os.pipe()
+        self._reading = threading.Event()
+        self._reading.set()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._copy, args=[log], name=f"output of {log.stem}", daemon=True).start()
+
+    @contextmanager
+    def writable(self) -> Iterator[int]:
+        """Lend the end that is written to, for the start of a process."""
+        try:
+            yield self._writer
+        finally:
+            os.close(self._writer)
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """Fill the pipe, and read nothing during the block."""
+        self._reading.clear()
+        # An open file of its own: the processes' end must go on to block when the pipe is full.
+        writer = os.open(f"/proc/self/fd/{self._reader}", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(writer, b"\n")
+            self._stopped.wait(_STOP_SECONDS)
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(writer, b"\n" * 512)
+            yield
+        finally:
+            os.close(writer)
+            self._reading.set()
+
+    def _copy(self, log: Path) -> None:
+        with log.open("ab", buffering=0) as file, os.fdopen(self._reader, "rb", buffering=0) as source:
+            while data := source.read(65536):
+                file.write(data)
+                if not self._reading.is_set():
+                    self._stopped.set()
+                    self._reading.wait()
+                    self._stopped.clear()
+
+
 def is_alive(pid: int) -> bool:
     """Tell whether a process is there and not dead already."""
     return process_state(pid) not in (None, "Z", "X")
@@ -195,7 +249,13 @@ class Fleet:
             [proxy], through = await self._proxied(url)
             ways.append(proxy)
             urls.append(through)
-        settings = {**self.settings, "database_url": database_url, "nats_url": ",".join(urls)}
+        event_loop = EVENT_LOOPS[len(self.pods) % len(EVENT_LOOPS)]
+        settings = {
+            "event_loop": event_loop,
+            **self.settings,
+            "database_url": database_url,
+            "nats_url": ",".join(urls),
+        }
         pod = Pod(hostname, settings, self.folder, {"database": databases, "nats": ways})
         self.pods.append(pod)
         keeping = asyncio.create_task(pod.keep(), name=f"keep {hostname}")

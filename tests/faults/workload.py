@@ -80,6 +80,7 @@ class Transactional(Recorded):
             await asyncio.sleep(job.payload["seconds"])
             async with job.transaction(result={"token": job.fencing_token}) as session:
                 await session.execute(EFFECT, {"job_id": job.id, "token": job.fencing_token})
+                await asyncio.sleep(job.payload.get("hold", 0.0))
 
 
 class Fenced(Recorded):
@@ -190,3 +191,6 @@ TARGETS = tuple(f"{__name__}:{kind.__name__}" for kind in KINDS)
 
 FAILS_FOR = {"doomed": "attempts", "poisonous": "stalled"}
 """Kinds whose jobs must fail, and for what reason; all others must complete."""
+
+NEVER_ERRS = frozenset({"transactional"})
+"""Kinds that use the database through ``job.transaction()`` alone: a server's fault is no error of theirs."""

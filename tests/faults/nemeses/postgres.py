@@ -3,14 +3,22 @@
 import asyncio
 import os
 import signal
+from contextlib import AsyncExitStack
 
 import psycopg
 
+from jsworker.runtime.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
+from tests.faults.fleet import send
+from tests.faults.history import SLOTS_EXHAUSTED
 from tests.faults.records import ROLE
 
 _LOCKED_ROWS = 6
 _TERMINATIONS = 6
+_TRANSACTIONS = 150
+_HOLD_SECONDS = 0.6
+_ROUNDS = 20
+_EXHAUSTED_THRESHOLDS = 2.5
 
 
 async def stopped_immediately(field: Battlefield) -> None:
@@ -58,6 +66,47 @@ async def backends_terminated(field: Battlefield) -> None:
             ended += int(str((await field.stores.execute(terminate, ROLE))[0][0]))
             await asyncio.sleep(0.4)
         fault.fired = ended > 0
+
+
+async def killed_in_transactions(field: Battlefield) -> None:
+    """Twice a second every backend that is in a job's own transaction is ended: no error of those jobs."""
+    terminate = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE usename = %s AND state = 'idle in transaction'"
+    )
+    await field.enqueue("transactional", count=_TRANSACTIONS, seconds=0.1, hold=_HOLD_SECONDS)
+    async with field.fault("backends_terminated_in_transactions", "database") as fault:
+        ended = 0
+        for _ in range(_ROUNDS):
+            ended += int(str((await field.stores.execute(terminate, ROLE))[0][0]))
+            await asyncio.sleep(0.5)
+        fault.fired = ended > 0
+
+
+async def slots_exhausted(field: Battlefield) -> None:
+    """Somebody else has every connection that the server allows: workers and a new child wait for one."""
+    pod, victim = await field.victim()
+    others = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE usename = %s AND application_name <> 'hog'"
+    )
+    async with field.fault(SLOTS_EXHAUSTED, "database") as fault, AsyncExitStack() as stack:
+        fault.fired = False
+        until = boottime() + _EXHAUSTED_THRESHOLDS * field.stale_seconds
+        while boottime() < until:
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    field.stores.database_url, autocommit=True, connect_timeout=5, application_name="hog"
+                )
+            except psycopg.OperationalError:
+                if not fault.fired:
+                    fault.fired = True
+                    await field.stores.execute(others, ROLE)
+                    async with field.fault("sigkill_child", "process", pods=[pod], pids=[victim]):
+                        send(victim, signal.SIGKILL)
+                await asyncio.sleep(0.01)
+            else:
+                stack.push_async_callback(connection.close)
 
 
 async def connections_refused(field: Battlefield) -> None:
@@ -114,6 +163,8 @@ NEMESES: dict[str, Nemesis] = {
     "postgres_outage": outage,
     "postgres_frozen": frozen,
     "backends_terminated": backends_terminated,
+    "backends_terminated_in_transactions": killed_in_transactions,
+    SLOTS_EXHAUSTED: slots_exhausted,
     "connection_limit": connections_refused,
     "running_rows_locked": running_rows_locked,
     "idle_in_transaction": queued_rows_locked,

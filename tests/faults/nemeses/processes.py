@@ -26,6 +26,7 @@ _HELD_JOBS = 40
 _HELD_SECONDS = 3.0
 _STAYS_DOWN_SECONDS = 6.0
 _TWIN_SECONDS = 6.0
+_REPLACED_SECONDS = 20.0
 _DEATH_SECONDS = 2.0
 
 
@@ -170,6 +171,17 @@ async def rolling_restart(field: Battlefield) -> None:
             await field.until(partial(_works, pod), 10.0)
 
 
+async def output_not_read(field: Battlefield) -> None:
+    """Nobody reads what a pod writes, and the pipe is full: a killed worker must be replaced all the same."""
+    pod, victim = await field.victim()
+    before = set(pod.workers())
+    async with field.fault("output_not_read", "process", pods=[pod], pids=[victim]) as fault:
+        assert pod.output is not None
+        with pod.output.unread():
+            send(victim, signal.SIGKILL)
+            fault.fired = await field.until(partial(_has_others_than, pod, before), _REPLACED_SECONDS)
+
+
 async def _freeze(field: Battlefield, name: str, seconds: float) -> None:
     pod, victim = await field.victim()
     async with field.fault(name, "process", pods=[pod], pids=[victim]) as fault:
@@ -186,6 +198,10 @@ def _kill_tree(pod: Pod) -> bool:
 
 async def _works(pod: Pod) -> bool:
     return bool(pod.workers())
+
+
+async def _has_others_than(pod: Pod, pids: set[int]) -> bool:
+    return bool(set(pod.workers()) - pids)
 
 
 async def _is_stopped(pid: int) -> bool:
@@ -233,4 +249,5 @@ OTHERS: dict[str, Nemesis] = {
     "killed_after_reset_before_wake": kill_after_reset,
     "twin_hostname": twin_hostname,
     "rolling_restart": rolling_restart,
+    "output_not_read": output_not_read,
 }
