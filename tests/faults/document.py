@@ -43,12 +43,12 @@ def document(results: list[dict[str, Any]]) -> str:
 def _run(result: dict[str, Any]) -> str:
     late = _counted(result["rejected_late_writes"])
     surroundings = f"Seed {result['seed']}, commit {result['commit']}, Python {result['python']}"
+    loops = " and ".join(result["event_loops"])
     lines = [
         f"## {_title(result)}",
         *([] if result["ok"] else ["", f"**Not everything was seen or well:** {_findings(result)}."]),
         "",
-        f"{surroundings}, {result['machine']}; pods on {' and '.join(result['event_loops'])} in turn; "
-        f"{result['seconds']:.0f} s.",
+        f"{surroundings}, {result['machine']}, pods on {loops} in turn; {result['seconds']:.0f} s.",
         "",
         "| | |",
         "|---|---|",
