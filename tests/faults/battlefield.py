@@ -123,19 +123,27 @@ class Battlefield:
         self, kind: str, *, count: int = 1, published: bool = True, **payload: Any
     ) -> list[str]:
         """Enqueue jobs of a special kind, recorded like a producer's; not published, they are the relays'."""
-        orders = [f"special-{kind}-{len(self.faults)}-{self.dice.randrange(10**9)}-{n}" for n in range(count)]
+        keys = [f"special-{kind}-{len(self.faults)}-{self.dice.randrange(10**9)}-{n}" for n in range(count)]
         producer = Journal(self.folder, "producer")
-        found: list[str] = []
+        for key in keys:
+            producer.note("try", key=key, number=0, kind=kind)
+        payloads = [{"key": key, **payload} for key in keys]
         async with JobClient(self.settings) as client:
-            for key in orders:
-                producer.note("try", key=key, number=0, kind=kind)
-                if published:
-                    enqueued = await client.enqueue(kind, {"key": key, **payload}, unique_key=key)
-                else:
-                    job = NewJob(new_job_id(), json.dumps({"key": key, **payload}), key)
-                    enqueued = await enqueue(client.database, kind, job, publish_after=0.0)
-                producer.note("ok", key=key, number=0, job=str(enqueued.id))
-                found.append(str(enqueued.id))
+            if published:
+                enqueued = await client.enqueue_many(kind, payloads, unique_keys=keys)
+            else:
+                enqueued = [
+                    await enqueue(
+                        client.database,
+                        kind,
+                        NewJob(new_job_id(), json.dumps(each), each["key"]),
+                        publish_after=0.0,
+                    )
+                    for each in payloads
+                ]
+            found = [str(each.id) for each in enqueued]
+            for key, job in zip(keys, found, strict=True):
+                producer.note("ok", key=key, number=0, job=job)
         producer.close()
         return found
 

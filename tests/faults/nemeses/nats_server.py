@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from contextlib import suppress
+from dataclasses import replace
 
 from nats.js.errors import NotFoundError
 
@@ -16,6 +17,8 @@ _FROZEN_SECONDS = 5.0
 _BETWEEN_SECONDS = 3.0
 _BACKLOG = 100
 """Jobs; three times as many as a fleet has slots."""
+_REFUSED_JOBS = 60
+_REFUSED_SECONDS = 30.0
 _BUSY_SECONDS = 2.0
 """For so long each of them takes a slot: longer than a lost message stays unnoticed."""
 _ELECTION_SECONDS = 12.0
@@ -87,6 +90,30 @@ async def consumers_deleted(field: Battlefield) -> None:
                 await nats.jetstream().delete_consumer(STREAM, consumer.name)
 
 
+async def publishing_refused(field: Battlefield) -> None:
+    """JetStream delivers but stores nothing: jobs must be done from the table, while it lasts."""
+    async with field.fault("publishing_refused", "nats") as fault, field.stores.connected_to_nats() as nats:
+        stream = nats.jetstream()
+        wanted = (await stream.stream_info(STREAM)).config
+        await stream.update_stream(replace(wanted, max_msg_size=1))
+        try:
+            jobs = await field.enqueue("ordinary", count=_REFUSED_JOBS, published=False, seconds=0.2)
+            fault.fired = await field.ends(jobs, _REFUSED_SECONDS)
+        finally:
+            await stream.update_stream(wanted)
+
+
+async def messages_taken(field: Battlefield) -> None:
+    """A client takes messages of the workers' own consumer and sits on them."""
+    jobs = await field.enqueue("ordinary", count=_BACKLOG, seconds=0.3)
+    async with field.fault("messages_taken", "messages") as fault, field.stores.connected_to_nats() as nats:
+        taken = await nats.subscribe(nats.new_inbox())
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.ordinary"
+        await nats.publish(subject, b'{"batch":60,"no_wait":true}', reply=taken.subject)
+        first = await taken.next_msg(timeout=_BETWEEN_SECONDS)
+        fault.fired = "Status" not in (first.headers or {}) and await field.ends(jobs, _REFUSED_SECONDS)
+
+
 async def leader_killed(field: Battlefield) -> None:
     """SIGKILL of the cluster member that leads the stream; the others elect another one."""
     async with field.fault("cluster_leader_killed", "nats") as fault:
@@ -120,6 +147,8 @@ NEMESES: dict[str, Nemesis] = {
     "stream_purged": stream_purged,
     "stream_deleted": stream_deleted,
     "consumers_deleted": consumers_deleted,
+    "publishing_refused": publishing_refused,
+    "messages_taken": messages_taken,
 }
 
 CLUSTER: dict[str, Nemesis] = {

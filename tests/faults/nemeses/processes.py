@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from jsworker.runtime.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import Pod, is_alive, process_state, send
 from tests.faults.journal import read_journal
@@ -27,6 +28,9 @@ _HELD_SECONDS = 3.0
 _STAYS_DOWN_SECONDS = 6.0
 _TWIN_SECONDS = 6.0
 _REPLACED_SECONDS = 20.0
+_BUSY_RATE = 1200
+_BUSY_SECONDS = 8
+_BUSY_END_SECONDS = 90.0
 _DEATH_SECONDS = 2.0
 
 
@@ -54,6 +58,20 @@ async def kill_both(field: Battlefield) -> None:
     async with field.fault("sigkill_both", "process", pods=[pod], pids=tree) as fault:
         fault.fired = _kill_tree(pod)
     await field.until(partial(_are_gone, tree), _DEATH_SECONDS)
+
+
+async def kill_busy_pod(field: Battlefield) -> None:
+    """SIGKILL a pod again and again while 1,200 jobs a second come."""
+    # So much work that PostgreSQL answers late, in the time scale of a fault run.
+    async with field.fault("busy_pod", "messages", "database") as fault:
+        jobs: list[str] = []
+        for second in range(_BUSY_SECONDS):
+            began = boottime()
+            jobs += await field.enqueue("ordinary", count=_BUSY_RATE, seconds=0.0)
+            if second % 2:
+                await kill_both(field)
+            await asyncio.sleep(max(0.0, began + 1.0 - boottime()))
+        fault.fired = await field.ends(jobs, _BUSY_END_SECONDS)
 
 
 async def kill_for_good(field: Battlefield) -> None:
@@ -241,6 +259,7 @@ KILLS: dict[str, Nemesis] = {
 
 OTHERS: dict[str, Nemesis] = {
     "sigkill_not_restarted": kill_for_good,
+    "busy_pod": kill_busy_pod,
     "sigkill_without_nats": kill_for_good_without_nats,
     "sigstop_past_threshold": stop_long,
     "sigstop_half_threshold": stop_short,
