@@ -31,6 +31,7 @@ EVENT_NAMES = frozenset(
         "message.dead",
         "message.refused",
         "message.republished",
+        "row.refused",
         "stream.changed",
         "worker.started",
         "worker.draining",

@@ -106,6 +106,10 @@ BEGIN
   -- The first who asks for the installation's id makes it; there is room for one.
   GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer;
   GRANT SELECT ON jsworker.alembic_version TO jsworker_producer;
+  -- What workers note of rows that were refused; older schemas have no such table.
+  IF to_regclass('jsworker.refused_rows') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.refused_rows TO jsworker_worker;
+  END IF;
   -- alembic_version is the migrations' own.
   REVOKE INSERT, UPDATE, DELETE ON jsworker.alembic_version FROM jsworker_worker;
 END

@@ -138,6 +138,8 @@ async def _cancel(database: Database, found: Found) -> AsyncIterator[Outcome]:
             yield refused(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
         elif job_id in done.unknown:
             yield refused(job_id, f"no job has id {job_id}")
+        elif job_id in done.refused:
+            yield refused(job_id, f"job {job_id} cannot be cancelled: {done.refused[job_id]}")
         else:
             yield Outcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
 
@@ -146,12 +148,14 @@ async def _clear(database: Database, found: Found, *, reason: str) -> AsyncItera
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {each.id: each for each in _unclearable(found, seen)}
     running = [(job_id, seen[job_id].fencing_token) for job_id, _ in found if job_id not in refusals]
-    taken = await _take_back(database, running, reason)
+    taken, bad = await _take_back(database, running, reason)
     for job_id, _ in found:
         if job_id in refusals:
             yield refusals[job_id]
         elif job_id in taken:
             yield Outcome(job_id, taken[job_id].status)
+        elif job_id in bad:
+            yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
         else:
             yield refused(job_id, f"job {job_id}: its worker has just settled it, or writes it right now")
 
@@ -167,14 +171,22 @@ def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Ou
             yield refused(job_id, f"job {job_id} has been claimed anew since it was found")
 
 
-async def _take_back(database: Database, running: list[tuple[UUID, int]], reason: str) -> dict[UUID, Reset]:
-    """Reset running jobs; a row that a heartbeat has locked for the moment is tried again."""
+async def _take_back(
+    database: Database, running: list[tuple[UUID, int]], reason: str
+) -> tuple[dict[UUID, Reset], dict[UUID, str]]:
+    """Reset running jobs; a row that a heartbeat has locked for the moment is tried again.
+
+    Returns:
+        The jobs that were reset, and those whose row PostgreSQL refused to update, with its reason.
+    """
     taken: dict[UUID, Reset] = {}
+    bad: dict[UUID, str] = {}
     for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
-        left = [(job_id, token) for job_id, token in running if job_id not in taken]
+        left = [(job_id, token) for job_id, token in running if job_id not in taken and job_id not in bad]
         if not left:
             break
         await asyncio.sleep(pause)
         found = await reset.reset_by_operator(database, seen=left, reason=reason)
         taken |= {each.id: each for each in found.resets}
-    return taken
+        bad |= {job_id: str(error) for job_id, error in found.refused.items()}
+    return taken, bad

@@ -20,10 +20,11 @@ from jsworker.cli.output import print_json, print_line
 from jsworker.cli.selection import choose_statuses
 from jsworker.cli.telling import tell
 from jsworker.errors import SettingsError
-from jsworker.names import check_kind
+from jsworker.names import check_kind, printable
 from jsworker.ownership import prune as pruning
 from jsworker.ownership.database import Database
 from jsworker.ownership.prune import FIRST_LIMIT, Ended
+from jsworker.ownership.refused_rows import RefusedRow, RefusedRows
 from jsworker.ownership.tables import FINAL
 from jsworker.settings import load_settings, variable_of
 
@@ -45,6 +46,8 @@ class _Done:
 
     jobs: int | None = None
     entries: int | None = None
+    kept: int = 0
+    """Jobs whose deletion PostgreSQL refuses."""
 
 
 @app.command()
@@ -90,11 +93,12 @@ def _print(wish: _Wish, done: _Done, *, dry_run: bool, as_json: bool) -> None:
     jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
     if as_json:
         found = {"jobs": done.jobs, "timeline_entries": done.entries}
-        print_json({**found, "older_than": wish.older_than, "dry_run": dry_run})
+        print_json({**found, "kept": done.kept, "older_than": wish.older_than, "dry_run": dry_run})
     elif dry_run:
         print_line(f"{jobs} would be deleted")
     else:
-        print_line(f"{jobs} deleted; timeline entries: {done.entries}")
+        kept = f"; kept because PostgreSQL refuses: {done.kept}" if done.kept else ""
+        print_line(f"{jobs} deleted; timeline entries: {done.entries}{kept}")
 
 
 def _seconds(older_than: str | None) -> float:
@@ -143,17 +147,25 @@ async def _prune_all(
     interrupted: asyncio.Event,
 ) -> None:
     since, limit = None, FIRST_LIMIT
+    refused_rows = RefusedRows(database, worker_id=None, tell=_tell_refused)
     done.jobs = done.entries = 0
     while not interrupted.is_set():
         began = time.monotonic()
-        batch = await pruning.prune(database, ended, since=since, limit=limit)
+        batch = await pruning.prune(database, ended, since=since, limit=limit, refused_rows=refused_rows)
         done.jobs += batch.jobs
         done.entries += batch.events
         advance(batch.jobs)
-        if batch.jobs < limit:
-            return
+        if batch.is_last:
+            break
         since = batch.last
         limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
+    done.kept = len(await refused_rows.among("prune"))
+
+
+def _tell_refused(row: RefusedRow) -> None:
+    others = f" and {row.jobs - 1:,} others" if row.jobs > 1 else ""
+    constraint = "" if row.constraint is None else f", constraint {printable(row.constraint, 200)}"
+    tell(f"job {row.job_id}{others} kept: PostgreSQL refuses to delete, SQLSTATE {row.sqlstate}{constraint}")
 
 
 async def _ended(database: Database, wish: _Wish) -> Ended:

@@ -82,7 +82,7 @@ class SharedInserts:
         except JsworkerError as error:
             return [error] * len(jobs)
         answers: dict[UUID, Enqueued | JsworkerError] = {answer.id: answer for answer in inserted}
-        for job in refused:  # once more, for its own error
+        for job, _ in refused:  # once more, for its own error
             answers[job.id] = await self._alone_or_refused(kind, job)
         return [answers[job.id] for job in jobs]
 

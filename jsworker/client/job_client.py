@@ -298,6 +298,8 @@ class JobClient:
         taken = await reset.reset_by_operator(
             self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
         )
+        if wanted in taken.refused:
+            raise TransitionRefused(f"job {job_id} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
             raise TransitionRefused(f"job {job_id}: its owner has just settled it, or writes it right now")
         self._publish_in_background()

@@ -11,6 +11,7 @@ from jsworker import fault_points, tracing
 from jsworker.errors import PublishFailed
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing, Sent, mark, take_outgoing
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.publish import Published
 from jsworker.stream.wire import WireMessage
@@ -61,15 +62,18 @@ class OutboxPublisher:
         limit: int,
         take: Take | None = None,
         at_once: int = _AT_ONCE,
+        refused_rows: RefusedRows | None = None,
     ) -> None:
         """Publish up to ``limit`` jobs a batch: everything that is due, or what ``take`` takes.
 
         ``at_once`` batches are under way while the outbox is full; fewer leave more of the process to others.
+        ``refused_rows`` sets rows aside whose mark is refused.
         """
         self._database = database
         self._stream = stream
         self._limit = limit
         self._at_once = at_once
+        self._refused_rows = refused_rows
         self._take = take or partial(take_outgoing, database, limit=limit)
         self._taking = asyncio.Lock()
 
@@ -115,7 +119,7 @@ class OutboxPublisher:
             tally.ended = True
         else:
             await fault_points.reach("after_publish_before_mark")
-            await mark(self._database, sent)
+            await mark(self._database, sent, self._refused_rows)
 
 
 async def publish_traced(

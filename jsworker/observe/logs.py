@@ -43,6 +43,7 @@ _WARNINGS: Final = frozenset(
         "message.dead",
         "message.refused",
         "message.republished",
+        "row.refused",
         "worker.degraded",
     }
 )

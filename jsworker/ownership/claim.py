@@ -1,6 +1,6 @@
 """CLAIM: queued becomes processing, with a new fencing token. Whoever gets the row owns the job."""
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -11,6 +11,7 @@ from sqlalchemy import TextClause, text
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.reset import Suspect, as_seen
 
 _COLUMNS = """
@@ -180,11 +181,11 @@ class Taken:
 
     Attributes:
         claimed: what this worker owns now.
-        refused_rows: jobs whose own content PostgreSQL refused to update; nothing is known against them.
+        refused_rows: jobs whose own row PostgreSQL refused to update, and why.
     """
 
     claimed: list[ClaimedJob]
-    refused_rows: frozenset[UUID]
+    refused_rows: Mapping[UUID, RowRefused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ async def claim(
         return database.run_by_key(CLAIM, _written(worker_id, kind, limits) | {"ids": uuid_array(batch)})
 
     rows, refused = await in_halves(ids, write)
-    return Taken([_claimed(row) for row in rows], frozenset(refused))
+    return Taken([_claimed(row) for row in rows], dict(refused))
 
 
 async def claim_stale(
@@ -225,7 +226,7 @@ async def claim_stale(
         return database.run(CLAIM_STALE, _written(worker_id, kind, limits) | as_seen(batch))
 
     rows, refused = await in_halves(seen, write)
-    return Taken([_claimed(row) for row in rows], frozenset(row.id for row in refused))
+    return Taken([_claimed(row) for row in rows], {row.id: error for row, error in refused})
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
@@ -245,7 +246,11 @@ async def look_at_refused(
         ids: the jobs.
         worker_id: who skips them; jobs that run under another worker say so in their timeline. None: not told.
     """
-    rows = await database.run(REFUSED, {"kind": kind, "ids": list(ids), "worker_id": worker_id})
+    values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
+    try:
+        rows = await database.run(REFUSED, values)
+    except RowRefused:  # the entry in the timeline: without it, then
+        rows = await database.run(REFUSED, values | {"worker_id": None})
     return {row.id: RefusedJob(row.status, row.dispatch, row.worker_id) for row in rows}
 
 

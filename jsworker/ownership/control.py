@@ -1,13 +1,15 @@
 """What operators and clients may do to a job: CANCEL and RETRY."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.errors import TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.tables import FINAL, STATUSES
 
@@ -70,30 +72,40 @@ class Cancelled:
         requested: running jobs whose owners learn of it with their next heartbeat.
         final: jobs that had ended before, with their status.
         unknown: ids without a job.
+        refused: jobs whose row PostgreSQL refused to update, and why.
     """
 
     cancelled: list[UUID]
     requested: list[UUID]
     final: dict[UUID, str]
     unknown: list[UUID]
+    refused: dict[UUID, str] = field(default_factory=dict)
 
 
 async def cancel(database: Database, ids: Sequence[UUID]) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop."""
     asked: dict[UUID, str] = {}
     seen: dict[UUID, str] = {}
+    refused: dict[UUID, str] = {}
+
+    def write(some: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
+        return database.run(CANCEL, {"ids": list(some)})
+
     missed = list(ids)
     while missed:  # once more for a job that was retried between the two statements
-        asked |= {row.id: row.status for row in await database.run(CANCEL, {"ids": missed})}
-        missed = [job_id for job_id in missed if job_id not in asked]
+        rows, bad = await in_halves(missed, write)
+        asked |= {row.id: row.status for row in rows}
+        refused |= {job_id: str(error) for job_id, error in bad}
+        missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]
         if missed:
             seen |= {row.id: row.status for row in await database.run(STATUS, {"ids": missed})}
         missed = [job_id for job_id in missed if seen.get(job_id) in LIVE]
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
         requested=[job_id for job_id, status in asked.items() if status == "processing"],
-        final={job_id: status for job_id, status in seen.items() if job_id not in asked},
-        unknown=[job_id for job_id in ids if job_id not in asked and job_id not in seen],
+        final={job_id: status for job_id, status in seen.items() if job_id not in asked | refused},
+        unknown=[job_id for job_id in ids if job_id not in asked | refused | seen],
+        refused=refused,
     )
 
 
@@ -101,14 +113,15 @@ async def retry(database: Database, job_id: UUID) -> None:
     """Put a failed job back into the queue, its counters at zero.
 
     Raises:
-        TransitionRefused: there is no such job, it is not failed, or a live job holds its unique key.
+        TransitionRefused: there is no such job, it is not failed, a live job holds its unique key, or
+            PostgreSQL refuses to update its row.
     """
     try:
         if await database.run(RETRY, {"id": job_id}):
             return
     except RowRefused as error:
         if error.constraint != "jobs_unique_live":
-            raise
+            raise TransitionRefused(f"job {job_id} cannot be retried: {error}") from None
         raise TransitionRefused(f"job {job_id} cannot be retried: a live job holds its unique key") from None
     rows = await database.run(STATUS, {"ids": [job_id]})
     if not rows:

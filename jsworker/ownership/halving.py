@@ -8,22 +8,25 @@ from jsworker.ownership.refusals import RowRefused
 
 T = TypeVar("T")
 
+Refused = list[tuple[T, RowRefused]]
+"""Members of a batch whose own row was refused, and why."""
+
 
 async def in_halves(
     batch: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
-) -> tuple[list[Row], list[T]]:
+) -> tuple[list[Row], Refused[T]]:
     """Write a batch and find the members whose own row is refused by halving.
 
     Returns:
-        The rows that ``write`` returned, and the refused members.
+        The rows that ``write`` returned, and the refused members with the refusal of each.
     """
     if not batch:
         return [], []
     try:
         return list(await write(batch)), []
-    except RowRefused:
+    except RowRefused as error:
         if len(batch) == 1:
-            return [], list(batch)
+            return [], [(batch[0], error)]
     middle = len(batch) // 2
     lower, refused_below = await in_halves(batch[:middle], write)
     upper, refused_above = await in_halves(batch[middle:], write)

@@ -3,7 +3,7 @@
 ``mine`` is the whole guard of every write: processing, my worker id, my fencing token.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -11,7 +11,9 @@ from sqlalchemy import TextClause, text
 
 from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.timeline import REJECTED_ONE
 
 # One statement for all runs in hand. Locked rows are skipped: some are just being settled, and one row
@@ -82,7 +84,7 @@ QUIET = _write("""
 """)
 
 # Claimed under my id by a statement whose answer never came. Younger ones may still be on their way in.
-STRAYS = text("""
+_STRAYS = """
 SELECT j.id, j.fencing_token
 FROM jsworker.jobs AS j
 WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
@@ -90,9 +92,20 @@ WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
   AND j.id <> ALL(CAST(:claiming AS uuid[]))
   AND NOT EXISTS (
     SELECT FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token)
-    WHERE h.id = j.id AND h.token = j.fencing_token)
+    WHERE h.id = j.id AND h.token = j.fencing_token){besides}
 ORDER BY j.id LIMIT 500
-""")
+"""
+STRAYS = text(_STRAYS.replace("{besides}", ""))
+STRAYS_BESIDES = text(
+    _STRAYS.replace(
+        "{besides}",
+        """
+  AND NOT EXISTS (
+    SELECT FROM jsworker.refused_rows AS r
+    WHERE r.job_id = j.id AND r.attempted = 'release' AND r.status = j.status
+      AND r.fencing_token = j.fencing_token AND r.retry_at > statement_timestamp())""",
+    )
+)
 
 Held = tuple[UUID, int]
 """A run in hand: job id and fencing token."""
@@ -117,15 +130,35 @@ class Beat:
     completed: frozenset[Held]
 
 
-async def heartbeat(database: Database, *, worker_id: str, hand: Collection[Held]) -> Beat:
+async def heartbeat(
+    database: Database,
+    *,
+    worker_id: str,
+    hand: Collection[Held],
+    besides: Collection[Held] = (),
+    refusals: dict[Held, RowRefused] | None = None,
+) -> Beat:
     """Renew the runs in hand and tell which are cancelled and which are lost.
+
+    Args:
+        database: where they are.
+        worker_id: their owner.
+        hand: the runs.
+        besides: those of them that are only looked at: their row was refused before.
+        refusals: takes why rows were refused; those runs are told as locked ones.
 
     Raises:
         DatabaseUnavailable: nothing is known about any of them.
     """
     if not hand:
         return Beat(*(frozenset[Held]() for _ in range(5)))
-    renewed = await database.run_heartbeat(HEARTBEAT, _hand(worker_id, hand))
+
+    def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
+        return database.run_heartbeat(HEARTBEAT, _hand(worker_id, held))
+
+    renewed, refused = await in_halves([held for held in hand if held not in besides], write)
+    if refusals is not None:
+        refusals.update(refused)
     skipped = set(hand) - {(row.id, row.fencing_token) for row in renewed}
     seen = await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped)) if skipped else []
     locked = [row for row in seen if row.status == "processing"]
@@ -191,6 +224,7 @@ async def strays(
     hand: Collection[Held],
     claiming: Iterable[UUID],
     older_than: float,
+    past_refused: bool = False,
 ) -> list[Held]:
     """Return processing rows of this worker that are in nobody's hand.
 
@@ -200,9 +234,11 @@ async def strays(
         hand: runs in hand, settling ones included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
+        past_refused: leave out rows that are set aside because their RELEASE was refused.
     """
     parameters = _hand(worker_id, hand) | {"claiming": list(claiming), "older_than": older_than}
-    return [(row.id, row.fencing_token) for row in await database.run_heartbeat(STRAYS, parameters)]
+    statement = STRAYS_BESIDES if past_refused else STRAYS
+    return [(row.id, row.fencing_token) for row in await database.run_heartbeat(statement, parameters)]
 
 
 def _hand(worker_id: str, hand: Collection[Held]) -> dict[str, object]:

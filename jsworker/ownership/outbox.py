@@ -1,6 +1,6 @@
 """The outbox: PUBLISH, MARK, PROMOTE. A queued row says itself whether its message is still to be sent."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -8,22 +8,51 @@ from uuid import UUID
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refused_rows import RefusedRows, Sweep, sweep
 
 # statement_timestamp() can be looked up in an index; clock_timestamp() would be compared with every waiting row.
 # publish_after moves on before anything is sent: whoever dies in between leaves the row to the next tick.
 # Skipping while it picks gives every relay jobs of its own; a statement that never waits needs no lock order.
-PUBLISH = text("""
-WITH mine AS (
-  SELECT id FROM jsworker.jobs
-  WHERE CAST(needs_publish AS integer) = 1 AND status = 'queued' AND publish_after <= statement_timestamp()
-    AND publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
-  ORDER BY publish_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+_PUBLISH = """
+WITH mine AS ({mine}
 )
 UPDATE jsworker.jobs AS j SET publish_after = clock_timestamp() + interval '5 seconds'
 FROM mine WHERE j.id = mine.id AND j.needs_publish AND j.status = 'queued'
 RETURNING j.id, j.kind, j.dispatch, j.cleared, j.clear_reason, j.traceparent, j.tracestate
-""")
+"""
+PUBLISH = text(
+    _PUBLISH.replace(
+        "{mine}",
+        """
+  SELECT id FROM jsworker.jobs
+  WHERE CAST(needs_publish AS integer) = 1 AND status = 'queued' AND publish_after <= statement_timestamp()
+    AND publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
+  ORDER BY publish_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED""",
+    )
+)
+
+# Past rows that are refused. One whose MARK is refused would be published again every five seconds.
+PUBLISHING = Sweep.of(
+    "publish",
+    also=("mark",),
+    whole=PUBLISH,
+    find="""
+SELECT j.id FROM jsworker.jobs AS j
+WHERE CAST(j.needs_publish AS integer) = 1 AND j.status = 'queued' AND j.publish_after <= statement_timestamp()
+  AND j.publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
+  AND {not set aside}
+ORDER BY j.publish_after LIMIT :limit
+""",
+    write=_PUBLISH.replace(
+        "{mine}",
+        """
+  SELECT id FROM jsworker.jobs
+  WHERE id = ANY(CAST(:ids AS uuid[])) AND needs_publish AND status = 'queued' AND publish_after <= clock_timestamp()
+  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED""",
+    ),
+)
 
 # Skips what is locked: a row that is being claimed needs no mark, and COMPLETE must not find it locked by us.
 # The guard on dispatch: a slow publisher must not clear the flag of a newer dispatch.
@@ -46,19 +75,43 @@ RETURNING j.id
 """)
 
 # Only here is run_at compared with the clock.
-PROMOTE = text("""
-WITH mine AS (
-  SELECT id FROM jsworker.jobs
-  WHERE status || '' = 'scheduled' AND run_at <= statement_timestamp()
-    AND run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
-  ORDER BY run_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+_PROMOTE = """
+WITH mine AS ({mine}
 )
 UPDATE jsworker.jobs AS j SET
   status = 'queued', dispatch = j.dispatch + 1, needs_publish = true,
   publish_after = clock_timestamp(), queued_at = clock_timestamp()
 FROM mine WHERE j.id = mine.id AND j.status = 'scheduled'
 RETURNING j.id
-""")
+"""
+PROMOTE = text(
+    _PROMOTE.replace(
+        "{mine}",
+        """
+  SELECT id FROM jsworker.jobs
+  WHERE status || '' = 'scheduled' AND run_at <= statement_timestamp()
+    AND run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
+  ORDER BY run_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED""",
+    )
+)
+PROMOTION = Sweep.of(
+    "promote",
+    whole=PROMOTE,
+    find="""
+SELECT j.id FROM jsworker.jobs AS j
+WHERE j.status || '' = 'scheduled' AND j.run_at <= statement_timestamp()
+  AND j.run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
+  AND {not set aside}
+ORDER BY j.run_at LIMIT :limit
+""",
+    write=_PROMOTE.replace(
+        "{mine}",
+        """
+  SELECT id FROM jsworker.jobs
+  WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'scheduled' AND run_at <= clock_timestamp()
+  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED""",
+    ),
+)
 
 
 _EVER: Final = 100 * 366 * 86400.0
@@ -91,43 +144,65 @@ class Sent(NamedTuple):
     stream_created: datetime | None
 
 
-async def take_outgoing(database: Database, *, limit: int, within: float | None = None) -> list[Outgoing]:
+async def take_outgoing(
+    database: Database, *, limit: int, within: float | None = None, refused_rows: RefusedRows | None = None
+) -> list[Outgoing]:
     """Take up to ``limit`` jobs whose message is due; nobody else takes them for five seconds.
 
     Args:
         database: where they are.
         limit: how many.
         within: only those that became due within so many seconds; None: all.
+        refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
     """
-    return [
-        Outgoing(*row)
-        for row in await database.run(
-            PUBLISH, {"limit": limit, "within": _EVER if within is None else within}
-        )
-    ]
+    return [Outgoing(*row) for row in await _sweep(database, PUBLISHING, limit, within, refused_rows)]
 
 
-async def mark(database: Database, sent: Sequence[Sent]) -> int:
+async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRows | None = None) -> int:
     """Note what was published; a job that has been claimed or moved on since needs no mark.
+
+    Args:
+        database: where they are.
+        sent: what JetStream has acknowledged.
+        refused_rows: sets rows aside that are refused; they count as unpublished.
 
     Returns:
         How many rows were marked.
     """
-    parameters = {
-        "ids": uuid_array(one.id for one in sent),
-        "dispatches": [one.dispatch for one in sent],
-        "seqs": [one.stream_seq for one in sent],
-        "created": [one.stream_created for one in sent],
-    }
-    return len(await database.run_by_key(MARK, parameters))
+
+    def write(batch: Sequence[Sent]) -> Awaitable[Sequence[Row]]:
+        parameters = {
+            "ids": uuid_array(one.id for one in batch),
+            "dispatches": [one.dispatch for one in batch],
+            "seqs": [one.stream_seq for one in batch],
+            "created": [one.stream_created for one in batch],
+        }
+        return database.run_by_key(MARK, parameters)
+
+    rows, refused = await in_halves(sent, write)
+    if refused_rows is not None:
+        await refused_rows.note("mark", [(one.id, error) for one, error in refused])
+    return len(rows)
 
 
-async def promote(database: Database, *, limit: int, within: float | None = None) -> int:
+async def promote(
+    database: Database, *, limit: int, within: float | None = None, refused_rows: RefusedRows | None = None
+) -> int:
     """Put up to ``limit`` scheduled jobs that are due into the queue and return how many.
 
     Args:
         database: where they are.
         limit: how many.
         within: only those that became due within so many seconds; None: all.
+        refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
     """
-    return len(await database.run(PROMOTE, {"limit": limit, "within": _EVER if within is None else within}))
+    return len(await _sweep(database, PROMOTION, limit, within, refused_rows))
+
+
+async def _sweep(
+    database: Database, what: Sweep, limit: int, within: float | None, refused_rows: RefusedRows | None
+) -> Sequence[Row]:
+    values = {"limit": limit, "within": _EVER if within is None else within}
+    if refused_rows is None:
+        return await database.run(what.whole, values)
+    return (await sweep(database, what, values, refused_rows=refused_rows)).rows

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows, Sweep, sweep
 from jsworker.ownership.tables import FINAL
 
 FIRST_LIMIT: Final = 100
@@ -40,9 +41,7 @@ _OLD = """
 # Skipping while it picks gives every pruner jobs of its own; a statement that never waits needs no lock order.
 # Arrays, for a join with a thousand rows may be answered by reading whole tables.
 _PRUNE = """
-WITH old AS (
-  SELECT j.id{of old jobs}
-  ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
+WITH old AS ({old}
 ), gone AS (
   DELETE FROM jsworker.jobs AS j
   WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND j.status IN ('completed', 'failed', 'cancelled')
@@ -55,7 +54,29 @@ SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM told) A
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
-PRUNE = text(_PRUNE.replace("{of old jobs}", _OLD))
+PRUNE = text(
+    _PRUNE.replace(
+        "{old}",
+        f"""
+  SELECT j.id{_OLD}
+  ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED""",
+    )
+)
+
+# Past jobs that a foreign key keeps, or a trigger.
+PRUNING = Sweep.of(
+    "prune",
+    whole=PRUNE,
+    find=f"SELECT j.id, j.finished_at{_OLD} AND {{not set aside}} ORDER BY j.finished_at LIMIT :limit",
+    write=_PRUNE.replace(
+        "{old}",
+        """
+  SELECT j.id FROM jsworker.jobs AS j
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status IN ('completed', 'failed', 'cancelled')
+    AND j.finished_at < CAST(:before AS timestamptz)
+  ORDER BY j.id FOR UPDATE SKIP LOCKED""",
+    ),
+)
 
 OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
 
@@ -93,12 +114,16 @@ class Batch:
         events: entries of their timelines, deleted with them.
         last: when the last of these jobs had ended, where the next batch begins; None when there was none.
         workers: how many workers run just now; all of them may prune.
+        is_last: no job is left behind this batch.
+        kept: jobs whose deletion PostgreSQL refused, for a foreign key or a trigger of somebody's.
     """
 
     jobs: int
     events: int
     last: datetime | None
     workers: int
+    is_last: bool
+    kept: int
 
 
 async def cutoff(database: Database, *, older_than: float) -> datetime:
@@ -108,7 +133,14 @@ async def cutoff(database: Database, *, older_than: float) -> datetime:
     return found
 
 
-async def prune(database: Database, ended: Ended, *, since: datetime | None, limit: int) -> Batch:
+async def prune(
+    database: Database,
+    ended: Ended,
+    *,
+    since: datetime | None,
+    limit: int,
+    refused_rows: RefusedRows | None = None,
+) -> Batch:
     """Delete up to ``limit`` ended jobs and their timelines, those that ended first, in one transaction.
 
     A job whose row is locked by somebody else is left for another time.
@@ -117,13 +149,30 @@ async def prune(database: Database, ended: Ended, *, since: datetime | None, lim
         database: where.
         ended: which jobs.
         since: where the batch before this one has ended; None: this is the first.
-        limit: how many at most; fewer were deleted: nothing is left.
+        limit: how many at most.
+        refused_rows: what is set aside already; None: begin without.
 
     Raises:
         DatabaseUnavailable: unclear; whatever is left is found by the next batch.
     """
-    rows = await database.run(PRUNE, _parameters(ended, since) | {"limit": limit})
-    return Batch(int(rows[0].jobs), int(rows[0].events), rows[0].last, int(rows[0].workers))
+    marks = refused_rows or RefusedRows(database, worker_id=None)
+    values = _parameters(ended, since) | {"limit": limit}
+    swept = await sweep(database, PRUNING, values, refused_rows=marks)
+    jobs = sum(int(row.jobs) for row in swept.rows)
+    if swept.found is None:
+        last, is_last = swept.rows[0].last, jobs < limit
+    else:
+        last = max((row.finished_at for row in swept.found), default=None)
+        # Nothing deleted and nothing set aside: the same jobs would be found again, for others hold their locks.
+        is_last = len(swept.found) < limit or not (jobs or swept.refused)
+    return Batch(
+        jobs=jobs,
+        events=sum(int(row.events) for row in swept.rows),
+        last=last,
+        workers=max((int(row.workers) for row in swept.rows), default=0),
+        is_last=is_last,
+        kept=len(swept.refused),
+    )
 
 
 async def count_old(database: Database, ended: Ended) -> int:

@@ -21,10 +21,22 @@ _READ_ONLY = "25006"
 """A failover left the connection on a standby."""
 _NOT_TEXT = "22021"
 """What PostgreSQL says to bytes that are no text; the driver refuses most of them before they are sent."""
+_OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
+"""Classes of SQLSTATE that tell of a row's content, of a constraint, or of what a trigger did."""
+_OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
+"""Classes that mean the same inside a trigger as outside: a lock, a time-out, a full disk, a standby."""
+_RAISE = "exec_stmt_raise"
+"""The function of PostgreSQL's source that executes a RAISE of PL/pgSQL, whatever SQLSTATE that names."""
 
 
-class RowRefused(JsworkerError):
-    """A row's own content was refused (SQLSTATE 22xxx, 23xxx)."""
+class RowRefused(DatabaseRefused):
+    """A row's own content was refused: by its types, by a constraint, or by what a trigger did.
+
+    The statement would be taken without that row, so this says nothing about the database's health.
+
+    Attributes:
+        constraint: the name of the constraint, None when it was none.
+    """
 
     def __init__(self, sqlstate: str, constraint: str | None) -> None:
         self.sqlstate = sqlstate
@@ -46,9 +58,8 @@ def map_error(error: Exception, place: str) -> JsworkerError:
         return RowRefused(_NOT_TEXT, None)
     if sqlstate is None:
         return _unconnected(cause, place)
-    if sqlstate[:2] in {"22", "23"}:
-        diagnosis = cause.diag if isinstance(cause, psycopg.Error) else None
-        return RowRefused(sqlstate, diagnosis.constraint_name if diagnosis else None)
+    if isinstance(cause, psycopg.Error) and _is_of_a_row(cause, sqlstate):
+        return RowRefused(sqlstate, cause.diag.constraint_name)
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
         return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
     refused = DatabaseRefused(
@@ -56,6 +67,13 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     )
     refused.sqlstate = sqlstate
     return refused
+
+
+def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
+    """Tell whether another row might have been taken: no statement of ours has a context but by a trigger."""
+    if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
+        return True
+    return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
 
 
 def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:

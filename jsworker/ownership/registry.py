@@ -1,6 +1,6 @@
 """Who works here: worker processes, and the id that pairs this database with its stream."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,9 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
+from jsworker.ownership.refusals import RowRefused
 
 # A row that somebody deleted under a live worker comes back with the next heartbeat.
 SEEN = text("""
@@ -61,15 +63,19 @@ UPDATE jsworker.workers AS w SET state = 'stopped' FROM dead WHERE w.id = dead.i
 """)
 
 # What holds a running job stays: its row is the evidence of whoever recovers it.
-FORGET = text("""
-WITH silent AS (
+_SILENT = """
   SELECT w.id FROM jsworker.workers AS w
   WHERE w.last_seen_at < clock_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
-    AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')
+    AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')"""
+_FORGET = f"""
+WITH silent AS ({_SILENT}{{these}}
   ORDER BY w.id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.workers AS w USING silent WHERE w.id = silent.id RETURNING w.id
-""")
+"""  # noqa: S608 -- a constant of this file
+FORGET = text(_FORGET.format(these=""))
+FORGET_THESE = text(_FORGET.format(these="\n    AND w.id = ANY(CAST(:ids AS text[]))"))
+SILENT = text(_SILENT)
 
 INSTALLATION = text("""
 WITH created AS (
@@ -157,7 +163,11 @@ async def namesakes(database: Database, *, worker: WorkerRow, name: str) -> list
 
 async def bury(database: Database, *, ids: Sequence[str]) -> None:
     """Note that workers have stopped which are proven dead; what they still hold goes on to be found."""
-    await database.run(BURY, {"ids": list(ids)})
+
+    def write(some: Sequence[str]) -> Awaitable[Sequence[Row]]:
+        return database.run(BURY, {"ids": list(some)})
+
+    await in_halves(ids, write)
 
 
 async def forget_workers(database: Database, *, silent_for: float) -> int:
@@ -166,7 +176,17 @@ async def forget_workers(database: Database, *, silent_for: float) -> int:
     Returns:
         How many were deleted. A worker that lives after all registers again with its next heartbeat.
     """
-    return len(await database.run(FORGET, {"silent_for": silent_for}))
+    values = {"silent_for": silent_for}
+    try:
+        return len(await database.run(FORGET, values))
+    except RowRefused:  # somebody's foreign key or trigger keeps a row: the others go
+        ids = [row.id for row in await database.run(SILENT, values)]
+
+    def write(some: Sequence[str]) -> Awaitable[Sequence[Row]]:
+        return database.run(FORGET_THESE, values | {"ids": list(some)})
+
+    gone, _ = await in_halves(ids, write)
+    return len(gone)
 
 
 async def installation_id(database: Database) -> UUID:

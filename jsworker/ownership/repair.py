@@ -10,6 +10,7 @@ from sqlalchemy import text
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
+from jsworker.ownership.refused_rows import RefusedRows
 
 _BATCH = 500
 """Rows that one statement republishes at most."""
@@ -181,13 +182,20 @@ async def posted(
     return [Posted(**row._asdict()) for row in await database.run(POSTED, values, seconds=seconds)]
 
 
-async def republish(database: Database, *, worker_id: str, gone: Sequence[tuple[UUID, int]]) -> list[UUID]:
+async def republish(
+    database: Database,
+    *,
+    worker_id: str,
+    gone: Sequence[tuple[UUID, int]],
+    refused_rows: RefusedRows | None = None,
+) -> list[UUID]:
     """Let the relay publish anew what was lost, and return the jobs; what has moved on needs no message.
 
     Args:
         database: where they are.
         worker_id: who has the proof, for the timeline.
         gone: id and dispatch of jobs whose message is proven gone.
+        refused_rows: sets rows aside that are refused, and leaves those alone that are.
 
     Raises:
         DatabaseUnavailable: unclear; look again.
@@ -197,9 +205,12 @@ async def republish(database: Database, *, worker_id: str, gone: Sequence[tuple[
         ids, dispatches = [job_id for job_id, _ in batch], [dispatch for _, dispatch in batch]
         return database.run(REPUBLISH, {"worker_id": worker_id, "ids": ids, "dispatches": dispatches})
 
+    aside = set() if refused_rows is None else await refused_rows.among("republish", [job for job, _ in gone])
+    wanted = [(job_id, dispatch) for job_id, dispatch in gone if job_id not in aside]
     published: list[UUID] = []
-    for start in range(0, len(gone), _BATCH):
-        # A row that is refused here is refused by its claim as well, which says so.
-        rows, _ = await in_halves(gone[start : start + _BATCH], write)
+    for start in range(0, len(wanted), _BATCH):
+        rows, refused = await in_halves(wanted[start : start + _BATCH], write)
         published += [row.id for row in rows]
+        if refused_rows is not None:
+            await refused_rows.note("republish", [(job_id, error) for (job_id, _), error in refused])
     return published

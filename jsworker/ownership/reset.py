@@ -3,7 +3,7 @@
 Whoever decides has seen the row before; the statement decides anew, on the row as it is by then.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
+from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.reset_rules import (
@@ -31,7 +31,7 @@ _BATCH = 500
 # Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
 # sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
 # statement_timestamp(): the rows are of that moment, and by the end of a long search all would look late.
-LATE = text("""
+_LATE = """
 WITH owned AS MATERIALIZED (
   SELECT id, kind, worker_id, fencing_token, last_activity_at, stale_after, crash_after
   FROM jsworker.jobs WHERE status || '' = 'processing'
@@ -45,7 +45,7 @@ WITH owned AS MATERIALIZED (
   WHERE coalesce(stale_after, crash_after) IS NOT NULL
     AND last_activity_at
         + least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision)))
-        < statement_timestamp()
+        < statement_timestamp(){besides}
   ORDER BY last_activity_at + stale_after, last_activity_at + crash_after LIMIT :limit
 )
 SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, late.fencing_token,
@@ -57,7 +57,20 @@ SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, 
   coalesce(w.answers, false) AS answers
 FROM fleet LEFT JOIN late ON true LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
 ORDER BY late.last_activity_at + late.stale_after, late.last_activity_at + late.crash_after
-""")
+"""
+LATE = text(_LATE.replace("{besides}", ""))
+
+# Past rows whose RESET is refused: they are late for ever, and stand first.
+LATE_BESIDES = text(
+    _LATE.replace(
+        "{besides}",
+        """
+    AND NOT EXISTS (
+      SELECT FROM jsworker.refused_rows AS r
+      WHERE r.job_id = owned.id AND r.attempted = 'reset' AND r.status = 'processing'
+        AND r.fencing_token = owned.fencing_token AND r.retry_at > statement_timestamp())""",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +139,11 @@ class TakenBack:
 
     Attributes:
         resets: jobs that were. Whatever is missing had moved, or was locked by a statement in flight.
-        refused: jobs whose own content PostgreSQL refused to update.
+        refused: jobs whose own row PostgreSQL refused to update, and why.
     """
 
     resets: list[Reset]
-    refused: frozenset[UUID]
+    refused: Mapping[UUID, RowRefused]
 
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
@@ -143,7 +156,12 @@ def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
 
 
 async def look_for_late(
-    database: Database, *, heartbeat_interval: float, limit: int, seconds: float | None = None
+    database: Database,
+    *,
+    heartbeat_interval: float,
+    limit: int,
+    seconds: float | None = None,
+    past_refused: bool = False,
 ) -> Lateness:
     """Return the running jobs that missed two heartbeats or are beyond a threshold of their own.
 
@@ -152,9 +170,10 @@ async def look_for_late(
         heartbeat_interval: seconds.
         limit: how many suspects at most.
         seconds: that the search may take, instead of the statement time-out.
+        past_refused: leave out rows that are set aside because their RESET was refused.
     """
     values = {"heartbeat_interval": heartbeat_interval, "limit": limit}
-    rows = await database.run(LATE, values, seconds=seconds)
+    rows = await database.run(LATE_BESIDES if past_refused else LATE, values, seconds=seconds)
     return Lateness(
         suspects=[_suspect(row) for row in rows if row.id is not None],
         owners=rows[0].owners,
@@ -230,13 +249,13 @@ async def reset_dead(
             rows = await database.run(RESET_DEAD, values | {"ids": None})
             taken += rows
             if len(rows) < _BATCH:
-                return TakenBack(_resets(taken), frozenset())
+                return TakenBack(_resets(taken), {})
     except RowRefused:
         owned = [row.id for row in await database.run(OWNED, {"owner": owner})]
     rows, refused = await _in_batches(
         owned, lambda ids: database.run(RESET_DEAD, values | {"ids": list(ids)})
     )
-    return TakenBack(_resets(taken + rows), frozenset(refused))
+    return TakenBack(_resets(taken + rows), dict(refused))
 
 
 async def reset_by_operator(
@@ -250,7 +269,7 @@ async def reset_by_operator(
         return database.run(RESET_BY_OPERATOR, values | {"ids": ids, "tokens": tokens})
 
     rows, refused = await _in_batches(list(seen), write)
-    return TakenBack(_resets(rows), frozenset(job_id for job_id, _ in refused))
+    return TakenBack(_resets(rows), {job_id: error for (job_id, _), error in refused})
 
 
 async def _reset_seen(
@@ -260,14 +279,14 @@ async def _reset_seen(
         return database.run(statement, values | as_seen(batch))
 
     rows, refused = await _in_batches(list(seen), write)
-    return TakenBack(_resets(rows), frozenset(row.id for row in refused))
+    return TakenBack(_resets(rows), {row.id: error for row, error in refused})
 
 
 async def _in_batches(
     wanted: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
-) -> tuple[list[Row], list[T]]:
+) -> tuple[list[Row], Refused[T]]:
     rows: list[Row] = []
-    refused: list[T] = []
+    refused: Refused[T] = []
     for start in range(0, len(wanted), _BATCH):
         taken, bad = await in_halves(wanted[start : start + _BATCH], write)
         rows += taken

@@ -5,6 +5,7 @@ settled alone, where waiting for its lock holds up nobody else.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -178,6 +179,8 @@ class Return:
 
 _SETTLED = {each.value: each for each in Settled}
 _Held = tuple[UUID, int]
+Refusals = dict[_Held, RowRefused]
+"""Why the rows of runs were refused, by job id and fencing token."""
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
 
@@ -189,31 +192,39 @@ class _Write(Generic[EndedT]):
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
 
 
-async def complete(database: Database, *, worker_id: str, runs: Sequence[Completion]) -> list[Settled]:
-    """Complete jobs and tell what became of each, in order.
+async def complete(
+    database: Database, *, worker_id: str, runs: Sequence[Completion], refusals: Refusals | None = None
+) -> list[Settled]:
+    """Complete jobs and tell what became of each, in order; ``refusals`` takes why rows were refused.
 
     Raises:
         DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
     """
-    return await _settle(database, worker_id, runs, _COMPLETE)
+    return await _settle(database, worker_id, runs, _COMPLETE, refusals)
 
 
-async def fail(database: Database, *, worker_id: str, runs: Sequence[Failure]) -> list[Settled]:
-    """End attempts in an error and tell what became of each job, in order.
+async def fail(
+    database: Database, *, worker_id: str, runs: Sequence[Failure], refusals: Refusals | None = None
+) -> list[Settled]:
+    """End attempts in an error and tell what became of each job, in order; ``refusals`` as for ``complete``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _FAIL)
+    return await _settle(database, worker_id, runs, _FAIL, refusals)
 
 
-async def release(database: Database, *, worker_id: str, runs: Sequence[Return]) -> list[Settled]:
+async def release(
+    database: Database, *, worker_id: str, runs: Sequence[Return], refusals: Refusals | None = None
+) -> list[Settled]:
     """Hand jobs back whose runs have really ended, and tell what became of each, in order.
 
+    ``refusals`` takes why rows were refused.
+
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _RELEASE)
+    return await _settle(database, worker_id, runs, _RELEASE, refusals)
 
 
 def complete_statement(worker_id: str, run: Completion) -> TextClause:
@@ -222,21 +233,31 @@ def complete_statement(worker_id: str, run: Completion) -> TextClause:
 
 
 async def _settle(
-    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
+    database: Database,
+    worker_id: str,
+    runs: Sequence[EndedT],
+    write: _Write[EndedT],
+    refusals: Refusals | None,
 ) -> list[Settled]:
+    refusals = {} if refusals is None else refusals
     rows, refused = await in_halves(
         runs, lambda half: database.run_by_key(write.batch, {"worker_id": worker_id} | write.parameters(half))
     )
     settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
-    settled |= {(run.id, run.token): Settled.REFUSED for run in refused}
+    settled |= {(run.id, run.token): Settled.REFUSED for run, _ in refused}
+    refusals |= {(run.id, run.token): error for run, error in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
-        settled |= await _judge(database, worker_id, missing, write)
+        settled |= await _judge(database, worker_id, missing, write, refusals)
     return [settled[run.id, run.token] for run in runs]
 
 
 async def _judge(
-    database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT]
+    database: Database,
+    worker_id: str,
+    missing: Sequence[EndedT],
+    write: _Write[EndedT],
+    refusals: Refusals,
 ) -> dict[_Held, Settled]:
     rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
     verdicts = {(row.id, row.fencing_token): row for row in rows}
@@ -245,17 +266,21 @@ async def _judge(
         held = run.id, run.token
         row = verdicts.get(held)
         mine = row is not None and row.mine
-        settled[held] = await _alone(database, worker_id, run, write) if mine else _verdict(row)
+        settled[held] = await _alone(database, worker_id, run, write, refusals) if mine else _verdict(row)
     lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
     if lost:
-        await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))
+        with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
+            await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))
     return settled
 
 
-async def _alone(database: Database, worker_id: str, run: EndedT, write: _Write[EndedT]) -> Settled:
+async def _alone(
+    database: Database, worker_id: str, run: EndedT, write: _Write[EndedT], refusals: Refusals
+) -> Settled:
     try:
         rows = await database.run(write.alone, {"worker_id": worker_id} | write.parameters([run]))
-    except RowRefused:
+    except RowRefused as error:
+        refusals[run.id, run.token] = error
         return Settled.REFUSED
     if rows:
         return Settled(rows[0].status)

@@ -206,6 +206,25 @@ dead_messages = Table(
     _flag("truncated"),
 )
 
+# No foreign key to jobs: a mark must never stand in the way of a job.
+refused_rows = Table(
+    "refused_rows",
+    metadata,
+    Column("job_id", Uuid, primary_key=True),
+    Column("attempted", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("fencing_token", BigInteger, nullable=False),
+    Column("dispatch", BigInteger, nullable=False),
+    Column("sqlstate", Text, nullable=False),
+    Column("constraint_name", Text),
+    Column("worker_id", Text),
+    Column("tries", Integer, nullable=False, server_default=text("1")),
+    Column("first_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("last_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    _instant("retry_at", nullable=False),
+)
+
 GUARD_FUNCTION = """
 CREATE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,7 @@
 """Taking jobs of one kind: CLAIM, its read-back, its stale-owner arm, and the look at what was refused."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -10,6 +10,8 @@ from jsworker.events import Events
 from jsworker.ownership import claim as claims
 from jsworker.ownership.claim import ClaimedJob, RefusedJob
 from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.ownership.reset import Suspect
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
@@ -24,10 +26,12 @@ class Take:
     Attributes:
         claimed: what this worker owns now.
         unclear: what could not be decided; to be put off.
+        set_aside: jobs whose row PostgreSQL refuses; to be put off for longer.
     """
 
     claimed: Sequence[ClaimedJob]
     unclear: frozenset[UUID]
+    set_aside: frozenset[UUID] = frozenset()
 
 
 class Claimer:
@@ -41,9 +45,11 @@ class Claimer:
         statement_timeout: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         late: LateRows,
         events: Events,
     ) -> None:
+        self._refused_rows = refused_rows
         self._kind = kind
         self._worker_id = worker_id
         self._statement_timeout = statement_timeout
@@ -54,12 +60,14 @@ class Claimer:
 
     async def take(self, ids: Sequence[UUID]) -> Take:
         """Claim what may be claimed; after a lost answer, find out what was."""
+        aside: set[UUID] = set()
         try:
+            aside = await self._refused_rows.among("claim", ids)
             taken = await claims.claim(
                 self._database,
                 worker_id=self._worker_id,
                 kind=self._kind.name,
-                ids=ids,
+                ids=[job_id for job_id in ids if job_id not in aside] if aside else ids,
                 limits=self._kind.limits,
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
@@ -67,7 +75,8 @@ class Claimer:
             found = await self._read_back(ids) or ()
             return Take(found, frozenset(ids) - {row.id for row in found})
         self._health.answered()
-        return Take(taken.claimed, taken.refused_rows)
+        await self._set_aside(taken.refused_rows)
+        return Take(taken.claimed, frozenset(), frozenset(aside | taken.refused_rows.keys()))
 
     async def take_from_stale_owners(self, ids: Iterable[UUID]) -> Take:
         """Claim jobs straight from owners that this worker has proven stale; asks only if there are any."""
@@ -88,7 +97,22 @@ class Claimer:
             self._tell_stalled(found, seen)
             return Take(found, frozenset(row.id for row in seen) - {row.id for row in found})
         self._tell_stalled(taken.claimed, seen)
-        return Take(taken.claimed, taken.refused_rows)
+        await self._set_aside(taken.refused_rows)
+        return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows))
+
+    async def set_aside(self) -> set[UUID]:
+        """Return the jobs that are not to be claimed now because PostgreSQL refused their row.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused: nobody can tell.
+        """
+        return await self._refused_rows.among("claim")
+
+    async def _set_aside(self, refused: Mapping[UUID, RowRefused]) -> None:
+        try:
+            await self._refused_rows.note("claim", refused.items())
+        except (DatabaseUnavailable, DatabaseRefused) as error:  # refused and noted the next time
+            self._health.failed(error)
 
     def _tell_stalled(self, claimed: Iterable[ClaimedJob], seen: Iterable[Suspect]) -> None:
         owners = {row.id: row.worker_id for row in seen}

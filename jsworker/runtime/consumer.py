@@ -20,6 +20,7 @@ from jsworker.stream.delivery import Delivery, Undecodable
 _CLAIM_BATCH = 500
 _ANOTHER_COPY_DELAY = 1.0
 _DATABASE_DELAY = 2.0
+_REFUSED_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0
 """A message may overtake its row's commit by this much; after that nobody will ever commit it."""
@@ -86,6 +87,10 @@ class Consumer:
         if job_id not in self._hand and self.room() > 0:
             self._begin(job_id, [])
 
+    async def set_aside(self) -> set[UUID]:
+        """Return the jobs that are not to be claimed now because PostgreSQL refused their row."""
+        return await self._claimer.set_aside()
+
     def undecodable(self, message: Undecodable) -> None:
         """Take a message that cannot be read: kept for people, then terminated."""
         self._dead_letters.bury(message, message.reason)
@@ -129,6 +134,7 @@ class Consumer:
     def _decide(self, take: Take, started: float) -> None:
         self._adopt(take.claimed, started)
         self._put_off(take.unclear)
+        self._put_off(take.set_aside, _REFUSED_DELAY)
 
     def _adopt(self, claimed: Sequence[ClaimedJob], started: float) -> None:
         """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
@@ -171,10 +177,10 @@ class Consumer:
             facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
             self._events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
 
-    def _put_off(self, ids: Iterable[UUID]) -> None:
+    def _put_off(self, ids: Iterable[UUID], seconds: float = _DATABASE_DELAY) -> None:
         for job_id in ids:
             for delivery in self._let_go(job_id):
-                delivery.nak(_jittered(_DATABASE_DELAY))
+                delivery.nak(_jittered(seconds))
 
     def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
         """Ack a copy that the run in hand has used up; a newer one may be the job's only message."""

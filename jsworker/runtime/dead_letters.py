@@ -7,6 +7,7 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.dead_messages import bury
+from jsworker.ownership.refusals import RowRefused
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.stream.delivery import Delivery, Undecodable
 
@@ -57,12 +58,17 @@ class DeadLetters:
                     reason=reason,
                     data=message.data,
                 )
+            except RowRefused as error:  # not kept, and told instead: it would come back for ever
+                self._end(message, f"{reason}; not kept: {error}")
             except (DatabaseUnavailable, DatabaseRefused) as error:
                 self._health.failed(error)
                 message.nak(_DATABASE_DELAY)
             else:
-                message.term()
-                self._events.emit(
-                    "message.dead", subject=message.subject, stream_seq=message.stream_seq, reason=reason
-                )
+                self._end(message, reason)
         return [None] * len(letters)
+
+    def _end(self, message: Delivery | Undecodable, reason: str) -> None:
+        message.term()
+        self._events.emit(
+            "message.dead", subject=message.subject, stream_seq=message.stream_seq, reason=reason
+        )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from jsworker.errors import JsworkerError
 from jsworker.events import Events
+from jsworker.ownership.refusals import RowRefused
 from jsworker.runtime.clock import boottime
 
 
@@ -18,6 +19,7 @@ class DatabaseHealth:
         self._up.set()
         self._changed: list[Callable[[bool], None]] = []
         self._failed_at = -math.inf
+        self._refusals: set[str] = set()
 
     @property
     def up(self) -> bool:
@@ -33,7 +35,10 @@ class DatabaseHealth:
         self._changed.append(callback)
 
     def failed(self, error: JsworkerError) -> None:
-        """Note that a statement was not answered."""
+        """Note that a statement was not answered. A refused row is an answer: told once for each reason."""
+        if isinstance(error, RowRefused):
+            self._tell_refused(error)
+            return
         self._failed_at = boottime()
         if self._up.is_set():
             self._up.clear()
@@ -57,9 +62,18 @@ class DatabaseHealth:
             return
         try:
             await ask()
+        except RowRefused as error:
+            self._tell_refused(error)
         except JsworkerError:
             return
         self.answered()
+
+    def _tell_refused(self, error: RowRefused) -> None:
+        if str(error) not in self._refusals:
+            self._refusals.add(str(error))
+            self._events.emit(
+                "row.refused", job_id=None, sqlstate=error.sqlstate, constraint=error.constraint
+            )
 
     def _tell(self, *, up: bool) -> None:
         for callback in self._changed:

@@ -13,6 +13,8 @@ from jsworker.events import Events
 from jsworker.ownership import lease, registry
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Beat, Held
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.ownership.registry import WorkerRow
 from jsworker.ownership.settle import Settled
 from jsworker.runtime.clock import boottime
@@ -46,6 +48,7 @@ class Heartbeat:
         ack_wait: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         hand: Hand,
         settler: Settler,
         presence: Presence,
@@ -60,7 +63,7 @@ class Heartbeat:
             worker: who beats; its interval is the loop's.
             statement_timeout: seconds until a heartbeat counts as unheard.
             ack_wait: seconds after which JetStream redelivers a message that nobody speaks for.
-            database, health, hand, settler, presence, events: the worker's own.
+            database, health, refused_rows, hand, settler, presence, events: the worker's own.
             ties: whoever supervises this process.
             on_requeued: called when a row in nobody's hand went back to the queue.
             search: for rows in nobody's hand.
@@ -79,6 +82,9 @@ class Heartbeat:
         self._ack_wait = ack_wait
         self._database = database
         self._health = health
+        self._refused_rows = refused_rows
+        self._refused: set[Held] = set()
+        """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
         self._hand = hand
         self._settler = settler
         self._presence = presence
@@ -132,7 +138,15 @@ class Heartbeat:
         runs = {run.held: run for run in self._hand.runs.values()}
         try:
             # The runs first: whatever is wrong with the worker's own row must not silence them.
-            beat = await lease.heartbeat(self._database, worker_id=self._worker.id, hand=runs)
+            self._refused &= runs.keys()
+            refusals: dict[Held, RowRefused] = {}
+            beat = await lease.heartbeat(
+                self._database,
+                worker_id=self._worker.id,
+                hand=runs,
+                besides=self._refused,
+                refusals=refusals,
+            )
             self._heed(beat, runs, started)
             strays = await self._look_around()
         except _UNHEARD as error:
@@ -141,7 +155,9 @@ class Heartbeat:
         self._hear(started)
         self._health.answered()
         self._release_strays(strays)
-        await self._retry_alone([runs[held] for held in beat.locked])
+        if refusals:
+            await self._set_aside(refusals)
+        await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
         await self._end_quiet_phases(runs.values())
 
     def _hear(self, started: float) -> None:
@@ -161,6 +177,14 @@ class Heartbeat:
         self._lose(runs[held] for held in beat.lost)
         for held in beat.completed:
             runs[held].completed = True
+
+    async def _set_aside(self, refusals: dict[Held, RowRefused]) -> None:
+        self._refused |= refusals.keys()
+        refused = {job_id: error for (job_id, _), error in refusals.items()}
+        try:
+            await self._refused_rows.note("heartbeat", refused.items())
+        except _UNHEARD as error:
+            self._health.failed(error)
 
     def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         self._heard_since = None
@@ -203,6 +227,7 @@ class Heartbeat:
             return  # still locked; asked again with the next heartbeat
         if renewed:  # else the next heartbeat tells whether it is lost, or was just completed
             run.beaten_at = max(run.beaten_at, started)
+            self._refused.discard(run.held)
 
     async def _end_quiet_phases(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -211,8 +236,8 @@ class Heartbeat:
                     await lease.set_patience(
                         self._database, worker_id=self._worker.id, held=run.held, **run.patience(0.0)
                     )
-                except OwnershipLost:
-                    continue  # the next heartbeat tells
+                except (OwnershipLost, RowRefused):
+                    continue  # the next heartbeat tells, or tries this one again
                 except _UNHEARD:
                     return
                 run.quiet_seconds = 0.0
@@ -227,7 +252,10 @@ class Heartbeat:
         self._wants_strays |= doubtful or boottime() >= self._look_for_strays_at
         looks = self._wants_strays and not self._search.must_rest
         if doubtful or not looks:
-            await self.seen()
+            try:
+                await self.seen()
+            except RowRefused as error:  # this worker's own row: the jobs' are renewed
+                self._health.failed(error)
         found = await self._search.make(self._strays) if looks else None
         if found is None:
             return []
@@ -247,6 +275,7 @@ class Heartbeat:
             hand=self._hand.held(),
             claiming=list(self._hand.claiming),
             older_than=2 * self._statement_timeout,
+            past_refused=self._refused_rows.any_of("release"),
         )
 
     def _release_strays(self, strays: list[Held]) -> None:

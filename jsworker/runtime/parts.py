@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRow, RefusedRows
 from jsworker.ownership.registry import WorkerRow
 from jsworker.ownership.sessions import Sessions
 from jsworker.runtime.claimer import Claimer
@@ -100,6 +102,7 @@ class Parts:
         self.hand = Hand()
         self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
+        self.refused_rows = RefusedRows(around.database, worker_id=around.me.id, tell=self._tell_refused)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
         self.schema = SchemaLevel(around.migration, database=around.database)
         self.presence = Presence(
@@ -107,7 +110,11 @@ class Parts:
         )
         self.slots = Slots(around.settings.concurrency, len(around.kinds), self._launch)
         self.settler = Settler(
-            worker_id=around.me.id, database=around.database, health=self.health, died=around.died
+            worker_id=around.me.id,
+            database=around.database,
+            health=self.health,
+            refused_rows=self.refused_rows,
+            died=around.died,
         )
         self.dead_letters = DeadLetters(
             database=around.database,
@@ -120,6 +127,7 @@ class Parts:
             statement_timeout=around.settings.statement_timeout,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             events=around.events,
             on_requeued=self.wake_relay,
         )
@@ -161,7 +169,9 @@ class Parts:
 
     def new_relay(self) -> Relay:
         """Return a relay to call by hand, after its loop has ended."""
-        return Relay(database=self.database, health=self.health, stream=self.stream)
+        return Relay(
+            database=self.database, health=self.health, stream=self.stream, refused_rows=self.refused_rows
+        )
 
     def _wire_heartbeat(self) -> Heartbeat:
         around = self._around
@@ -171,6 +181,7 @@ class Parts:
             ack_wait=around.settings.ack_wait,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             hand=self.hand,
             settler=self.settler,
             presence=self.presence,
@@ -231,6 +242,7 @@ class Parts:
             statement_timeout=around.settings.statement_timeout,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             late=self.late,
             events=around.events,
         )
@@ -281,6 +293,7 @@ class Parts:
             database=self.database,
             health=self.health,
             events=self._around.events,
+            refused_rows=self.refused_rows,
         )
         self.retention = Loop(
             "retention", retention.step, interval=TICK_SECONDS, jitter=_SCAN_JITTER, died=died
@@ -300,6 +313,7 @@ class Parts:
             heartbeat_interval=settings.heartbeat_interval,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             heartbeat=self.heartbeat,
             presence=self.presence,
             late=self.late,
@@ -312,6 +326,7 @@ class Parts:
             scan_interval=settings.scan_interval,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             stream=around.stream,
             events=around.events,
             on_requeued=self.wake_relay,
@@ -330,6 +345,7 @@ class Parts:
 
         async def look_after_the_queue() -> None:
             if self.health.up:
+                await self._look_at_refused_rows()
                 await poll.step()
                 await repair.step()
 
@@ -343,6 +359,7 @@ class Parts:
             statement_timeout=settings.statement_timeout,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             events=around.events,
             on_requeued=self.wake_relay,
             done=self._end_reconciliation,
@@ -352,6 +369,23 @@ class Parts:
             reconciler.step,
             interval=settings.statement_timeout / _RECONCILE_ROUNDS,
             died=died,
+        )
+
+    async def _look_at_refused_rows(self) -> None:
+        try:
+            await self.refused_rows.look()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self.health.failed(error)
+
+    def _tell_refused(self, row: RefusedRow) -> None:
+        self._around.events.emit(
+            "row.refused",
+            job_id=str(row.job_id),
+            kind=row.kind,
+            attempted=row.attempted,
+            sqlstate=row.sqlstate,
+            constraint=row.constraint,
+            jobs=row.jobs,
         )
 
     def _end_reconciliation(self) -> None:

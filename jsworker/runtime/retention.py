@@ -8,6 +8,7 @@ from jsworker.events import Events
 from jsworker.ownership import registry
 from jsworker.ownership.database import Database
 from jsworker.ownership.prune import FIRST_LIMIT, Batch, Ended, cutoff, next_limit, prune
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
@@ -31,16 +32,23 @@ class Retention:
     """
 
     def __init__(
-        self, *, retention: float | None, database: Database, health: DatabaseHealth, events: Events
+        self,
+        *,
+        retention: float | None,
+        database: Database,
+        health: DatabaseHealth,
+        events: Events,
+        refused_rows: RefusedRows,
     ) -> None:
         """Wire the retention.
 
         Args:
             retention: seconds that ended jobs are kept; None: for ever.
-            database, health, events: the worker's own.
+            database, health, events, refused_rows: the worker's own.
         """
         self._retention = retention
         self._database = database
+        self._refused_rows = refused_rows
         self._health = health
         self._events = events
         self._limit = FIRST_LIMIT
@@ -80,12 +88,14 @@ class Retention:
 
     async def _prune(self, ended: Ended) -> Batch:
         limit, began = self._limit, boottime()
-        batch = await prune(self._database, ended, since=self._since, limit=limit)
+        batch = await prune(
+            self._database, ended, since=self._since, limit=limit, refused_rows=self._refused_rows
+        )
         self._limit = next_limit(limit, seconds=boottime() - began)
         self._since = batch.last or self._since
         self._jobs += batch.jobs
         self._entries += batch.events
-        if batch.jobs < limit:
+        if batch.is_last:
             await self._end()
         elif boottime() - self._told_at >= _TOLD_SECONDS:
             self._tell()

@@ -10,7 +10,18 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import timeline
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Held
-from jsworker.ownership.settle import Completion, Failure, Return, Settled, complete, fail, release
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refused_rows import RefusedRows
+from jsworker.ownership.settle import (
+    Completion,
+    Failure,
+    Refusals,
+    Return,
+    Settled,
+    complete,
+    fail,
+    release,
+)
 from jsworker.ownership.timeline import Entry
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
@@ -33,9 +44,12 @@ class Settler:
         worker_id: str,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         died: Callable[[str, BaseException], None],
     ) -> None:
         self._worker_id = worker_id
+        self._refused_rows = refused_rows
+        self._refusals: Refusals = {}
         self._database = database
         self._health = health
         self._alone = asyncio.Semaphore(_ALONE_AT_ONCE)
@@ -89,9 +103,10 @@ class Settler:
     async def _completed(self, run: Run, result: str | None) -> Settled:
         completion = Completion(*run.held, result)
         settled = await self._completions.submit(completion) or await self._persist(complete, completion)
+        error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
-            refused = Failure(*run.held, "PostgreSQL refused the result as jsonb", "result", 0.0)
-            return await self._failed(refused)
+            reason = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
+            return await self._failed(Failure(*run.held, reason, "result", 0.0))
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
@@ -106,6 +121,8 @@ class Settler:
             await self._health.wait_until_up()
             try:
                 return await timeline.note(self._database, entries=[entry])
+            except RowRefused as error:  # told; the run ends all the same
+                return self._health.failed(error)
             except (DatabaseUnavailable, DatabaseRefused) as error:
                 self._health.failed(error)
 
@@ -125,9 +142,27 @@ class Settler:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
         await self._health.wait_until_up()
         try:
-            settled = await statement(self._database, worker_id=self._worker_id, runs=runs)
+            refusals: Refusals = {}
+            settled = await statement(self._database, worker_id=self._worker_id, runs=runs, refusals=refusals)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             return [None] * len(runs)
         self._health.answered()
+        if refusals:
+            await self._set_aside(statement, refusals)
         return settled
+
+    async def _set_aside(
+        self, statement: Callable[..., Awaitable[Sequence[Settled]]], refusals: Refusals
+    ) -> None:
+        """Set refused rows aside; a completion that was refused becomes a failure, which tells why."""
+        if statement is complete:
+            self._refusals |= refusals
+            return
+        attempted = "fail" if statement is fail else "release"
+        try:
+            await self._refused_rows.note(
+                attempted, [(job_id, error) for (job_id, _), error in refusals.items()]
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:  # met again as rows in nobody's hand
+            self._health.failed(error)

@@ -13,6 +13,7 @@ from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership import outbox as outbox_statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing, Sent, take_outgoing
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.settings import Settings
 from tests.runtime.rows import Rows
 
@@ -69,7 +70,7 @@ async def test_batches_are_under_way_at_once_and_all_is_published_once(
         taking -= 1
         return outgoing
 
-    async def mark(database: Database, sent: Sequence[Sent]) -> int:
+    async def mark(database: Database, sent: Sequence[Sent], _refused_rows: RefusedRows | None) -> int:
         nonlocal marks
         marks += 1
         if 1 < marks <= 1 + AT_ONCE:  # the first batch goes alone

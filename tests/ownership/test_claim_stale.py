@@ -82,7 +82,7 @@ async def test_counts_the_stall_and_gives_a_new_owner_and_token(database: Databa
                 waited=taken.claimed[0].waited,
             )
         ],
-        frozenset(),
+        {},
     )
     told = {"attempt": 3, "cleared": True, "clear_reason": REASON}
     assert read_events(sql, job_id) == [
@@ -116,7 +116,7 @@ async def test_leaves_what_is_not_its_own(
     seen = suspect(sql, running)
     change_job(sql, running, **change)
     before = read_job(sql, running)
-    assert await claim_stale(database, seen) == Taken([], frozenset())
+    assert await claim_stale(database, seen) == Taken([], {})
     assert (read_job(sql, running), event_names(sql, running)) == (before, [])
 
 
@@ -131,7 +131,7 @@ async def test_one_bad_row_keeps_no_neighbour_back(database: Database, sql: Sql)
     seen = [suspect(sql, job_id) for job_id in [*ids[:2], bad, *ids[2:]]]
     taken = await claim_stale(database, *seen)
     assert {job.id for job in taken.claimed} == set(ids)
-    assert taken.refused_rows == {bad}
+    assert taken.refused_rows.keys() == {bad}
 
 
 async def test_the_former_owner_is_fenced(database: Database, sql: Sql, running: UUID) -> None:

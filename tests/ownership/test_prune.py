@@ -85,7 +85,9 @@ class TestWhatGoes:
             insert_job(sql, status, created_at=ago(9 * DAY), queued_at=ago(9 * DAY))
             for status in set(STATUSES) - set(FINAL)
         }
-        assert await prune_all(database, await a_day_ago(database)) == [Batch(0, 0, None, 0)]
+        assert await prune_all(database, await a_day_ago(database)) == [
+            Batch(0, 0, None, 0, is_last=True, kept=0)
+        ]
         assert jobs_left(sql) == live
 
     async def test_a_job_that_was_retried_stays(self, database: Database, sql: Sql) -> None:

@@ -65,7 +65,7 @@ class TestClaim:
             waited=claimed.waited,
         )
         assert claimed.waited == pytest.approx((job["claimed_at"] - job["queued_at"]).total_seconds())
-        assert taken.refused_rows == frozenset()
+        assert taken.refused_rows == {}
 
     async def test_tells_no_first_claim_but_every_later_one(self, database: Database, sql: Sql) -> None:
         first = insert_job(sql)
@@ -108,7 +108,7 @@ class TestClaim:
         ids = [*good[:3], bad, *good[3:]]
         taken = await claim.claim(database, worker_id=WORKER, kind=KIND, ids=ids, limits=LIMITS)
         assert {one.id for one in taken.claimed} == set(good)
-        assert taken.refused_rows == {bad}
+        assert taken.refused_rows.keys() == {bad}
         assert read_job(sql, bad)["status"] == "queued"
 
     async def test_tells_why_a_job_was_refused(self, database: Database, sql: Sql) -> None:

@@ -11,6 +11,7 @@ from jsworker.client import JobClient
 from jsworker.events import Events
 from jsworker.ownership import registry
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery.evidence import death_of
 from jsworker.runtime.recovery.reconciler import Reconciler
@@ -157,6 +158,7 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
         statement_timeout=0.3,
         database=database,
         health=DatabaseHealth(events),
+        refused_rows=RefusedRows(database, worker_id=lives.me.id),
         events=events,
         on_requeued=lambda: requeued.append(None),
         done=lambda: done.append(time.monotonic()),

@@ -14,6 +14,7 @@ from jsworker.events import Events
 from jsworker.ownership import registry
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery import repair
 from jsworker.runtime.recovery.repair import Repair
@@ -236,6 +237,7 @@ class Repairing:
             scan_interval=0.4,
             database=database,
             health=DatabaseHealth(events),
+            refused_rows=RefusedRows(database, worker_id="repairing"),
             stream=stream,
             events=events,
             on_requeued=lambda: None,

@@ -4,6 +4,7 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.events import Events
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime import pace as pace_module
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.pace import Pace
@@ -82,7 +83,12 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
     assert client._stream is not None
-    return Relay(database=client.database, health=DatabaseHealth(Events()), stream=client._stream)
+    return Relay(
+        database=client.database,
+        health=DatabaseHealth(Events()),
+        stream=client._stream,
+        refused_rows=RefusedRows(client.database, worker_id="relaying"),
+    )
 
 
 async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_afterwards(

@@ -8,6 +8,7 @@ from jsworker.client import JobClient
 from jsworker.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.prune import FIRST_LIMIT
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime import retention as module
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
@@ -64,7 +65,13 @@ class Alone:
         events = Events()
         events.on("*", self.told)
         self.health = DatabaseHealth(events)
-        self.retention = Retention(retention=DAY, database=database, health=self.health, events=events)
+        self.retention = Retention(
+            retention=DAY,
+            database=database,
+            health=self.health,
+            events=events,
+            refused_rows=RefusedRows(database, worker_id="pruning"),
+        )
 
     @property
     def rests_for(self) -> float:

@@ -216,7 +216,7 @@ class Recovering(Example):
             self.world.saw("clear: not running")
             return
         assert running
-        self._taken_back("clear", TakenBack([taken], frozenset()), {job: False}, "by hand")
+        self._taken_back("clear", TakenBack([taken], {}), {job: False}, "by hand")
 
     @when(lambda machine: [job for job in _running(machine) if not job.cancel_requested])
     @rule(jobs=some_of(_running_and_another, most=2))

@@ -27,6 +27,7 @@ NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "workers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "installation": ("SELECT", "INSERT"),
     "dead_messages": ("SELECT", "INSERT", "DELETE"),
+    "refused_rows": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "alembic_version": ("SELECT",),
 }
 """What the statements of a worker need of each table."""

@@ -10,6 +10,7 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership import reset
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.recovery.report import report
 
@@ -47,6 +48,7 @@ class Burial:
         statement_timeout: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         events: Events,
         on_requeued: Callable[[], None],
     ) -> None:
@@ -54,6 +56,7 @@ class Burial:
         self._pause = statement_timeout / _LOOKS
         self._database = database
         self._health = health
+        self._refused_rows = refused_rows
         self._events = events
         self._on_requeued = on_requeued
         self._digging: set[asyncio.Task[None]] = set()
@@ -86,7 +89,12 @@ class Burial:
                 counted=death.counted,
                 culprits=death.culprits,
             )
+            await report(
+                taken,
+                cause="dead",
+                events=self._events,
+                refused_rows=self._refused_rows,
+                on_requeued=self._on_requeued,
+            )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
-            return
-        await report(taken, cause="dead", events=self._events, on_requeued=self._on_requeued)

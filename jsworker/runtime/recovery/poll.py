@@ -78,13 +78,14 @@ class IdlePoll:
         if wanted <= 0 or search.must_rest:
             return
         try:
+            aside = await consumer.set_aside()
             found = await search.make(
                 lambda seconds: repair.waiting(
                     self._database,
                     kinds=[consumer.kind.name],
                     older_than=older_than,
                     limit=wanted if wanted == 1 else _CHOICE * wanted,
-                    besides=[*self._hand.claiming, *self._hand.runs],
+                    besides=[*self._hand.claiming, *self._hand.runs, *aside],
                     seconds=seconds,
                 )
             )

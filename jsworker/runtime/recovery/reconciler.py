@@ -7,6 +7,7 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership import registry, reset
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.ownership.registry import WorkerRow
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
@@ -30,6 +31,7 @@ class Reconciler:
         statement_timeout: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         events: Events,
         on_requeued: Callable[[], None],
         done: Callable[[], None],
@@ -39,7 +41,7 @@ class Reconciler:
         Args:
             worker: this worker.
             statement_timeout: seconds for which a statement of the dead may still be executed.
-            database, health, events: the worker's own.
+            database, health, refused_rows, events: the worker's own.
             on_requeued: called when jobs went back to the queue.
             done: called when nothing is left to do.
         """
@@ -47,6 +49,7 @@ class Reconciler:
         self._statement_timeout = statement_timeout
         self._database = database
         self._health = health
+        self._refused_rows = refused_rows
         self._events = events
         self._on_requeued = on_requeued
         self._done = done
@@ -85,5 +88,11 @@ class Reconciler:
             owner=owner,
             reason=f"worker {owner} has ended: {proof}",
         )
-        resets = await report(taken, cause="dead", events=self._events, on_requeued=self._on_requeued)
+        resets = await report(
+            taken,
+            cause="dead",
+            events=self._events,
+            refused_rows=self._refused_rows,
+            on_requeued=self._on_requeued,
+        )
         self._jobs += len(resets)

@@ -9,6 +9,7 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused,
 from jsworker.events import Events
 from jsworker.ownership import repair
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.ownership.repair import Posted
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.search import Search
@@ -33,6 +34,7 @@ class Repair:
         scan_interval: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         stream: Stream,
         events: Events,
         on_requeued: Callable[[], None],
@@ -43,7 +45,7 @@ class Repair:
         Args:
             worker_id: who repairs, for the timeline.
             scan_interval: seconds; jobs that were queued within the last two are left alone.
-            database, health, stream, events: the worker's own.
+            database, health, refused_rows, stream, events: the worker's own.
             on_requeued: called when jobs wait to be published again.
             search: for pages of the queue.
         """
@@ -51,6 +53,7 @@ class Repair:
         self._scan_interval = scan_interval
         self._database = database
         self._health = health
+        self._refused_rows = refused_rows
         self._stream = stream
         self._events = events
         self._on_requeued = on_requeued
@@ -126,7 +129,9 @@ class Repair:
         if not gone:
             return
         seen = [(row.id, row.dispatch) for row in gone]
-        again = await repair.republish(self._database, worker_id=self._worker_id, gone=seen)
+        again = await repair.republish(
+            self._database, worker_id=self._worker_id, gone=seen, refused_rows=self._refused_rows
+        )
         if again:
             self._events.emit("message.republished", jobs=len(again), reason="their messages are gone")
             self._on_requeued()

@@ -1,15 +1,20 @@
 """What is told of jobs that were taken back, whichever rule gave them free."""
 
-from collections.abc import Callable, Collection
-from uuid import UUID
+from collections.abc import Callable
 
 from jsworker import fault_points
 from jsworker.events import Events
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.ownership.reset import Reset, TakenBack
 
 
 async def report(
-    taken: TakenBack, *, cause: str, events: Events, on_requeued: Callable[[], None]
+    taken: TakenBack,
+    *,
+    cause: str,
+    events: Events,
+    refused_rows: RefusedRows,
+    on_requeued: Callable[[], None],
 ) -> list[Reset]:
     """Tell of each job and wake whoever publishes.
 
@@ -17,23 +22,22 @@ async def report(
         taken: the answer of a RESET.
         cause: the rule that gave the jobs free: ``stale``, ``crashed`` or ``dead``.
         events: told.
+        refused_rows: sets aside what was refused, and tells it once.
         on_requeued: called when any job waits to be published.
 
     Returns:
         The jobs that were taken back.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: what was refused is not set aside.
     """
-    _report_refused(taken.refused, events)
     for job in taken.resets:
         _report_one(job, cause, events)
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
         on_requeued()
+    await refused_rows.note("reset", taken.refused.items())
     return taken.resets
-
-
-def _report_refused(refused: Collection[UUID], events: Events) -> None:
-    for job_id in refused:
-        events.emit("job.error", job_id=str(job_id), error="cannot be taken back: PostgreSQL refuses the row")
 
 
 def _report_one(job: Reset, cause: str, events: Events) -> None:

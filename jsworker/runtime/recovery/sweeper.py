@@ -8,6 +8,7 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership import reset
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.ownership.reset import Lateness, Suspect, TakenBack
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
@@ -33,6 +34,7 @@ class Sweeper:
         heartbeat_interval: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         heartbeat: Heartbeat,
         presence: Presence,
         late: LateRows,
@@ -45,7 +47,7 @@ class Sweeper:
         Args:
             worker_id: who takes jobs back, for the timeline.
             heartbeat_interval: seconds; two of them missed begin the watch.
-            database, health, events: the worker's own.
+            database, health, refused_rows, events: the worker's own.
             heartbeat: the worker's own; while it goes unheard nobody else's silence proves anything.
             presence: the worker's own; asks NATS whether owners are still there.
             late: what is remembered of late rows.
@@ -56,6 +58,7 @@ class Sweeper:
         self._heartbeat_interval = heartbeat_interval
         self._database = database
         self._health = health
+        self._refused_rows = refused_rows
         self._heartbeat = heartbeat
         self._presence = presence
         self._late = late
@@ -84,7 +87,11 @@ class Sweeper:
 
     async def _look(self, seconds: float) -> Lateness:
         return await reset.look_for_late(
-            self._database, heartbeat_interval=self._heartbeat_interval, limit=_LOOKED_AT, seconds=seconds
+            self._database,
+            heartbeat_interval=self._heartbeat_interval,
+            limit=_LOOKED_AT,
+            seconds=seconds,
+            past_refused=self._refused_rows.any_of("reset"),
         )
 
     def _tell_of_brake(self, proof: Proof) -> None:
@@ -123,7 +130,13 @@ class Sweeper:
 
     async def _tell(self, owner: str, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
-        resets = await report(taken, cause=cause, events=self._events, on_requeued=self._on_requeued)
+        resets = await report(
+            taken,
+            cause=cause,
+            events=self._events,
+            refused_rows=self._refused_rows,
+            on_requeued=self._on_requeued,
+        )
         if resets:
             self._events.emit("stale.recovered", jobs=len(resets), owners=[owner], cause=cause)
 

@@ -38,6 +38,7 @@ class Dead:
         died_at: boot time.
         taken: jobs that were taken back, by where they went.
         found: whether the database has answered once.
+        refused: jobs that were told because PostgreSQL refuses their rows.
         due: boot time of the next look.
     """
 
@@ -49,6 +50,7 @@ class Dead:
     died_at: float = field(default_factory=boottime)
     taken: Counter[str] = field(default_factory=Counter)
     found: bool = False
+    refused: set[UUID] = field(default_factory=set)
     due: float = 0.0
 
 
@@ -159,8 +161,12 @@ class Burials:
                 seconds=round(boottime() - dead.died_at, 3),
                 jobs=dict(dead.taken),
             )
-        for job_id in taken.refused:
-            self._logger.warning("burial.refused", worker_id=dead.worker_id, job_id=str(job_id))
+        for job_id, error in taken.refused.items():
+            if job_id not in dead.refused:
+                dead.refused.add(job_id)
+                self._logger.warning(
+                    "burial.refused", worker_id=dead.worker_id, job_id=str(job_id), reason=str(error)
+                )
         dead.found = True
 
     def _note_failure(self, dead: Dead, error: JsworkerError) -> None:

@@ -1,0 +1,288 @@
+"""Rows that PostgreSQL refuses to write: named once for the whole fleet, set aside, tried again ever later.
+
+A sweep writes many rows that it finds itself. It goes on with its one statement until a row of it is refused.
+From then on, as long as any row of that sweep is set aside, the rows are found first, without those, and
+written in halves, so that the others go on and a refused row costs nobody anything until its next turn.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import TextClause, text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.halving import Refused, in_halves
+from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import RowRefused
+
+_TOLD_ALONE: Final = 5
+"""Rows refused together for one reason that are told one by one; more of them are one line with their number."""
+
+# A mark belongs to the row as it was refused: another claim, dispatch or status is another try.
+_AS_REFUSED = "r.status = j.status AND r.fencing_token = j.fencing_token AND r.dispatch = j.dispatch"
+
+_NOT_SET_ASIDE = f"""NOT EXISTS (
+    SELECT FROM jsworker.refused_rows AS r
+    WHERE r.job_id = j.id AND r.attempted = ANY(CAST(:attempted AS text[])) AND r.retry_at > statement_timestamp()
+      AND {_AS_REFUSED})"""
+
+# The second and every later refusal of the same row is silent and doubles the pause, up to a day.
+NOTE = text("""
+WITH input AS (
+  SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:sqlstates AS text[]), CAST(:constraints AS text[]))
+    AS i(id, sqlstate, constraint_name)
+)
+INSERT INTO jsworker.refused_rows AS r (
+  job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, constraint_name, worker_id, retry_at)
+SELECT j.id, CAST(:attempted AS text), j.kind, j.status, j.fencing_token, j.dispatch, input.sqlstate,
+  input.constraint_name, CAST(:worker_id AS text), clock_timestamp() + interval '1 minute' * (0.8 + 0.4 * random())
+FROM input JOIN jsworker.jobs AS j ON j.id = input.id
+ORDER BY j.id
+ON CONFLICT (job_id, attempted) DO UPDATE SET
+  tries = CASE WHEN (r.status, r.fencing_token, r.dispatch) = (excluded.status, excluded.fencing_token, excluded.dispatch)
+    THEN r.tries + 1 ELSE 1 END,
+  retry_at = CASE WHEN (r.status, r.fencing_token, r.dispatch) = (excluded.status, excluded.fencing_token, excluded.dispatch)
+    THEN clock_timestamp() + make_interval(secs => least(86400, 60 * 2 ^ least(r.tries, 20)) * (0.8 + 0.4 * random()))
+    ELSE excluded.retry_at END,
+  kind = excluded.kind, status = excluded.status, fencing_token = excluded.fencing_token, dispatch = excluded.dispatch,
+  sqlstate = excluded.sqlstate, constraint_name = excluded.constraint_name, worker_id = excluded.worker_id,
+  last_at = clock_timestamp()
+RETURNING job_id, kind, sqlstate, constraint_name, tries
+""")
+
+FORGET = text("""
+WITH written AS (
+  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
+  WHERE r.job_id = ANY(CAST(:ids AS uuid[])) AND r.attempted = ANY(CAST(:attempted AS text[]))
+  ORDER BY r.job_id, r.attempted FOR UPDATE SKIP LOCKED
+)
+DELETE FROM jsworker.refused_rows AS r USING written
+WHERE r.job_id = written.job_id AND r.attempted = written.attempted
+""")
+
+# Ended jobs that a foreign key keeps may be very many: each is looked at when it is due again, and no sooner.
+TIDY = text(f"""
+WITH over AS (
+  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
+  WHERE (r.attempted <> 'prune' OR r.retry_at <= statement_timestamp()) AND NOT EXISTS (
+    SELECT FROM jsworker.jobs AS j WHERE j.id = r.job_id AND {_AS_REFUSED}
+      AND (j.needs_publish OR r.attempted NOT IN ('publish', 'mark'))
+      AND NOT (j.needs_publish AND r.attempted = 'republish'))
+  ORDER BY r.job_id, r.attempted FOR UPDATE SKIP LOCKED
+), gone AS (
+  DELETE FROM jsworker.refused_rows AS r USING over
+  WHERE r.job_id = over.job_id AND r.attempted = over.attempted RETURNING r.job_id, r.attempted
+)
+SELECT DISTINCT r.attempted FROM jsworker.refused_rows AS r
+WHERE NOT EXISTS (SELECT FROM gone WHERE gone.job_id = r.job_id AND gone.attempted = r.attempted)
+""")  # noqa: S608 -- a constant of this file
+
+AMONG = text(f"""
+SELECT DISTINCT r.job_id FROM jsworker.refused_rows AS r JOIN jsworker.jobs AS j ON j.id = r.job_id
+WHERE r.attempted = ANY(CAST(:attempted AS text[])) AND r.retry_at > statement_timestamp() AND {_AS_REFUSED}
+  AND (CAST(:ids AS uuid[]) IS NULL OR r.job_id = ANY(CAST(:ids AS uuid[])))
+""")  # noqa: S608 -- a constant of this file
+
+OF_JOBS = text("""
+SELECT job_id, attempted, sqlstate, constraint_name, tries, first_at, last_at, retry_at, worker_id
+FROM jsworker.refused_rows WHERE job_id = ANY(CAST(:ids AS uuid[])) ORDER BY job_id, first_at
+""")
+
+TRY_AGAIN = text("""
+WITH all_marks AS (SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r ORDER BY 1, 2 FOR UPDATE)
+DELETE FROM jsworker.refused_rows AS r USING all_marks AS m
+WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that was refused for the first time, or the first of many.
+
+    Attributes:
+        attempted: the transition that was to be made: ``promote``, ``publish``, ``prune`` and so on.
+        jobs: how many were refused together for this reason; the others are in the table.
+    """
+
+    job_id: UUID
+    kind: str
+    attempted: str
+    sqlstate: str
+    constraint: str | None
+    jobs: int = 1
+
+
+Tell = Callable[[RefusedRow], None]
+
+
+class RefusedRows:
+    """What this process knows of refused rows; the table knows it for all.
+
+    Attributes:
+        noted: how many refusals this process has met.
+    """
+
+    def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
+        """Begin without any; the first that is refused, or the first look, shows what others have found.
+
+        Args:
+            database: where the table is.
+            worker_id: who notes, for the table.
+            tell: told of each row that was never refused before, for its log line and event.
+        """
+        self._database = database
+        self._worker_id = worker_id
+        self._tell = tell
+        self._attempts: set[str] = set()
+        self.noted = 0
+
+    def any_of(self, *attempted: str) -> bool:
+        """Tell whether rows are known to be set aside for any of these transitions."""
+        return not self._attempts.isdisjoint(attempted)
+
+    async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
+        """Set rows aside, and tell of those that are new."""
+        found = dict(refused)
+        if not found:
+            return
+        self._attempts.add(attempted)
+        self.noted += len(found)
+        values = {
+            "attempted": attempted,
+            "worker_id": self._worker_id,
+            "ids": uuid_array(found),
+            "sqlstates": [error.sqlstate for error in found.values()],
+            "constraints": [error.constraint for error in found.values()],
+        }
+        self._tell_new(attempted, await self._database.run(NOTE, values))
+
+    async def forget(self, attempted: Sequence[str], ids: Collection[UUID]) -> None:
+        """Take the marks from rows that were written after all."""
+        if ids and self.any_of(*attempted):
+            await self._database.run(FORGET, {"ids": uuid_array(ids), "attempted": list(attempted)})
+
+    async def among(self, attempted: str, ids: Iterable[UUID] | None = None) -> set[UUID]:
+        """Return the jobs that are set aside now, of these or of all; asks only if there can be any."""
+        if not self.any_of(attempted):
+            return set()
+        values = {"attempted": [attempted], "ids": None if ids is None else uuid_array(ids)}
+        return {row.job_id for row in await self._database.run(AMONG, values)}
+
+    async def look(self) -> None:
+        """Take away the marks of rows that are gone or have moved on, and learn what is still set aside."""
+        self._attempts = {row.attempted for row in await self._database.run(TIDY)}
+
+    def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
+        by_reason: dict[tuple[str, str | None], list[Row]] = {}
+        for row in noted:
+            if row.tries == 1:
+                by_reason.setdefault((row.sqlstate, row.constraint_name), []).append(row)
+        for (sqlstate, constraint), rows in by_reason.items():
+            told = rows if len(rows) <= _TOLD_ALONE else rows[:1]
+            jobs = len(rows) // len(told)
+            for row in told:
+                self._tell(RefusedRow(row.job_id, row.kind, attempted, sqlstate, constraint, jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A statement that finds the rows it writes, and the two that do the same apart.
+
+    Attributes:
+        attempted: what it does to them, for the marks.
+        aside: marks for which it leaves a row alone.
+        whole: finds and writes.
+        find: only finds, first of all the ids.
+        write: writes those of ``ids`` that it may.
+    """
+
+    attempted: str
+    aside: tuple[str, ...]
+    whole: TextClause
+    find: TextClause
+    write: TextClause
+
+    @classmethod
+    def of(
+        cls, attempted: str, *, whole: TextClause, find: str, write: str, also: tuple[str, ...] = ()
+    ) -> "Sweep":
+        """Return a sweep; ``find`` names ``jobs`` as ``j`` and has its place for the marks as ``{not set aside}``."""
+        return cls(
+            attempted,
+            (attempted, *also),
+            whole,
+            text(find.replace("{not set aside}", _NOT_SET_ASIDE)),
+            text(write),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        rows: the answer of what was written.
+        found: the rows that were found first; None: it was one statement.
+        refused: those of them that were refused.
+    """
+
+    rows: Sequence[Row]
+    found: Sequence[Row] | None
+    refused: Refused[UUID]
+
+
+async def sweep(
+    database: Database, what: Sweep, values: Mapping[str, Any], *, refused_rows: RefusedRows
+) -> Swept:
+    """Write what a sweep finds: with its one statement, or past the rows that are refused.
+
+    Raises:
+        DatabaseUnavailable: unclear; some may be written.
+    """
+    if not refused_rows.any_of(*what.aside):
+        try:
+            return Swept(await database.run(what.whole, values), None, [])
+        except RowRefused:
+            pass  # some row of it: found below
+    found = await database.run(what.find, {**values, "attempted": list(what.aside)})
+    ids = [row.id for row in found]
+
+    def write(half: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
+        return database.run(what.write, {**values, "ids": uuid_array(half)})
+
+    rows, refused = await in_halves(ids, write)
+    await refused_rows.note(what.attempted, refused)
+    bad = {job_id for job_id, _ in refused}
+    await refused_rows.forget([what.attempted], [job_id for job_id in ids if job_id not in bad])
+    return Swept(rows, found, refused)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A refused row as people are shown it."""
+
+    job_id: UUID
+    attempted: str
+    sqlstate: str
+    constraint_name: str | None
+    tries: int
+    first_at: datetime
+    last_at: datetime
+    retry_at: datetime
+    worker_id: str | None
+
+
+async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[Mark]]:
+    """Return what is set aside of these jobs; a job without marks is missing."""
+    marks: dict[UUID, list[Mark]] = {}
+    for row in await database.run(OF_JOBS, {"ids": uuid_array(ids)}):
+        marks.setdefault(row.job_id, []).append(Mark(**row._asdict()))
+    return marks
+
+
+async def try_again(database: Database) -> int:
+    """Take every mark away, so that each row is tried with the next sweep, and return how many there were."""
+    return len(await database.run(TRY_AGAIN))
