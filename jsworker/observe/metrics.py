@@ -122,7 +122,7 @@ class Metrics:
         events.on("job.fenced", lambda event: self._fenced.labels(_kind(event)).inc())
         events.on("job.skipped", self._skip)
         events.on("message.republished", lambda event: self._republished.inc(event.fields["jobs"]))
-        events.on("message.dead", lambda _: self._dead.inc())
+        events.on("message.dead", lambda event: self._dead.inc(event.fields["messages"]))
         events.on("jobs.pruned", lambda event: self._pruned.inc(event.fields["jobs"]))
         events.on("heartbeat.failed", lambda _: self._unheard.inc())
         events.on("worker.degraded", lambda event: self._set_degraded(event, 1))

@@ -8,6 +8,8 @@ from typing import Any
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row
 
 KEPT_BYTES = 4096
 """How much of a message is kept; a longer one cannot be replayed."""
@@ -19,12 +21,15 @@ KEPT_MESSAGES = 10_000
 BURY = text("""
 WITH buried AS (
   INSERT INTO jsworker.dead_messages (subject, stream_seq, stored_at, reason, data, truncated)
-  VALUES (:subject, :stream_seq, :stored_at, :reason, :data, :truncated)
+  SELECT * FROM unnest(
+    CAST(:subjects AS text[]), CAST(:stream_seqs AS bigint[]), CAST(:stored_at AS timestamptz[]),
+    CAST(:reasons AS text[]), CAST(:data AS bytea[]), CAST(:truncated AS boolean[])
+  )
   RETURNING id
 ), pruned AS (
-  DELETE FROM jsworker.dead_messages WHERE id <= (SELECT id - :kept FROM buried)
+  DELETE FROM jsworker.dead_messages WHERE id <= (SELECT max(id) - :kept FROM buried)
 )
-SELECT id FROM buried
+SELECT id FROM buried ORDER BY id
 """)
 
 DEAD = text("""
@@ -52,27 +57,41 @@ class DeadMessage:
     truncated: bool
 
 
-async def bury(
-    database: Database,
-    *,
-    subject: str,
-    stream_seq: int | None,
-    stored_at: datetime | None,
-    reason: str,
-    data: bytes,
-) -> int:
-    """Keep a message for people to look at and return its id; only then may it be terminated."""
-    parameters = {
-        "subject": subject[:500],
-        "stream_seq": stream_seq,
-        "stored_at": stored_at,
-        "reason": reason[:500],
-        "data": data[:KEPT_BYTES],
-        "truncated": len(data) > KEPT_BYTES,
+@dataclass(frozen=True, slots=True, eq=False)
+class Letter:
+    """A message to be kept: where it came from, the rule it breaks and its content."""
+
+    subject: str
+    stream_seq: int | None
+    stored_at: datetime | None
+    reason: str
+    data: bytes
+
+
+async def bury(database: Database, letters: Sequence[Letter]) -> tuple[list[int], list[Letter]]:
+    """Keep messages for people to look at; only then may they be terminated.
+
+    Returns:
+        The ids of those that are kept, and the letters that PostgreSQL refused, each for its own content.
+    """
+
+    async def write(batch: Sequence[Letter]) -> Sequence[Row]:
+        return await database.run(BURY, _parameters(batch))
+
+    rows, refused = await in_halves(letters, write)
+    return [int(row.id) for row in rows], refused
+
+
+def _parameters(letters: Sequence[Letter]) -> dict[str, Any]:
+    return {
+        "subjects": [letter.subject[:500] for letter in letters],
+        "stream_seqs": [letter.stream_seq for letter in letters],
+        "stored_at": [letter.stored_at for letter in letters],
+        "reasons": [letter.reason[:500] for letter in letters],
+        "data": [letter.data[:KEPT_BYTES] for letter in letters],
+        "truncated": [len(letter.data) > KEPT_BYTES for letter in letters],
         "kept": KEPT_MESSAGES,
     }
-    rows = await database.run(BURY, parameters)
-    return int(rows[0].id)
 
 
 async def list_dead(database: Database, *, limit: int) -> list[dict[str, Any]]:

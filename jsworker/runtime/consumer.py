@@ -19,6 +19,10 @@ from jsworker.stream.delivery import Delivery, Undecodable
 
 _CLAIM_BATCH = 500
 _ANOTHER_COPY_DELAY = 1.0
+_MOST_COPIES = 10
+"""Deliveries that wait for one claim; others come again, for they take no room."""
+_MOST_BURYING = 100
+"""Messages that nobody can use and the database has not kept yet; with so many nothing more is asked for."""
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
@@ -57,6 +61,7 @@ class Consumer:
         self._events = events
         self._on_room = on_room
         self._claiming = 0
+        self._burying = 0
         self._welcome = 0
         """How many more deliveries there was room for at the last look; looked at anew with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
@@ -65,7 +70,7 @@ class Consumer:
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if not self._health.up:
+        if not self._health.up or self._burying >= _MOST_BURYING:
             return 0
         return self._slots.room(self.kind, claiming=len(self._hand.claiming), claiming_kind=self._claiming)
 
@@ -75,8 +80,11 @@ class Consumer:
         run = self._hand.runs.get(delivery.job_id)
         if run is not None:
             self._answer_copy(delivery, run.claimed.dispatch)
-        elif delivery.job_id in self._hand.claiming:
-            self._hand.claiming[delivery.job_id].deliveries.append(delivery)
+        elif (claim := self._hand.claiming.get(delivery.job_id)) is not None:
+            if len(claim.deliveries) < _MOST_COPIES:
+                claim.deliveries.append(delivery)
+            else:
+                delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
         elif self._welcome <= 0 and not self._make_welcome():
             delivery.nak()
         else:
@@ -93,7 +101,7 @@ class Consumer:
 
     def undecodable(self, message: Undecodable) -> None:
         """Take a message that cannot be read: kept for people, then terminated."""
-        self._dead_letters.bury(message, message.reason)
+        self._bury(message, message.reason)
 
     async def flush(self) -> None:
         """Wait until every claim on its way is decided."""
@@ -193,7 +201,15 @@ class Consumer:
         if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
             delivery.nak(_NO_ROW_DELAY)
         else:
-            self._dead_letters.bury(delivery, "no job of this kind has this id")
+            self._bury(delivery, "no job of this kind has this id")
+
+    def _bury(self, message: Delivery | Undecodable, reason: str) -> None:
+        self._burying += 1
+        self._dead_letters.bury(message, reason, self._buried)
+
+    def _buried(self) -> None:
+        self._burying -= 1
+        self._on_room()
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:
         self._claiming -= 1

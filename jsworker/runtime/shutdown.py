@@ -96,7 +96,7 @@ class Shutdown:
             await parts.new_relay().step()
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._died("relay", error)
-        await parts.dead_letters.flush()
+        await parts.dead_letters.close(self._settings.statement_timeout)
         await parts.stream.flush()
 
     async def _end_loops(self) -> None:
@@ -104,7 +104,6 @@ class Shutdown:
         parts = self._parts
         for consumer in parts.consumers:
             await consumer.close()
-        await parts.dead_letters.close()
         await parts.tracing.close()
         await parts.settler.close()
         await parts.probes.stop()

@@ -15,6 +15,7 @@ _NAK: Final = b"-NAK"
 _TERM: Final = b"+TERM"
 _IN_PROGRESS: Final = b"+WPI"
 _PREFIX: Final = b"$JS.ACK."
+_INT64: Final = 2**63 - 1
 
 
 class _Arrival:
@@ -117,7 +118,7 @@ def read(
         stream_seq, stored_ns = int(tokens[first]), int(tokens[first + 2])
     except (ValueError, IndexError):
         return None
-    if not reply.startswith(_PREFIX):
+    if not (reply.startswith(_PREFIX) and 0 <= stream_seq <= _INT64 and 0 <= stored_ns <= _INT64):
         return None
     try:
         message = decode(data, subject_kind=kind)

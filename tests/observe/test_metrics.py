@@ -49,7 +49,7 @@ def events(registry: CollectorRegistry) -> Events:
             "jsworker_claims_refused",
             {"kind": "k", "reason": "completed"},
         ),
-        ("message.dead", {}, "jsworker_messages_dead", {}),
+        ("message.dead", {"messages": 1}, "jsworker_messages_dead", {}),
         ("heartbeat.failed", {}, "jsworker_heartbeats_failed", {}),
     ],
 )
@@ -72,6 +72,11 @@ def test_republished_messages_are_counted_by_their_number(
 ) -> None:
     events.emit("message.republished", jobs=3)
     assert registry.get_sample_value("jsworker_messages_republished_total") == 3
+
+
+def test_dead_messages_are_counted_by_their_number(registry: CollectorRegistry, events: Events) -> None:
+    events.emit("message.dead", messages=3, subject="jobs.k", stream_seq=7, reason="not JSON")
+    assert registry.get_sample_value("jsworker_messages_dead_total") == 3
 
 
 def test_pruned_jobs_are_counted_by_their_number(registry: CollectorRegistry, events: Events) -> None:

@@ -46,6 +46,9 @@ def test_what_cannot_be_read_keeps_number_and_time(reply: str) -> None:
         "$JS.ACK." + "." * 20,
         "a.b.JOBS.resize.2.17.99.1795181039279298385.5",
         "$JS.ACK." + "9" * 5000,
+        "$JS.ACK.JOBS.resize.2.17.99.9223372036854775808.5",
+        "$JS.ACK.JOBS.resize.2.9223372036854775808.99.1795181039279298385.5",
+        "$JS.ACK.JOBS.resize.2.17.99.-1.5",
     ],
 )
 def test_a_reply_that_is_not_jetstreams_is_no_delivery(reply: str) -> None:
