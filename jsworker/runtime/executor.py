@@ -41,6 +41,7 @@ class Executor:
         on_room: Callable[[], None],
         on_requeued: Callable[[], None],
         died: Callable[[str, BaseException], None],
+        loop_ends: Callable[[], bool],
     ) -> None:
         """Wire the executor.
 
@@ -55,6 +56,7 @@ class Executor:
             on_room: called when more may be claimed.
             on_requeued: called when a job went back to the queue and waits to be published.
             died: told of an error that is nobody's outcome.
+            loop_ends: whether whoever ends the event loop has cancelled all of its tasks.
         """
         self._slots = slots
         self._services = services
@@ -66,6 +68,7 @@ class Executor:
         self._on_room = on_room
         self._on_requeued = on_requeued
         self._died = died
+        self._loop_ends = loop_ends
         self._loop = services.loop
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -127,10 +130,10 @@ class Executor:
         started = boottime()
         self._tracing.begin(run)
         if run.spans is None:
-            outcome, error = await judged(run, self._process(run))
+            outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
         else:
             with run.spans.active():
-                outcome, error = await judged(run, self._process(run))
+                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
             self._tracing.processed(run, outcome, error)
         forget_cancellation(run.task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
@@ -141,8 +144,11 @@ class Executor:
         if type(outcome) is Completed and not run.completed and not fault_points.armed():
             # Without a task that waits: most runs end like this, and most of the time.
             self._settler.complete(run, outcome.result, partial(self._completed, run, outcome))
+        elif self._loop_ends():
+            await self._settle(run, outcome, error)  # nobody waits for new tasks any more
         else:
-            await self._settle(run, outcome, error)
+            # In a task of its own: whatever the processor has left behind may still cancel this one.
+            self._start(run, partial(self._settle, run, outcome, error))
 
     def _completed(self, run: Run, outcome: Completed, settled: Settled | None) -> None:
         if settled is Settled.COMPLETED:

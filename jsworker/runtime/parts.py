@@ -221,6 +221,7 @@ class Parts:
             on_room=self.wake_pullers,
             on_requeued=self.wake_relay,
             died=around.died,
+            loop_ends=lambda: self.beats.is_cancelled,
         )
 
     def _wire_consumer(self, kind: Kind) -> Consumer:
