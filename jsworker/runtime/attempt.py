@@ -64,7 +64,7 @@ async def judged(
     except asyncio.CancelledError as cancelled:
         if run.abandoned:
             raise
-        forget_cancellation(run.task)
+        forget_cancellation(run.left_task or run.task)
         if run.stop is None and loop_ends():
             run.stop = Stop.SHUTDOWN
         # Handing it back although nobody asked for a stop would run it again and again, and count nothing.

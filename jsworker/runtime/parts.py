@@ -177,6 +177,7 @@ class Parts:
             ties=around.ties,
             events=around.events,
             on_requeued=self.wake_relay,
+            on_ignored=self._note_ignored,
             # No more time: heartbeats wait for it.
             search=self._search("claims in nobody's hand", most_patience=1),
         )
@@ -373,6 +374,9 @@ class Parts:
 
     async def _probe(self) -> None:
         await self.health.probe(self.heartbeat.seen)
+
+    def _note_ignored(self, run: Run) -> None:
+        self.executor.note_ignored(run, gives_up=self._around.ties is None)
 
     def _announce_quiet(self) -> None:
         if self._around.ties is not None:
