@@ -19,6 +19,7 @@ EVENT_NAMES = frozenset(
         "job.fenced",
         "job.released",
         "job.stalled",
+        "job.stop_ignored",
         "job.lost",
         "job.cleared",
         "jobs.pruned",

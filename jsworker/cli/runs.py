@@ -50,6 +50,8 @@ def _end(event: Mapping[str, Any]) -> str:
     match event["event"]:
         case "reset":
             cause = _CAUSES.get(str(detail.get("cause")), "")
+            if detail.get("cause") == "dead" and detail.get("reason"):
+                cause += f" ({cell(detail['reason'])})"
             counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
             return f"taken back by {cell(event['worker_id'] or 'an operator')}, because {cause}; {counted}"
         case "released":

@@ -47,6 +47,7 @@ _WARNINGS: Final = frozenset(
         "worker.degraded",
     }
 )
+_ERRORS: Final = frozenset({"job.stop_ignored"})
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception"})
@@ -137,6 +138,8 @@ def level_of(name: str) -> int:
     """Return the level at which an event is logged: what happens to every job at debug."""
     if name in _PER_JOB:
         return logging.DEBUG
+    if name in _ERRORS:
+        return logging.ERROR
     return logging.WARNING if name in _WARNINGS else logging.INFO
 
 

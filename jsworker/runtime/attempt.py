@@ -1,7 +1,7 @@
 """One attempt at a job: from its row to the outcome, in the worker's own process or in quarantine."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jsworker import strict_json
@@ -11,7 +11,7 @@ from jsworker.runtime import outcome as outcomes
 from jsworker.runtime.lease import LeaseServices, RunLease
 from jsworker.runtime.outcome import Outcome
 from jsworker.runtime.processing import forget_cancellation, process
-from jsworker.runtime.run import Run
+from jsworker.runtime.run import Run, Stop
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
@@ -46,8 +46,15 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
     return outcomes.returned(await process(run, job), max_result_bytes)
 
 
-async def judged(run: Run, work: Awaitable[Outcome]) -> tuple[Outcome, BaseException | None]:
+async def judged(
+    run: Run, work: Awaitable[Outcome], *, loop_ends: Callable[[], bool] = lambda: False
+) -> tuple[Outcome, BaseException | None]:
     """Return the outcome of ``work``, with the error behind it.
+
+    Args:
+        run: the run.
+        work: has the processor do the job.
+        loop_ends: whether whoever ends the event loop has cancelled all of its tasks.
 
     Raises:
         CancelledError: the run was abandoned; nobody may settle it.
@@ -57,8 +64,12 @@ async def judged(run: Run, work: Awaitable[Outcome]) -> tuple[Outcome, BaseExcep
     except asyncio.CancelledError as cancelled:
         if run.abandoned:
             raise
-        told = forget_cancellation(run.task) or run.stop is not None
-        return outcomes.stopped(run) if told else outcomes.raised(run, cancelled), cancelled
+        forget_cancellation(run.left_task or run.task)
+        if run.stop is None and loop_ends():
+            run.stop = Stop.SHUTDOWN
+        # Handing it back although nobody asked for a stop would run it again and again, and count nothing.
+        told = run.stop is not None or run.is_handed_back
+        return outcomes.stopped(run) if told else outcomes.cancelled_itself(run, cancelled), cancelled
     except GeneratorExit:  # the event loop is gone
         raise
     except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either

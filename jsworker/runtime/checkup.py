@@ -8,7 +8,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.parts import Parts
 
 _NAMED: Final = 5
-"""Kinds that are named; there may be hundreds."""
+"""Kinds or jobs that are named; there may be hundreds."""
 
 
 def check_up(parts: Parts, *, draining: bool) -> Vitals:
@@ -25,7 +25,7 @@ def check_up(parts: Parts, *, draining: bool) -> Vitals:
         migration=parts.schema.revision,
         pulling=not not_pulled and not draining,
         draining=draining,
-        ailing=_in_words(not_pulled),
+        ailing=[*_in_words(not_pulled), *_ignoring(parts)],
         misfit=parts.schema.misfit,
     )
     return Vitals(
@@ -43,6 +43,14 @@ def _in_words(not_pulled: list[str]) -> list[str]:
     named = ", ".join(not_pulled[:_NAMED])
     more = f" and {len(not_pulled) - _NAMED} more" if len(not_pulled) > _NAMED else ""
     return [f"not pulled: {named}{more}"] if not_pulled else []
+
+
+def _ignoring(parts: Parts) -> list[str]:
+    runs = [*parts.hand.runs.values(), *parts.hand.given_up]
+    ignoring = [f"job {run.id}" for run in runs if run.ignores_stop]
+    named = ", ".join(ignoring[:_NAMED])
+    more = f" and {len(ignoring) - _NAMED} more" if len(ignoring) > _NAMED else ""
+    return [f"told to stop and still running: {named}{more}"] if ignoring else []
 
 
 def _in_flight(parts: Parts) -> dict[str, int]:

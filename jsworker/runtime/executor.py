@@ -41,6 +41,7 @@ class Executor:
         on_room: Callable[[], None],
         on_requeued: Callable[[], None],
         died: Callable[[str, BaseException], None],
+        loop_ends: Callable[[], bool],
     ) -> None:
         """Wire the executor.
 
@@ -55,6 +56,7 @@ class Executor:
             on_room: called when more may be claimed.
             on_requeued: called when a job went back to the queue and waits to be published.
             died: told of an error that is nobody's outcome.
+            loop_ends: whether whoever ends the event loop has cancelled all of its tasks.
         """
         self._slots = slots
         self._services = services
@@ -66,6 +68,7 @@ class Executor:
         self._on_room = on_room
         self._on_requeued = on_requeued
         self._died = died
+        self._loop_ends = loop_ends
         self._loop = services.loop
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,17 +94,62 @@ class Executor:
             return False
         return True
 
+    def note_ignored(self, run: Run, *, gives_up: bool) -> None:
+        """Tell that a run ignores its stop.
+
+        Args:
+            run: the run.
+            gives_up: whether nobody ends the process for it. Then the attempt of a coroutine fails here and
+                now, although it goes on: what it still wants to write is refused by its fencing token. It
+                keeps its job slot, for it takes what a job takes. A thread keeps its job.
+        """
+        run.ignores_stop = True
+        self._events.emit(
+            "job.stop_ignored",
+            **run.facts(),
+            stop=run.stop_in_words,
+            cancellations=run.cancellations if run.kind.is_async else 0,
+            seconds=round(boottime() - (run.told_at or run.claimed_at), 3),
+        )
+        if gives_up and run.kind.is_async:
+            self._give_up(run)
+
     async def abandon(self) -> int:
         """Leave runs that do not end to the stale rule, and return how many there are."""
         left = len(self._hand.runs)
         for run in self._hand.runs.values():
             run.abandoned = True
+            if run.phase is Phase.RUNNING and not run.ignores_stop:
+                self.note_ignored(run, gives_up=False)
+        for run in self._hand.given_up:
+            run.abandoned = True
+            run.cancel_again()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LEAVE_SECONDS)
         self._tasks = {task for task in self._tasks if not task.done()}  # those that never began, too
         return left
+
+    def _give_up(self, run: Run) -> None:
+        run.left_task = run.task
+        self._hand.given_up.add(run)
+        if run.task is not None:
+            self._tasks.discard(run.task)
+        run.phase = Phase.SETTLING
+        self._slots.settling()
+        outcome = outcomes.ignored_its_stop(run)
+        error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
+        self._tracing.processed(run, outcome, error)
+        self._start(run, partial(self._settle, run, outcome, error))
+
+    def _note_late_end(self, run: Run, seconds: float) -> None:
+        """Give back the job slot of a run that was given up and has ended after all."""
+        self._hand.given_up.discard(run)
+        self._slots.leave(run, seconds)
+        self._slots.settled()
+        self._events.emit("worker.restored", what=f"job {run.id}")
+        self._on_room()
 
     def _start(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
         run.task = self._loop.create_task(self._watched(run, steps))
@@ -127,13 +175,17 @@ class Executor:
         started = boottime()
         self._tracing.begin(run)
         if run.spans is None:
-            outcome, error = await judged(run, self._process(run))
+            outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
         else:
             with run.spans.active():
-                outcome, error = await judged(run, self._process(run))
-            self._tracing.processed(run, outcome, error)
-        forget_cancellation(run.task)
+                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
+            if run.left_task is None:
+                self._tracing.processed(run, outcome, error)
+        forget_cancellation(run.left_task or run.task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
+            return
+        if run.left_task is not None:
+            self._note_late_end(run, boottime() - started)
             return
         run.phase = Phase.SETTLING
         self._slots.leave(run, boottime() - started)
@@ -141,8 +193,11 @@ class Executor:
         if type(outcome) is Completed and not run.completed and not fault_points.armed():
             # Without a task that waits: most runs end like this, and most of the time.
             self._settler.complete(run, outcome.result, partial(self._completed, run, outcome))
+        elif self._loop_ends():
+            await self._settle(run, outcome, error)  # nobody waits for new tasks any more
         else:
-            await self._settle(run, outcome, error)
+            # In a task of its own: whatever the processor has left behind may still cancel this one.
+            self._start(run, partial(self._settle, run, outcome, error))
 
     def _completed(self, run: Run, outcome: Completed, settled: Settled | None) -> None:
         if settled is Settled.COMPLETED:

@@ -10,7 +10,10 @@ from jsworker.runtime.run import Hand, Phase, Run, Stop
 from jsworker.runtime.ties import Ties
 
 _GRACE_HEARTBEATS: Final = 2
-"""For so many intervals a thread may go on after it was told to stop; the fence leaves as much time."""
+"""For so many intervals a run may go on after it was told to stop; the fence leaves as much time."""
+
+_CANCELLATIONS: Final = 2
+"""A coroutine is cancelled so often before it counts as one that ignores its stop."""
 
 _DEADLY: Final = frozenset({Stop.TIMEOUT, Stop.NO_PROGRESS, Stop.LOST, Stop.FENCED, Stop.CANCELLED})
 
@@ -27,6 +30,7 @@ class Fence:
         heard_at: Callable[[], float],
         presence: Presence,
         ties: Ties | None,
+        on_ignored: Callable[[Run], None],
         events: Events,
     ) -> None:
         """Wire the fence.
@@ -37,7 +41,8 @@ class Fence:
             hand: what this process has in hand.
             heard_at: boot time at which the last answered heartbeat was sent.
             presence: whether others who ask find this worker.
-            ties: to whom it is told that a thread ignores its stop; None: nobody can end it.
+            ties: to whom it is told that a run ignores its stop; None: nobody can end it.
+            on_ignored: called once with each run that ignores its stop.
             events: the worker's own.
         """
         self._heartbeat_interval = heartbeat_interval
@@ -46,8 +51,8 @@ class Fence:
         self._heard_at = heard_at
         self._presence = presence
         self._ties = ties
+        self._on_ignored = on_ignored
         self._events = events
-        self._reported: set[Run] = set()
 
     async def step(self) -> None:
         """Look at every run, also while a heartbeat waits for its answer."""
@@ -58,10 +63,13 @@ class Fence:
         for run in self._hand.runs.values():
             if unheard:
                 self.check(run, gone=gone)
-            if run.told_at is not None and self._ignores_its_stop(run, now):
+            if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):
                 ignoring.append(run)
         if ignoring:
             self._condemn(ignoring)
+        for run in self._hand.given_up:
+            if now - run.cancelled_at > self._grace_of(run):
+                run.cancel_again()
 
     def check(self, run: Run, *, gone: bool = False) -> None:
         """Stop a run whose last sign of life is so old that others may soon take its job.
@@ -79,24 +87,31 @@ class Fence:
                 self._events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
             run.signal(Stop.FENCED)
 
-    def _ignores_its_stop(self, run: Run, now: float) -> bool:
-        return (
-            run.phase is Phase.RUNNING
-            and not run.kind.is_async  # a coroutine is cancelled for good; a thread cannot be
-            and not run.quarantined  # its own process is ended, not this one
-            and run.stop in _DEADLY
-            and run.told_at is not None
-            and now - run.told_at > _GRACE_HEARTBEATS * self._heartbeat_interval
-        )
+    def _ignores_its_stop(self, run: Run, told_at: float, now: float) -> bool:
+        """Tell whether a run goes on for too long; a coroutine that does so is cancelled once more before."""
+        # In quarantine its own process is ended, not this one.
+        if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
+            return False
+        if not run.kind.is_async:  # a thread cannot be cancelled
+            return now - told_at > self._grace_of(run)
+        if now - run.cancelled_at <= self._grace_of(run):
+            return False
+        if run.cancellations < _CANCELLATIONS:
+            run.cancel_again()
+            return False
+        return True
+
+    def _grace_of(self, run: Run) -> float:
+        """Return the seconds that a run may go on after each cancellation, or a thread after it was told."""
+        grace = _GRACE_HEARTBEATS * self._heartbeat_interval
+        return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
     def _condemn(self, runs: list[Run]) -> None:
-        """Have this process ended: nothing else ends a thread, and its job must not start beside it."""
+        """Have this process ended: nothing else ends these runs, and no job may start beside its last run."""
         for run in runs:
-            if run not in self._reported:
-                self._reported.add(run)
-                reason = (
-                    f"its thread goes on although it was told to stop: {run.stop.value}" if run.stop else ""
-                )
-                self._events.emit("worker.degraded", what=f"job {run.id}", reason=reason)
+            if not run.ignores_stop:
+                self._on_ignored(run)
         if self._ties is not None:
-            self._ties.condemn([run.held for run in runs], "a thread ignores that it was told to stop")
+            more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+            named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
+            self._ties.condemn([run.held for run in runs], f"its process was ended, because {named}")

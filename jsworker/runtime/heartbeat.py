@@ -55,6 +55,7 @@ class Heartbeat:
         ties: Ties | None,
         events: Events,
         on_requeued: Callable[[], None],
+        on_ignored: Callable[[Run], None],
         search: Search,
     ) -> None:
         """Wire the heartbeat.
@@ -66,6 +67,7 @@ class Heartbeat:
             database, health, refused_rows, hand, settler, presence, events: the worker's own.
             ties: whoever supervises this process.
             on_requeued: called when a row in nobody's hand went back to the queue.
+            on_ignored: called once with each run that ignores its stop.
             search: for rows in nobody's hand.
         """
         self._worker = worker
@@ -76,6 +78,7 @@ class Heartbeat:
             heard_at=lambda: self.heard_at,
             presence=presence,
             ties=ties,
+            on_ignored=on_ignored,
             events=events,
         )
         self._statement_timeout = statement_timeout

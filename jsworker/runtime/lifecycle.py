@@ -40,6 +40,11 @@ class Loop:
         self._task: asyncio.Task[None] | None = None
         self._ending = False
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its task was cancelled, by ``stop`` or by whoever ends the event loop."""
+        return self._task is not None and (self._task.cancelling() > 0 or self._task.cancelled())
+
     def start(self) -> None:
         """Begin with a first round at once."""
         if self._task is None:

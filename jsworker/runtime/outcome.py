@@ -126,6 +126,23 @@ def stopped(run: Run) -> Outcome:
             return _handed_back(run)
 
 
+def ignored_its_stop(run: Run) -> Outcome:
+    """Return the outcome of a run that goes on although it was told to stop."""
+    match stopped(run):
+        case Failed(why) | HandedBack(why):
+            ignored = f"it goes on although it was cancelled {run.cancellations} times"
+            return Failed(f"{why}; {ignored}", None, _delay(run))
+        case outcome:
+            return outcome
+
+
+def cancelled_itself(run: Run, error: BaseException) -> Outcome:
+    """Return the outcome of a run that was cancelled, though neither by the worker nor on request."""
+    trace = "".join(traceback.format_exception(error))
+    why = "cancelled, but not by jsworker: by the processor itself or by something that it uses"
+    return Failed(clean(f"{headline(error)}: {why}\n{trace}"), None, _delay(run))
+
+
 def headline(error: BaseException) -> str:
     """Return type and first line of an error's message."""
     first = first_line(clean(_text(error)))

@@ -188,6 +188,7 @@ class Parts:
             ties=around.ties,
             events=around.events,
             on_requeued=self.wake_relay,
+            on_ignored=self._note_ignored,
             # No more time: heartbeats wait for it.
             search=self._search("claims in nobody's hand", most_patience=1),
         )
@@ -232,6 +233,7 @@ class Parts:
             on_room=self.wake_pullers,
             on_requeued=self.wake_relay,
             died=around.died,
+            loop_ends=lambda: self.beats.is_cancelled,
         )
 
     def _wire_consumer(self, kind: Kind) -> Consumer:
@@ -406,6 +408,9 @@ class Parts:
 
     async def _probe(self) -> None:
         await self.health.probe(self.heartbeat.seen)
+
+    def _note_ignored(self, run: Run) -> None:
+        self.executor.note_ignored(run, gives_up=self._around.ties is None)
 
     def _announce_quiet(self) -> None:
         if self._around.ties is not None:

@@ -52,6 +52,11 @@ class Run:
         stop: why it was told to stop; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
         told_at: boot time at which its task was first cancelled; None: it never was.
+        cancelled_at: boot time at which its task was last cancelled.
+        cancellations: how often its task was cancelled.
+        is_urgent: whether others may soon run its job, or do so already.
+        ignores_stop: True once it has gone on for too long although it was told to stop.
+        left_task: the task in which it goes on although it was given up; None: it was not.
         should_stop: told to the processor; also True while the worker drains.
         quiet_until: boot time at which an announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
@@ -70,6 +75,11 @@ class Run:
     stop: Stop | None = None
     cancelled_for: Stop | None = None
     told_at: float | None = None
+    cancelled_at: float = 0.0
+    cancellations: int = 0
+    is_urgent: bool = False
+    ignores_stop: bool = False
+    left_task: asyncio.Task[None] | None = None
     should_stop: bool = False
     cancelled: bool = False
     completed: bool = False
@@ -106,6 +116,11 @@ class Run:
         return self.claimed.id, self.claimed.fencing_token
 
     @property
+    def stop_in_words(self) -> str:
+        """Why it was told to stop."""
+        return "" if self.stop is None else self.stop.value
+
+    @property
     def is_handed_back(self) -> bool:
         """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
         return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
@@ -137,17 +152,33 @@ class Run:
         """Stop the run: tell the processor, and cancel it where it waits.
 
         A run that is settling is left alone: its outcome is fenced by the statement itself. The same
-        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat anew.
+        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat anew;
+        ``cancel_again`` is for a run that goes on all the same.
         """
         if self.stop is None or reason is Stop.LOST:
             self.stop = reason
         self.should_stop = True
         if reason is Stop.CANCELLED:
             self.cancelled = True
-        if self.phase is Phase.RUNNING and self.task is not None and self._escalates(reason):
+        if reason in (Stop.LOST, Stop.FENCED):
+            self.is_urgent = True
+        if self.phase is Phase.RUNNING and self._escalates(reason):
             self.cancelled_for = reason
             self.told_at = self.told_at or boottime()
-            self.task.cancel()
+            self._cancel(self.task)
+
+    def cancel_again(self) -> None:
+        """Cancel a coroutine that goes on although it was cancelled; it may have swallowed that."""
+        if self.phase is Phase.RUNNING and self.kind.is_async and not self.quarantined:
+            self._cancel(self.task)
+        elif self.left_task is not None:
+            self._cancel(self.left_task)
+
+    def _cancel(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            self.cancelled_at = boottime()
+            self.cancellations += 1
+            task.cancel()
 
     def _escalates(self, reason: Stop) -> bool:
         if self.cancelled_for is None:
@@ -167,11 +198,15 @@ class Hand:
     """Everything this process has in hand. An id is in at most one claim, read-back or run at a time.
 
     Otherwise two job slots could adopt one fencing token and run it twice, which no fence can tell apart.
+
+    Attributes:
+        given_up: runs that go on although their outcome is settled, or about to be; each keeps its job slot.
     """
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}
+        self.given_up: set[Run] = set()
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming

@@ -79,8 +79,11 @@ class Shutdown:
         """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
         for run in self._parts.hand.runs.values():
             run.signal(Stop.SHUTDOWN)
-        # The time that the rule about GRACE_PERIOD leaves for it.
-        await self._parts.executor.wait(2 * self._settings.statement_timeout)
+        # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
+        if not await self._parts.executor.wait(self._settings.statement_timeout):
+            for run in self._parts.hand.runs.values():
+                run.cancel_again()
+            await self._parts.executor.wait(self._settings.statement_timeout)
         return await self._parts.executor.abandon()
 
     async def _publish_the_rest(self) -> None:

@@ -169,7 +169,7 @@ class TestJob:
         }
 
     def test_it_answers_why_a_job_ran_twice(self, cli: Cli, sql: Sql) -> None:
-        job_id = insert_job(sql, "completed", fencing_token=5)
+        job_id = insert_job(sql, "completed", fencing_token=6)
         events = [
             ("skipped", "gamma-3", 1, None, {"owner": "alpha-1", "token": 1}),
             (
@@ -188,6 +188,19 @@ class TestJob:
             ("claimed", "alpha-4", 4, None, {"attempt": 3}),
             ("reset", None, 4, None, {"cause": "operator", "owner": "alpha-4", "counted": False}),
             ("claimed", "alpha-4", 5, None, {"attempt": 3}),
+            (
+                "reset",
+                "supervisor-5",
+                5,
+                None,
+                {
+                    "cause": "dead",
+                    "owner": "alpha-4",
+                    "counted": False,
+                    "reason": "its process was ended, because job 4711 went on",
+                },
+            ),
+            ("claimed", "beta-2", 6, None, {"attempt": 3}),
         ]
         for event, worker, token, error, detail in events:
             sql.execute(
@@ -195,17 +208,19 @@ class TestJob:
                 " VALUES (%s, %s, %s, %s, %s, %s)",
                 [job_id, event, worker, token, error, json.dumps(detail)],
             )
-        lines = cli("job", job_id).ok().out.splitlines()[-5:]
+        lines = cli("job", job_id).ok().out.splitlines()[-6:]
         silent = "its heartbeats stopped and nobody answered for it on NATS"
         fenced = "it stopped itself, because its heartbeats were not answered"
         notes = "gamma-3 skipped a message about it; its late complete was refused"
+        ended = "its process was proven to have ended (its process was ended, because job 4711 went on)"
         by_hand = "taken back by an operator, because an operator said so; not counted as a stall"
         assert lines == [
             f"run 1 by alpha-1: taken back by beta-2, because {silent}; stall 1; {notes}",
             "run 2 by beta-2: error: ValueError: no",
             f"run 3 by beta-2: handed back: it stopped the run; {fenced}",
             f"run 4 by alpha-4: {by_hand}",
-            "run 5 by alpha-4: completed",
+            f"run 5 by alpha-4: taken back by supervisor-5, because {ended}; not counted as a stall",
+            "run 6 by beta-2: completed",
         ]
 
     def test_a_job_that_nothing_happened_to_has_no_timeline(self, cli: Cli, sql: Sql) -> None:

@@ -233,6 +233,7 @@ class TestLevels:
                     "stale.detected",
                 ],
             ),
+            ("error", ["job.stop_ignored"]),
         ],
     )
     def test_what_an_operator_must_know_is_info_and_above(self, level: str, names: list[str]) -> None:

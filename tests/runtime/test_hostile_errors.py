@@ -11,8 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
-from tests.runtime.processors import KIND, LATER, scripted
+from tests.runtime.processors import KIND, LATER, Gate, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 
@@ -156,6 +157,100 @@ async def test_an_awaited_task_that_somebody_else_cancelled_is_an_ordinary_error
     row = await rows.becomes(job.id, "failed")
     assert (row["failure_reason"], row["errors"]) == ("attempts", 2)
     assert row["last_error"].startswith("CancelledError")
+
+
+async def cancels_itself(job: Job[Any]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancels_itself_and_raises(job: Job[Any]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise ValueError("with a cancellation on its way")
+
+
+async def leaves_a_scope_behind(job: Job[Any]) -> None:
+    """As a cancel scope does that was entered and never left: it cancels for as long as there is a task."""
+    task = asyncio.current_task()
+    assert task is not None
+    ends_at = asyncio.get_running_loop().time() + 0.5
+
+    def cancel() -> None:
+        loop = asyncio.get_running_loop()
+        if not task.done() and loop.time() < ends_at:
+            task.cancel()
+            loop.call_soon(cancel)
+
+    asyncio.get_running_loop().call_soon(cancel)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise ValueError("in its scope")
+
+
+@pytest.mark.parametrize(
+    ("process", "error"),
+    [
+        (cancels_itself, "CancelledError: cancelled, but not by jsworker"),
+        (cancels_itself_and_raises, "ValueError: with a cancellation on its way"),
+        (leaves_a_scope_behind, "ValueError: in its scope"),
+    ],
+)
+async def test_a_run_that_cancels_its_own_task_has_failed_an_attempt(
+    client: JobClient, rows: Rows, start: StartWorker, process: Any, error: str
+) -> None:
+    """The worker did not ask for it, so handing the job back at once would run it for ever."""
+    processor = scripted(process, max_attempts=2)
+    running = await start(processor)
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["attempts"], row["errors"]) == ("attempts", 2, 2)
+    assert row["last_error"].startswith(error)
+    assert "Traceback" in row["last_error"]
+    await running.events.told("job.failed")
+    assert not running.events.of("job.released")
+    assert len(processor.failed) == 1
+
+
+async def test_a_run_that_cancels_itself_while_its_worker_drains_is_handed_back(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        met.set()
+        while not job.should_stop:  # noqa: ASYNC110 -- what a processor has to do
+            await asyncio.sleep(0.005)
+        await cancels_itself(job)
+
+    met = asyncio.Event()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await met.wait()
+    assert await running.worker.close() == 0
+    row = await rows.job(job.id)
+    assert (row["status"], row["errors"], row["attempts"]) == ("queued", 0, 0)
+
+
+async def test_the_end_of_an_applications_event_loop_is_no_error_of_its_jobs(
+    client: JobClient, rows: Rows, settings: Settings
+) -> None:
+    """It cancels every task there is, and a worker that nobody has closed is among them."""
+    gate = Gate()
+    before = asyncio.all_tasks()
+    worker = Worker([scripted(gate.process)], settings)
+    await worker.start()
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    tasks = asyncio.all_tasks() - before
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)  # and for no other, just as asyncio.run
+    row = await rows.job(job.id)
+    assert (row["status"], row["errors"], row["attempts"]) == ("queued", 0, 0)
+    await worker._opened.aclose()
 
 
 class Broken:

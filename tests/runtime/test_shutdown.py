@@ -401,7 +401,9 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     job = await client.enqueue(KIND, {})
     await met.wait()
     assert await asyncio.wait_for(running.worker.close(), 5.0) == 1
-    assert swallowed == 2  # told to stop, and given up
+    assert swallowed == 3  # told to stop, told again, and given up
+    [told] = running.events.of("job.stop_ignored")
+    assert (told["job_id"], told["stop"]) == (str(job.id), "shutdown")
     row = await rows.job(job.id)
     assert row["worker_id"] == running.worker.id
     [task] = running.worker._parts.executor._tasks

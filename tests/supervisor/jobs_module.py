@@ -61,6 +61,19 @@ class Stubborn(JobProcessor):
             time.sleep(0.01)
 
 
+class Swallows(JobProcessor):
+    """Ignores its time-out as a coroutine: whatever it catches, it goes on."""
+
+    timeout = 0.3
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        while not job.cleared:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+
+
 class Forks(JobProcessor):
     """Ends a process that it has forked, with SIGTERM."""
 

@@ -118,19 +118,27 @@ async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
     assert parent.lines("child.hung") == []
 
 
-async def test_a_thread_that_ignores_its_time_out_ends_with_its_process_and_is_named(
-    supervise: Supervise, client: JobClient, sql: Sql
+@pytest.mark.parametrize("kind", ["stubborn", "swallows"])
+async def test_a_run_that_ignores_its_time_out_ends_with_its_process_and_is_named(
+    kind: str, supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Stubborn", "Nap")
+    parent = supervise("Stubborn", "Swallows", "Nap")
     [pid] = await parent.ready()
     innocent = (await client.enqueue("nap", {"seconds": 3600})).id
     await owner_of_sleeper(sql)
-    culprit = (await client.enqueue("stubborn", {})).id
+    culprit = (await client.enqueue(kind, {})).id
     assert counters(await ends_completed(sql, culprit)) == (2, 0, 1)
     assert counters(await ends_completed(sql, innocent)) == (1, 0, 0)
     [condemned] = parent.lines("child.condemned")
     assert (condemned["pid"], condemned["culprits"]) == (pid, [str(culprit)])
-    assert "my_jobs.py" in parent.log  # the stack
+    [ignored] = parent.lines("job.stop_ignored")
+    assert (ignored["level"], ignored["job_id"], ignored["stop"]) == ("error", str(culprit), "timeout")
+    for job_id, counted in ((culprit, True), (innocent, False)):
+        [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+        assert reset["detail"]["counted"] is counted
+        assert f"job {culprit} went on although it was told to stop: timeout" in reset["detail"]["reason"]
+    if kind == "stubborn":
+        assert "my_jobs.py" in parent.log  # the stack
 
 
 async def test_the_dead_are_remembered_while_the_database_is_away(

@@ -84,7 +84,7 @@ async def _work(order: Order, link: socket.socket) -> None:
     ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
     try:
-        await run.task
+        await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
         outcome = ended.result()
         # Before it is told: the owner ends this process as soon as it knows.
         await asyncio.to_thread(tracing.flush, _FLUSH_SECONDS)

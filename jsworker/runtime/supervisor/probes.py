@@ -119,8 +119,9 @@ def _degraded(readiness: Readiness) -> Iterator[str]:
         yield "postgresql: no answer; nothing is pulled, finished outcomes are kept until it is back"
     if not readiness.nats:
         yield "nats: no connection; jobs are claimed from the table"
-    elif not readiness.pulling:
-        yield from readiness.ailing or ["not pulling"]
+    elif not readiness.pulling and not readiness.ailing:
+        yield "not pulling"
+    yield from readiness.ailing
 
 
 def _all_well(view: View) -> Answer:
