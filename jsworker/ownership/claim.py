@@ -8,17 +8,27 @@ from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
+from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.reset import Suspect, as_seen
 
+INLINE_BYTES: Final = 16 * 1024
+"""Payload and checkpoint come with the claim up to so many bytes together. Larger ones are fetched, each with
+a deadline of its own: beside them an answer for many jobs might never arrive in time."""
+
 _COLUMNS = """
-    j.id, j.kind, CAST(j.payload AS text) AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
-    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, CAST(j.checkpoint AS text) AS checkpoint,
+    j.id, j.kind, {payload} AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
+    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, {checkpoint} AS checkpoint,
     j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls,
-    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited
+    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited,
+    pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0) AS stored_bytes
 """
+# The stored size costs no look at the value itself; what is stored compressed is measured again as text.
+_INLINE = f"""CASE WHEN pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0) <= {INLINE_BYTES}
+      THEN CAST(j.{{column}} AS text) END"""
+_IS_INLINE = f"octet_length(payload) + coalesce(octet_length(checkpoint), 0) <= {INLINE_BYTES}"
 
 # Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
 _CLAIM = """
@@ -48,7 +58,10 @@ WITH picked AS (
     jsonb_build_object('attempt', attempt, 'cleared', cleared, 'clear_reason', clear_reason){detail}
   FROM claimed WHERE fencing_token > 1
 )
-SELECT * FROM claimed
+SELECT id, kind, CASE WHEN {is_inline} THEN payload END AS payload, fencing_token, dispatch, attempt,
+  max_attempts, cleared, clear_reason, deadline, CASE WHEN {is_inline} THEN checkpoint END AS checkpoint,
+  traceparent, tracestate, cancel_requested, stalls, max_stalls, waited, stored_bytes
+FROM claimed
 """
 
 
@@ -59,12 +72,21 @@ def _claim(status: str, *, rows: str, stall: str = "", detail: str = "") -> Text
         "rows": rows.strip(),
         "stall": stall,
         "detail": detail,
-        "columns": _COLUMNS.strip(),
+        "columns": _columns(payload=_inline("payload"), checkpoint=_inline("checkpoint")),
+        "is_inline": _IS_INLINE,
     }
     statement = _CLAIM
     for name, part in parts.items():
         statement = statement.replace(f"{{{name}}}", part)
     return text(statement)
+
+
+def _columns(*, payload: str, checkpoint: str) -> str:
+    return _COLUMNS.strip().replace("{payload}", payload).replace("{checkpoint}", checkpoint)
+
+
+def _inline(column: str) -> str:
+    return _INLINE.replace("{column}", column)
 
 
 CLAIM = _claim(
@@ -91,14 +113,20 @@ CLAIM_STALE = _claim(
     || jsonb_build_object('cause', 'stale', 'owner', owner, 'counted', true, 'stalls', stalls)""",
 )
 
-# A CLAIM may commit and its answer be lost: what is mine now was claimed by it.
+# A CLAIM may commit and its answer be lost: what is mine now was claimed by it. Without payloads, for they may
+# be the reason why the answer did not come.
 READ_BACK = text(
     """
 SELECT {columns}
 FROM jsworker.jobs AS j
 WHERE j.worker_id = :worker_id AND j.status = 'processing' AND j.id = ANY(CAST(:ids AS uuid[]))
-""".replace("{columns}", _COLUMNS.strip())
+""".replace("{columns}", _columns(payload="CAST(NULL AS text)", checkpoint="CAST(NULL AS text)"))
 )
+
+CONTENT = text("""
+SELECT CAST(payload AS text) AS payload, CAST(checkpoint AS text) AS checkpoint FROM jsworker.jobs
+WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+""")
 
 # Why a claim was refused, for the event that tells it; decides nothing. A skip of somebody's running job is
 # told once for each worker that skipped it, however often its message comes back.
@@ -143,17 +171,18 @@ class ClaimedJob(NamedTuple):
     """A row that this worker owns from now on, until it settles it or loses it.
 
     Attributes:
-        payload: JSON text.
+        payload: JSON text; None: it and the checkpoint did not come with the claim and are to be fetched.
         checkpoint: JSON text or None.
         dispatch: the dispatch at which it was claimed: copies of messages up to it are spent.
         stalls: runs of this job that were taken back from silent owners.
         max_stalls: at which of them it fails.
         waited: seconds from the moment at which it was last put into the queue to this claim.
+        stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
     """
 
     id: UUID
     kind: str
-    payload: str
+    payload: str | None
     fencing_token: int
     dispatch: int
     attempt: int
@@ -168,6 +197,7 @@ class ClaimedJob(NamedTuple):
     stalls: int
     max_stalls: int
     waited: float | None
+    stored_bytes: int
 
 
 _FIELDS: Final = len(ClaimedJob._fields)
@@ -229,9 +259,32 @@ async def claim_stale(
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
-    """Return which of ``ids`` this worker owns, after a claim whose answer was lost."""
+    """Return which of ``ids`` this worker owns, without payloads, after a claim whose answer was lost."""
     rows = await database.run(READ_BACK, {"worker_id": worker_id, "ids": list(ids)})
     return [_claimed(row) for row in rows]
+
+
+async def fetch_content(
+    database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
+) -> ClaimedJob:
+    """Return a claimed job with its payload and its checkpoint.
+
+    Args:
+        database: where it is.
+        worker_id: its owner.
+        claimed: the job as its claim returned it.
+        tries: how often this was given up already; each time it may take twice as long.
+
+    Raises:
+        OwnershipLost: this worker does not own it any more.
+        DatabaseUnavailable: no answer in time.
+    """
+    values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
+    seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
+    rows = await database.run(CONTENT, values, seconds=seconds)
+    if not rows:
+        raise OwnershipLost(f"job {claimed.id}: token {claimed.fencing_token} no longer owns it")
+    return claimed._replace(payload=rows[0].payload, checkpoint=rows[0].checkpoint)
 
 
 async def look_at_refused(

@@ -187,33 +187,40 @@ class _Write(Generic[EndedT]):
     batch: TextClause
     alone: TextClause
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
+    size: Callable[[EndedT], int]
 
 
-async def complete(database: Database, *, worker_id: str, runs: Sequence[Completion]) -> list[Settled]:
-    """Complete jobs and tell what became of each, in order.
+async def complete(
+    database: Database, *, worker_id: str, runs: Sequence[Completion], tries: int = 0
+) -> list[Settled]:
+    """Complete jobs and tell what became of each, in order; after ``tries`` it may take longer each time.
 
     Raises:
         DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
     """
-    return await _settle(database, worker_id, runs, _COMPLETE)
+    return await _settle(database, worker_id, runs, _COMPLETE, tries)
 
 
-async def fail(database: Database, *, worker_id: str, runs: Sequence[Failure]) -> list[Settled]:
+async def fail(
+    database: Database, *, worker_id: str, runs: Sequence[Failure], tries: int = 0
+) -> list[Settled]:
     """End attempts in an error and tell what became of each job, in order.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _FAIL)
+    return await _settle(database, worker_id, runs, _FAIL, tries)
 
 
-async def release(database: Database, *, worker_id: str, runs: Sequence[Return]) -> list[Settled]:
+async def release(
+    database: Database, *, worker_id: str, runs: Sequence[Return], tries: int = 0
+) -> list[Settled]:
     """Hand jobs back whose runs have really ended, and tell what became of each, in order.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _RELEASE)
+    return await _settle(database, worker_id, runs, _RELEASE, tries)
 
 
 def complete_statement(worker_id: str, run: Completion) -> TextClause:
@@ -222,21 +229,25 @@ def complete_statement(worker_id: str, run: Completion) -> TextClause:
 
 
 async def _settle(
-    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
+    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT], tries: int
 ) -> list[Settled]:
+    seconds = database.seconds_for(sum([write.size(run) for run in runs]), tries=tries)
     rows, refused = await in_halves(
-        runs, lambda half: database.run_by_key(write.batch, {"worker_id": worker_id} | write.parameters(half))
+        runs,
+        lambda half: database.run_by_key(
+            write.batch, {"worker_id": worker_id} | write.parameters(half), seconds=seconds
+        ),
     )
     settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
     settled |= {(run.id, run.token): Settled.REFUSED for run in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
-        settled |= await _judge(database, worker_id, missing, write)
+        settled |= await _judge(database, worker_id, missing, write, tries)
     return [settled[run.id, run.token] for run in runs]
 
 
 async def _judge(
-    database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT]
+    database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT], tries: int
 ) -> dict[_Held, Settled]:
     rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
     verdicts = {(row.id, row.fencing_token): row for row in rows}
@@ -245,16 +256,21 @@ async def _judge(
         held = run.id, run.token
         row = verdicts.get(held)
         mine = row is not None and row.mine
-        settled[held] = await _alone(database, worker_id, run, write) if mine else _verdict(row)
+        settled[held] = await _alone(database, worker_id, run, write, tries) if mine else _verdict(row)
     lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
     if lost:
         await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))
     return settled
 
 
-async def _alone(database: Database, worker_id: str, run: EndedT, write: _Write[EndedT]) -> Settled:
+async def _alone(
+    database: Database, worker_id: str, run: EndedT, write: _Write[EndedT], tries: int
+) -> Settled:
+    seconds = database.seconds_for(write.size(run), tries=tries)
     try:
-        rows = await database.run(write.alone, {"worker_id": worker_id} | write.parameters([run]))
+        rows = await database.run(
+            write.alone, {"worker_id": worker_id} | write.parameters([run]), seconds=seconds
+        )
     except RowRefused:
         return Settled.REFUSED
     if rows:
@@ -305,6 +321,6 @@ def _waiting(statement: TextClause) -> TextClause:
     return text(statement.text.replace("SKIP LOCKED", ""))
 
 
-_COMPLETE = _Write("complete", COMPLETE, _waiting(COMPLETE), _completions)
-_FAIL = _Write("fail", FAIL, _waiting(FAIL), _failures)
-_RELEASE = _Write("release", RELEASE, _waiting(RELEASE), _returns)
+_COMPLETE = _Write("complete", COMPLETE, _waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
+_FAIL = _Write("fail", FAIL, _waiting(FAIL), _failures, lambda run: len(run.error))
+_RELEASE = _Write("release", RELEASE, _waiting(RELEASE), _returns, lambda run: len(run.reason))
