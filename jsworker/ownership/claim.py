@@ -22,18 +22,16 @@ _COLUMNS = """
     j.id, j.kind, {payload} AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
     j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, {checkpoint} AS checkpoint,
     j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls,
-    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited,
-    pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0) AS stored_bytes
+    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited, {stored_bytes} AS stored_bytes
 """
-# The stored size costs no look at the value itself; what is stored compressed is measured again as text.
-_INLINE = f"""CASE WHEN pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0) <= {INLINE_BYTES}
-      THEN CAST(j.{{column}} AS text) END"""
-_IS_INLINE = f"octet_length(payload) + coalesce(octet_length(checkpoint), 0) <= {INLINE_BYTES}"
+_STORED_BYTES = "pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0)"
+"""Found without reading the values themselves."""
 
 # Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
+# What is stored compressed is measured again as text.
 _CLAIM = """
 WITH picked AS (
-  SELECT j.id, j.worker_id AS owner FROM jsworker.jobs AS j {rows}
+  SELECT j.id, j.worker_id AS owner, {stored_bytes} AS stored_bytes FROM jsworker.jobs AS j {rows}
   ORDER BY j.id FOR NO KEY UPDATE OF j
 ), claimed AS (
   UPDATE jsworker.jobs AS j SET
@@ -58,8 +56,10 @@ WITH picked AS (
     jsonb_build_object('attempt', attempt, 'cleared', cleared, 'clear_reason', clear_reason){detail}
   FROM claimed WHERE fencing_token > 1
 )
-SELECT id, kind, CASE WHEN {is_inline} THEN payload END AS payload, fencing_token, dispatch, attempt,
-  max_attempts, cleared, clear_reason, deadline, CASE WHEN {is_inline} THEN checkpoint END AS checkpoint,
+SELECT id, kind,
+  CASE WHEN octet_length(payload) + coalesce(octet_length(checkpoint), 0) <= {inline} THEN payload END AS payload,
+  fencing_token, dispatch, attempt, max_attempts, cleared, clear_reason, deadline,
+  CASE WHEN octet_length(checkpoint) <= {inline} THEN checkpoint END AS checkpoint,
   traceparent, tracestate, cancel_requested, stalls, max_stalls, waited, stored_bytes
 FROM claimed
 """
@@ -72,8 +72,9 @@ def _claim(status: str, *, rows: str, stall: str = "", detail: str = "") -> Text
         "rows": rows.strip(),
         "stall": stall,
         "detail": detail,
-        "columns": _columns(payload=_inline("payload"), checkpoint=_inline("checkpoint")),
-        "is_inline": _IS_INLINE,
+        "columns": _columns(_inline("payload"), _inline("checkpoint"), "picked.stored_bytes"),
+        "stored_bytes": _STORED_BYTES,
+        "inline": str(INLINE_BYTES),
     }
     statement = _CLAIM
     for name, part in parts.items():
@@ -81,12 +82,13 @@ def _claim(status: str, *, rows: str, stall: str = "", detail: str = "") -> Text
     return text(statement)
 
 
-def _columns(*, payload: str, checkpoint: str) -> str:
-    return _COLUMNS.strip().replace("{payload}", payload).replace("{checkpoint}", checkpoint)
+def _columns(payload: str, checkpoint: str, stored_bytes: str) -> str:
+    columns = _COLUMNS.strip().replace("{payload}", payload).replace("{checkpoint}", checkpoint)
+    return columns.replace("{stored_bytes}", stored_bytes)
 
 
 def _inline(column: str) -> str:
-    return _INLINE.replace("{column}", column)
+    return f"CASE WHEN picked.stored_bytes <= {INLINE_BYTES} THEN CAST(j.{column} AS text) END"
 
 
 CLAIM = _claim(
@@ -120,7 +122,7 @@ READ_BACK = text(
 SELECT {columns}
 FROM jsworker.jobs AS j
 WHERE j.worker_id = :worker_id AND j.status = 'processing' AND j.id = ANY(CAST(:ids AS uuid[]))
-""".replace("{columns}", _columns(payload="CAST(NULL AS text)", checkpoint="CAST(NULL AS text)"))
+""".replace("{columns}", _columns("CAST(NULL AS text)", "CAST(NULL AS text)", _STORED_BYTES))
 )
 
 CONTENT = text("""

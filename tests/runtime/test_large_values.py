@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -74,6 +75,8 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     for job in jobs:
         await rows.becomes(job.id, "completed", seconds=60)
     assert max(asked) > 2
+    after_unclear = [(before, after) for before, after in pairwise(asked) if before > 2]
+    assert all(after <= before // 2 for before, after in after_unclear), asked
     [consumer] = running.worker._parts.consumers
     recovered = True
 
