@@ -12,7 +12,11 @@ _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 
 
 class Batcher(Generic[ItemT, AnswerT]):
-    """Gathers items that are submitted one by one and writes them together, one batch at a time."""
+    """Gathers items that are submitted one by one and writes them together, one batch at a time.
+
+    Attributes:
+        limit: most items in one batch; may be changed at any time.
+    """
 
     def __init__(
         self,
@@ -34,7 +38,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         """
         self._name = name
         self._write = write
-        self._limit = limit
+        self.limit = limit
         self._died = died
         self._linger = linger
         self._hurry = asyncio.Event()
@@ -81,7 +85,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         if self._linger:
             await self._wait_for_others()
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(self._limit, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(self.limit, len(self._waiting)))]
             try:
                 answers = await self._write([item for item, _ in batch])
                 self._give_all(batch, answers)

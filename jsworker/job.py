@@ -130,7 +130,7 @@ class Job(Generic[P]):
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was stored.
-            InvalidJson: the value cannot be stored.
+            InvalidJson: the value cannot be stored, or is larger than ``JSWORKER_MAX_CHECKPOINT_BYTES``.
         """
         await self._ownership.save_checkpoint(value)
         self.checkpoint = value

@@ -77,6 +77,7 @@ class TestValues:
             assert getattr(settings, name) is None
         assert settings.retention == 7 * 24 * 3600
         assert settings.max_payload_bytes == 1_048_576
+        assert settings.max_result_bytes == settings.max_checkpoint_bytes == settings.max_payload_bytes
         assert settings.hostname == socket.gethostname()
         assert settings.log_level == "info"
 
@@ -159,6 +160,8 @@ class TestWrongValues:
             ("MAX_STALLS", "-1", "JSWORKER_MAX_STALLS=-1 must be from 1 to 1000000"),
             ("STREAM_REPLICAS", "6", "JSWORKER_STREAM_REPLICAS=6 must be from 1 to 5"),
             ("MAX_PAYLOAD_BYTES", "0", "JSWORKER_MAX_PAYLOAD_BYTES=0 must be from 1 to 268435455"),
+            ("MAX_RESULT_BYTES", "0", "JSWORKER_MAX_RESULT_BYTES=0 must be from 1 to 268435455"),
+            ("MAX_CHECKPOINT_BYTES", "0", "JSWORKER_MAX_CHECKPOINT_BYTES=0 must be from 1 to 268435455"),
             ("HTTP_PORT", "65536", "JSWORKER_HTTP_PORT=65536 must be from 0 to 65535"),
             ("HTTP_PORT", "http", "JSWORKER_HTTP_PORT='http' must be a whole number"),
             ("SCAN_INTERVAL", "soon", "JSWORKER_SCAN_INTERVAL='soon' must be a number of seconds"),

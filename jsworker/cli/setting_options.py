@@ -25,7 +25,7 @@ _PANELS = {
     "Stream": ("stream", "subject_prefix", "stream_replicas", "ack_wait"),
     "Jobs": (
         *("concurrency", "processes", "max_attempts", "max_stalls", "job_timeout", "progress_timeout"),
-        *("max_payload_bytes", "retention", "event_loop"),
+        *("max_payload_bytes", "max_result_bytes", "max_checkpoint_bytes", "retention", "event_loop"),
     ),
     "Recovery": (
         *("heartbeat_interval", "crash_threshold", "stale_threshold", "scan_interval", "relay_interval"),

@@ -8,23 +8,31 @@ from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
+from jsworker.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.reset import Suspect, as_seen
 
+INLINE_BYTES: Final = 16 * 1024
+"""Payload and checkpoint come with the claim up to so many bytes together. Larger ones are fetched, each with
+a deadline of its own: beside them an answer for many jobs might never arrive in time."""
+
 _COLUMNS = """
-    j.id, j.kind, CAST(j.payload AS text) AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
-    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, CAST(j.checkpoint AS text) AS checkpoint,
+    j.id, j.kind, {payload} AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
+    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, {checkpoint} AS checkpoint,
     j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls,
-    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited
+    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited, {stored_bytes} AS stored_bytes
 """
+_STORED_BYTES = "pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0)"
+"""Found without reading the values themselves."""
 
 # Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
+# What is stored compressed is measured again as text.
 _CLAIM = """
 WITH picked AS (
-  SELECT j.id, j.worker_id AS owner FROM jsworker.jobs AS j {rows}
+  SELECT j.id, j.worker_id AS owner, {stored_bytes} AS stored_bytes FROM jsworker.jobs AS j {rows}
   ORDER BY j.id FOR NO KEY UPDATE OF j
 ), claimed AS (
   UPDATE jsworker.jobs AS j SET
@@ -49,7 +57,12 @@ WITH picked AS (
     jsonb_build_object('attempt', attempt, 'cleared', cleared, 'clear_reason', clear_reason){detail}
   FROM claimed WHERE fencing_token > 1
 )
-SELECT * FROM claimed
+SELECT id, kind,
+  CASE WHEN octet_length(payload) + coalesce(octet_length(checkpoint), 0) <= {inline} THEN payload END AS payload,
+  fencing_token, dispatch, attempt, max_attempts, cleared, clear_reason, deadline,
+  CASE WHEN octet_length(checkpoint) <= {inline} THEN checkpoint END AS checkpoint,
+  traceparent, tracestate, cancel_requested, stalls, max_stalls, waited, stored_bytes
+FROM claimed
 """
 
 
@@ -60,12 +73,23 @@ def _claim(status: str, *, rows: str, stall: str = "", detail: str = "") -> Text
         "rows": rows.strip(),
         "stall": stall,
         "detail": detail,
-        "columns": _COLUMNS.strip(),
+        "columns": _columns(_inline("payload"), _inline("checkpoint"), "picked.stored_bytes"),
+        "stored_bytes": _STORED_BYTES,
+        "inline": str(INLINE_BYTES),
     }
     statement = _CLAIM
     for name, part in parts.items():
         statement = statement.replace(f"{{{name}}}", part)
     return text(statement)
+
+
+def _columns(payload: str, checkpoint: str, stored_bytes: str) -> str:
+    columns = _COLUMNS.strip().replace("{payload}", payload).replace("{checkpoint}", checkpoint)
+    return columns.replace("{stored_bytes}", stored_bytes)
+
+
+def _inline(column: str) -> str:
+    return f"CASE WHEN picked.stored_bytes <= {INLINE_BYTES} THEN CAST(j.{column} AS text) END"
 
 
 CLAIM = _claim(
@@ -92,14 +116,20 @@ CLAIM_STALE = _claim(
     || jsonb_build_object('cause', 'stale', 'owner', owner, 'counted', true, 'stalls', stalls)""",
 )
 
-# A CLAIM may commit and its answer be lost: what is mine now was claimed by it.
+# A CLAIM may commit and its answer be lost: what is mine now was claimed by it. Without payloads, for they may
+# be the reason why the answer did not come.
 READ_BACK = text(
     """
 SELECT {columns}
 FROM jsworker.jobs AS j
 WHERE j.worker_id = :worker_id AND j.status = 'processing' AND j.id = ANY(CAST(:ids AS uuid[]))
-""".replace("{columns}", _COLUMNS.strip())
+""".replace("{columns}", _columns("CAST(NULL AS text)", "CAST(NULL AS text)", _STORED_BYTES))
 )
+
+CONTENT = text("""
+SELECT CAST(payload AS text) AS payload, CAST(checkpoint AS text) AS checkpoint FROM jsworker.jobs
+WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
+""")
 
 # Why a claim was refused, for the event that tells it; decides nothing. A skip of somebody's running job is
 # told once for each worker that skipped it, however often its message comes back.
@@ -144,17 +174,18 @@ class ClaimedJob(NamedTuple):
     """A row that this worker owns from now on, until it settles it or loses it.
 
     Attributes:
-        payload: JSON text.
+        payload: JSON text; None: it and the checkpoint did not come with the claim and are to be fetched.
         checkpoint: JSON text or None.
         dispatch: the dispatch at which it was claimed: copies of messages up to it are spent.
         stalls: runs of this job that were taken back from silent owners.
         max_stalls: at which of them it fails.
         waited: seconds from the moment at which it was last put into the queue to this claim.
+        stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
     """
 
     id: UUID
     kind: str
-    payload: str
+    payload: str | None
     fencing_token: int
     dispatch: int
     attempt: int
@@ -169,6 +200,7 @@ class ClaimedJob(NamedTuple):
     stalls: int
     max_stalls: int
     waited: float | None
+    stored_bytes: int
 
 
 _FIELDS: Final = len(ClaimedJob._fields)
@@ -230,9 +262,32 @@ async def claim_stale(
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
-    """Return which of ``ids`` this worker owns, after a claim whose answer was lost."""
+    """Return which of ``ids`` this worker owns, without payloads, after a claim whose answer was lost."""
     rows = await database.run(READ_BACK, {"worker_id": worker_id, "ids": list(ids)})
     return [_claimed(row) for row in rows]
+
+
+async def fetch_content(
+    database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
+) -> ClaimedJob:
+    """Return a claimed job with its payload and its checkpoint.
+
+    Args:
+        database: where it is.
+        worker_id: its owner.
+        claimed: the job as its claim returned it.
+        tries: how often this was given up already; each time it may take twice as long.
+
+    Raises:
+        OwnershipLost: this worker does not own it any more.
+        DatabaseUnavailable: no answer in time.
+    """
+    values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
+    seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
+    rows = await database.run(CONTENT, values, seconds=seconds)
+    if not rows:
+        raise OwnershipLost(f"job {claimed.id}: token {claimed.fencing_token} no longer owns it")
+    return claimed._replace(payload=rows[0].payload, checkpoint=rows[0].checkpoint)
 
 
 async def look_at_refused(

@@ -20,6 +20,9 @@ _REVISION = text("SELECT version_num FROM jsworker.alembic_version")
 _PING = text("SELECT 1")
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
+_BYTES_A_SECOND = 1_000_000
+"""What a connection is expected to carry at least; the more often a statement was given up, the less."""
+_MOST_DOUBLINGS = 6
 
 
 class Database:
@@ -56,6 +59,16 @@ class Database:
         """Where the database is, for messages: ``host:port/name``."""
         return place_of(self._url)
 
+    def seconds_for(self, size: int, *, tries: int = 0) -> float:
+        """Return the seconds that a statement may take which carries a large value.
+
+        Args:
+            size: bytes that it carries beside the usual.
+            tries: how often it was given up already; each time the value gets twice as long.
+        """
+        doublings = min(tries, _MOST_DOUBLINGS)
+        return self._statement_timeout + size * (1 << doublings) / _BYTES_A_SECOND
+
     def pools_by_name(self) -> dict[str, Pool]:
         """Return the pools, to be looked at."""
         return {"statements": self._statements, "by_key": self._by_key, "heartbeats": self._heartbeats}
@@ -78,17 +91,19 @@ class Database:
         """
         return await self._within_deadline(self._statements, statement, parameters, seconds=seconds)
 
-    async def run_by_key(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
+    async def run_by_key(
+        self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
+    ) -> Sequence[Row]:
         """Run one statement like ``run`` that finds its rows by key and runs often: PostgreSQL keeps its plan.
 
         Returns:
             Plain tuples, in the order of the statement's columns.
         """
-        return await self._within_deadline(self._by_key, statement, parameters, plain=True)
+        return await self._within_deadline(self._by_key, statement, parameters, plain=True, seconds=seconds)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""
-        await self._call(lambda: self._statements.copy_in(statement, lines))
+        await self._call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
 
     async def run_heartbeat(
         self, statement: TextClause, parameters: Parameters | None = None

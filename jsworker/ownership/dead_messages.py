@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
+from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row
 
 KEPT_BYTES = 4096
@@ -68,11 +68,11 @@ class Letter:
     data: bytes
 
 
-async def bury(database: Database, letters: Sequence[Letter]) -> tuple[list[int], list[Letter]]:
+async def bury(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
     """Keep messages for people to look at; only then may they be terminated.
 
     Returns:
-        The ids of those that are kept, and the letters that PostgreSQL refused, each for its own content.
+        The ids of those that are kept, and the letters that PostgreSQL refused, with the refusal of each.
     """
 
     async def write(batch: Sequence[Letter]) -> Sequence[Row]:

@@ -138,7 +138,7 @@ async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: 
     """
     values = _values(kind, job, publish_after)
     for _ in range(_TRIES):
-        rows = await database.run_by_key(ENQUEUE, values)
+        rows = await database.run_by_key(ENQUEUE, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
             job_id, created, _ = rows[0]
             return Enqueued(id=job_id, created=created)
@@ -215,7 +215,8 @@ async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_
         "traceparents": [job.traceparent for job in new],
         "tracestates": [job.tracestate for job in new],
     }
-    return {row.id for row in await database.run(ENQUEUE_MANY, parameters)}
+    seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    return {row.id for row in await database.run(ENQUEUE_MANY, parameters, seconds=seconds)}
 
 
 def _lines(kind: str, new: Sequence[NewJob]) -> str:

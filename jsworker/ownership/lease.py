@@ -195,14 +195,17 @@ async def update_progress(
     _owned(held, await database.run(PROGRESS, _mine(worker_id, held) | values))
 
 
-async def save_checkpoint(database: Database, *, worker_id: str, held: Held, checkpoint: str) -> None:
-    """Store a checkpoint, given as JSON text.
+async def save_checkpoint(
+    database: Database, *, worker_id: str, held: Held, checkpoint: str, tries: int = 0
+) -> None:
+    """Store a checkpoint, given as JSON text; after ``tries`` without an answer it may take longer each time.
 
     Raises:
         OwnershipLost: nothing was stored.
     """
     values = {"checkpoint": checkpoint, "write": "checkpoint"}
-    _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | values))
+    seconds = database.seconds_for(len(checkpoint), tries=tries)
+    _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | values, seconds=seconds))
 
 
 async def set_patience(

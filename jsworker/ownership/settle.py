@@ -190,32 +190,55 @@ class _Write(Generic[EndedT]):
     batch: TextClause
     alone: TextClause
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
+    size: Callable[[EndedT], int]
 
 
 async def complete(
-    database: Database, *, worker_id: str, runs: Sequence[Completion], refusals: Refusals | None = None
+    database: Database,
+    *,
+    worker_id: str,
+    runs: Sequence[Completion],
+    refusals: Refusals | None = None,
+    tries: int = 0,
 ) -> list[Settled]:
-    """Complete jobs and tell what became of each, in order; ``refusals`` takes why rows were refused.
+    """Complete jobs and tell what became of each, in order.
+
+    Args:
+        database: where they are.
+        worker_id: their owner.
+        runs: what they ended in.
+        refusals: takes why rows were refused.
+        tries: that went unanswered; after each of them it may take longer.
 
     Raises:
         DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
     """
-    return await _settle(database, worker_id, runs, _COMPLETE, refusals)
+    return await _settle(database, worker_id, runs, _COMPLETE, refusals, tries=tries)
 
 
 async def fail(
-    database: Database, *, worker_id: str, runs: Sequence[Failure], refusals: Refusals | None = None
+    database: Database,
+    *,
+    worker_id: str,
+    runs: Sequence[Failure],
+    refusals: Refusals | None = None,
+    tries: int = 0,
 ) -> list[Settled]:
-    """End attempts in an error and tell what became of each job, in order; ``refusals`` as for ``complete``.
+    """End attempts in an error and tell what became of each job, in order; arguments as for ``complete``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _FAIL, refusals)
+    return await _settle(database, worker_id, runs, _FAIL, refusals, tries=tries)
 
 
 async def release(
-    database: Database, *, worker_id: str, runs: Sequence[Return], refusals: Refusals | None = None
+    database: Database,
+    *,
+    worker_id: str,
+    runs: Sequence[Return],
+    refusals: Refusals | None = None,
+    tries: int = 0,
 ) -> list[Settled]:
     """Hand jobs back whose runs have really ended, and tell what became of each, in order.
 
@@ -224,7 +247,7 @@ async def release(
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _RELEASE, refusals)
+    return await _settle(database, worker_id, runs, _RELEASE, refusals, tries=tries)
 
 
 def complete_statement(worker_id: str, run: Completion) -> TextClause:
@@ -238,17 +261,23 @@ async def _settle(
     runs: Sequence[EndedT],
     write: _Write[EndedT],
     refusals: Refusals | None,
+    *,
+    tries: int,
 ) -> list[Settled]:
     refusals = {} if refusals is None else refusals
+    seconds = database.seconds_for(sum([write.size(run) for run in runs]), tries=tries)
     rows, refused = await in_halves(
-        runs, lambda half: database.run_by_key(write.batch, {"worker_id": worker_id} | write.parameters(half))
+        runs,
+        lambda half: database.run_by_key(
+            write.batch, {"worker_id": worker_id} | write.parameters(half), seconds=seconds
+        ),
     )
     settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
     settled |= {(run.id, run.token): Settled.REFUSED for run, _ in refused}
     refusals |= {(run.id, run.token): error for run, error in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
-        settled |= await _judge(database, worker_id, missing, write, refusals)
+        settled |= await _judge(database, worker_id, missing, write, refusals, tries=tries)
     return [settled[run.id, run.token] for run in runs]
 
 
@@ -258,6 +287,8 @@ async def _judge(
     missing: Sequence[EndedT],
     write: _Write[EndedT],
     refusals: Refusals,
+    *,
+    tries: int,
 ) -> dict[_Held, Settled]:
     rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
     verdicts = {(row.id, row.fencing_token): row for row in rows}
@@ -266,7 +297,9 @@ async def _judge(
         held = run.id, run.token
         row = verdicts.get(held)
         mine = row is not None and row.mine
-        settled[held] = await _alone(database, worker_id, run, write, refusals) if mine else _verdict(row)
+        settled[held] = (
+            await _alone(database, worker_id, run, write, refusals, tries=tries) if mine else _verdict(row)
+        )
     lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
     if lost:
         with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
@@ -275,10 +308,13 @@ async def _judge(
 
 
 async def _alone(
-    database: Database, worker_id: str, run: EndedT, write: _Write[EndedT], refusals: Refusals
+    database: Database, worker_id: str, run: EndedT, write: _Write[EndedT], refusals: Refusals, *, tries: int
 ) -> Settled:
+    seconds = database.seconds_for(write.size(run), tries=tries)
     try:
-        rows = await database.run(write.alone, {"worker_id": worker_id} | write.parameters([run]))
+        rows = await database.run(
+            write.alone, {"worker_id": worker_id} | write.parameters([run]), seconds=seconds
+        )
     except RowRefused as error:
         refusals[run.id, run.token] = error
         return Settled.REFUSED
@@ -330,6 +366,6 @@ def _waiting(statement: TextClause) -> TextClause:
     return text(statement.text.replace("SKIP LOCKED", ""))
 
 
-_COMPLETE = _Write("complete", COMPLETE, _waiting(COMPLETE), _completions)
-_FAIL = _Write("fail", FAIL, _waiting(FAIL), _failures)
-_RELEASE = _Write("release", RELEASE, _waiting(RELEASE), _returns)
+_COMPLETE = _Write("complete", COMPLETE, _waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
+_FAIL = _Write("fail", FAIL, _waiting(FAIL), _failures, lambda run: len(run.error))
+_RELEASE = _Write("release", RELEASE, _waiting(RELEASE), _returns, lambda run: len(run.reason))

@@ -19,8 +19,11 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
 
     Raises:
         InvalidPayload, InvalidJson: the row cannot be read.
+        ValueError: its payload has not been fetched.
     """
     claimed = run.claimed
+    if claimed.payload is None:
+        raise ValueError(f"the payload of job {claimed.id} has not been fetched")
     job: Job[Any] = Job(
         id=claimed.id,
         kind=claimed.kind,

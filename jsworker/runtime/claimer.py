@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
@@ -17,6 +18,8 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.kinds import Kind
 from jsworker.runtime.recovery.late import LateRows
+
+_MOST_AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,12 @@ class Take:
 
 
 class Claimer:
-    """Asks the database for jobs of one kind."""
+    """Asks the database for jobs of one kind.
+
+    Attributes:
+        at_once: how many jobs to ask for at once: half as many after each unclear answer, so that in the end
+            a single one gets through, and twice as many after each clear one.
+    """
 
     def __init__(
         self,
@@ -57,6 +65,7 @@ class Claimer:
         self._health = health
         self._late = late
         self._events = events
+        self.at_once = _MOST_AT_ONCE
 
     async def take(self, ids: Sequence[UUID]) -> Take:
         """Claim what may be claimed; after a lost answer, find out what was."""
@@ -72,9 +81,11 @@ class Claimer:
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
+            self.at_once = max(1, min(self.at_once, len(ids)) // 2)
             found = await self._read_back(ids) or ()
             return Take(found, frozenset(ids) - {row.id for row in found})
         self._health.answered()
+        self.at_once = min(_MOST_AT_ONCE, 2 * self.at_once)
         await self._set_aside(taken.refused_rows)
         return Take(taken.claimed, frozenset(), frozenset(aside | taken.refused_rows.keys()))
 

@@ -17,7 +17,6 @@ from jsworker.runtime.run import Claiming, Hand, Run, Stop
 from jsworker.runtime.slots import Slots
 from jsworker.stream.delivery import Delivery, Undecodable
 
-_CLAIM_BATCH = 500
 _ANOTHER_COPY_DELAY = 1.0
 _MOST_COPIES = 10
 """Deliveries that wait for one claim; others come again, for they take no room."""
@@ -65,7 +64,7 @@ class Consumer:
         self._welcome = 0
         """How many more deliveries there was room for at the last look; looked at anew with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim, limit=_CLAIM_BATCH, died=died
+            f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=died
         )
 
     def room(self) -> int:
@@ -130,6 +129,7 @@ class Consumer:
         self._welcome = 0
         started = boottime()
         self._decide(await self._claimer.take(ids), started)
+        self._batches.limit = self._claimer.at_once
         if refused := self._undecided(ids):
             self._decide(await self._claimer.take_from_stale_owners(refused), started)
             await self._skip(self._undecided(refused))

@@ -20,6 +20,7 @@ from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
 from jsworker.runtime.tracing import RunTracing
+from jsworker.runtime.values import Values
 
 _LEAVE_SECONDS = 1.0
 """How long the worker's end waits for a run that swallows its last cancellation too."""
@@ -33,6 +34,7 @@ class Executor:
         *,
         slots: Slots,
         services: LeaseServices,
+        values: Values,
         ward: Ward,
         hand: Hand,
         settler: Settler,
@@ -48,6 +50,7 @@ class Executor:
         Args:
             slots: the job slots; they launch runs through ``launch``.
             services: what a running job may use.
+            values: fetches payloads that did not come with the claim.
             ward: runs jobs in quarantine.
             hand: what this process has in hand.
             settler: writes outcomes.
@@ -60,6 +63,7 @@ class Executor:
         """
         self._slots = slots
         self._services = services
+        self._values = values
         self._ward = ward
         self._hand = hand
         self._settler = settler
@@ -206,6 +210,8 @@ class Executor:
             self._start(run, partial(self._settle, run, outcome, None, settled))
 
     async def _process(self, run: Run) -> Outcome:
+        if run.claimed.payload is None and not (run.stop is None and await self._values.fetch(run)):
+            return outcomes.stopped(run)
         run.job = open_job(run, self._services)
         if run.stop is not None:
             return outcomes.stopped(run)

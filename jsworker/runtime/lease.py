@@ -10,12 +10,13 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from jsworker import strict_json
-from jsworker.errors import DatabaseUnavailable, OwnershipLost
+from jsworker.errors import DatabaseUnavailable, InvalidJson, OwnershipLost
 from jsworker.events import Events
 from jsworker.ownership import lease
 from jsworker.ownership.database import Database
@@ -45,11 +46,13 @@ class LeaseServices:
 
     Attributes:
         max_result_bytes: most bytes of a result's JSON text.
+        max_checkpoint_bytes: most bytes of a checkpoint's JSON text.
         on_quiet: called when a quiet phase was announced or ended.
     """
 
     worker_id: str
     max_result_bytes: int
+    max_checkpoint_bytes: int
     database: Database
     sessions: Sessions
     events: Events
@@ -99,13 +102,20 @@ class RunLease:
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
         text = strict_json.dumps(value, what="checkpoint")
-        write = partial(
-            lease.save_checkpoint,
-            self._services.database,
-            worker_id=self._services.worker_id,
-            held=self._run.held,
-            checkpoint=text,
-        )
+        size, most = len(text) if text.isascii() else len(text.encode()), self._services.max_checkpoint_bytes
+        if size > most:
+            raise InvalidJson(f"checkpoint of {size} bytes exceeds JSWORKER_MAX_CHECKPOINT_BYTES={most}")
+        tries = count()
+
+        async def write() -> None:
+            await lease.save_checkpoint(
+                self._services.database,
+                worker_id=self._services.worker_id,
+                held=self._run.held,
+                checkpoint=text,
+                tries=next(tries),
+            )
+
         await self._outlast(write)
 
     async def quiet(self, seconds: float) -> None:

@@ -92,7 +92,7 @@ def result_text(value: Any, max_bytes: int) -> str | None:
         raise InvalidResult(str(error)) from None
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
-        raise InvalidResult(f"result of {size} bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES={max_bytes}")
+        raise InvalidResult(f"result of {size} bytes exceeds JSWORKER_MAX_RESULT_BYTES={max_bytes}")
     return text
 
 

@@ -42,6 +42,7 @@ from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
 from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
+from jsworker.runtime.values import Values
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
@@ -215,7 +216,8 @@ class Parts:
         around = self._around
         services = LeaseServices(
             worker_id=around.me.id,
-            max_result_bytes=around.settings.max_payload_bytes,
+            max_result_bytes=around.settings.max_result_bytes,
+            max_checkpoint_bytes=around.settings.max_checkpoint_bytes,
             database=around.database,
             sessions=around.sessions,
             events=around.events,
@@ -225,6 +227,7 @@ class Parts:
         return Executor(
             slots=self.slots,
             services=services,
+            values=Values(worker_id=around.me.id, database=around.database),
             ward=Ward(worker_id=around.me.id, settings=around.settings, events=around.events),
             hand=self.hand,
             settler=self.settler,

@@ -29,6 +29,8 @@ from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcom
 from jsworker.runtime.run import Run, Stop
 
 _BATCH = 200
+_LARGE_CHARACTERS = 64 * 1024
+"""A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
 
@@ -79,8 +81,14 @@ class Settler:
                 return Settled.LOST
 
     def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
-        """Complete a job with the next batch; ``then`` hears what became of it, None when that is unclear."""
-        self._completions.post(Completion(*run.held, result), then)
+        """Complete a job with the next batch; ``then`` hears what became of it, None when that is unclear.
+
+        A large result is no part of a batch: unclear at once, it is to be settled like any other outcome.
+        """
+        if result is not None and len(result) > _LARGE_CHARACTERS:
+            then(None)
+        else:
+            self._completions.post(Completion(*run.held, result), then)
 
     @property
     def is_completing(self) -> bool:
@@ -102,7 +110,9 @@ class Settler:
 
     async def _completed(self, run: Run, result: str | None) -> Settled:
         completion = Completion(*run.held, result)
-        settled = await self._completions.submit(completion) or await self._persist(complete, completion)
+        is_large = result is not None and len(result) > _LARGE_CHARACTERS
+        settled = None if is_large else await self._completions.submit(completion)
+        settled = settled or await self._persist(complete, completion)
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             reason = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
@@ -130,20 +140,28 @@ class Settler:
         self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT
     ) -> Settled:
         """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
+        tries = 0
         while True:
             async with self._alone:
-                [settled] = await self._write(statement, [ended])
+                [settled] = await self._write(statement, [ended], tries=tries)
             if settled is not None:
                 return settled
+            tries += 1
 
     async def _write(
-        self, statement: Callable[..., Awaitable[Sequence[Settled]]], runs: Sequence[EndedT]
+        self,
+        statement: Callable[..., Awaitable[Sequence[Settled]]],
+        runs: Sequence[EndedT],
+        *,
+        tries: int = 0,
     ) -> Sequence[Settled | None]:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
         await self._health.wait_until_up()
         try:
             refusals: Refusals = {}
-            settled = await statement(self._database, worker_id=self._worker_id, runs=runs, refusals=refusals)
+            settled = await statement(
+                self._database, worker_id=self._worker_id, runs=runs, refusals=refusals, tries=tries
+            )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             return [None] * len(runs)

@@ -197,6 +197,12 @@ class Settings(BaseSettings):
     max_payload_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
         2**20, description="largest payload in bytes"
     )
+    max_result_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
+        2**20, description="largest result in bytes"
+    )
+    max_checkpoint_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
+        2**20, description="largest checkpoint in bytes"
+    )
     retention: SecondsOrNone = Field(
         7 * 86_400.0, description="seconds that ended jobs are kept; none: for ever"
     )

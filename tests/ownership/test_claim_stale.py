@@ -80,6 +80,7 @@ async def test_counts_the_stall_and_gives_a_new_owner_and_token(database: Databa
                 stalls=1,
                 max_stalls=3,
                 waited=taken.claimed[0].waited,
+                stored_bytes=taken.claimed[0].stored_bytes,
             )
         ],
         {},
@@ -122,7 +123,8 @@ async def test_leaves_what_is_not_its_own(
 
 async def test_read_back_finds_it(database: Database, sql: Sql, running: UUID) -> None:
     taken = await claim_stale(database, suspect(sql, running))
-    assert await claim.read_back(database, worker_id=OTHER_WORKER, ids=[running]) == taken.claimed
+    without_content = [job._replace(payload=None, checkpoint=None) for job in taken.claimed]
+    assert await claim.read_back(database, worker_id=OTHER_WORKER, ids=[running]) == without_content
 
 
 async def test_one_bad_row_keeps_no_neighbour_back(database: Database, sql: Sql) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership import lease, settle
-from jsworker.ownership.claim import claim, read_back
+from jsworker.ownership.claim import claim, fetch_content, read_back
 from jsworker.ownership.database import Database
 from jsworker.ownership.settle import Completion, Return, Settled
 
@@ -53,8 +53,10 @@ async def test_a_claim_that_was_executed_is_read_back(
     await eventually(lambda: read_job(sql, ids[0])["status"] == "processing", "the claim is committed")
     found = await read_back(database, worker_id=WORKER, ids=[*ids, refused])
     assert {(job.id, job.fencing_token, job.dispatch, job.payload) for job in found} == {
-        (job_id, 1, 1, '{"n": 1}') for job_id in ids
+        (job_id, 1, 1, None) for job_id in ids
     }
+    fetched = [await fetch_content(database, worker_id=WORKER, claimed=job) for job in found]
+    assert {(job.payload, job.checkpoint) for job in fetched} == {('{"n": 1}', None)}
     assert {job.traceparent for job in found} == {"00-aa"}
     proxy.answers = True
     assert len(await answered(lambda: read_back(behind, worker_id=WORKER, ids=ids))) == 3

@@ -147,7 +147,7 @@ class TestDeadMessages:
         numbers = [1, 2**70, 3, 4]
         letters = [replace(LETTER, stream_seq=n) for n in numbers]
         ids, refused = await dead_messages.bury(database, letters)
-        assert refused == [letters[1]]
+        assert [letter for letter, _ in refused] == [letters[1]]
         assert [row["stream_seq"] for row in await dead_messages.list_dead(database, limit=9)] == [4, 3, 1]
         assert len(ids) == 3
 

@@ -1,5 +1,6 @@
 """What CLAIM and the owner's signs of life write, and how the counters add up over a whole life."""
 
+import secrets
 from datetime import timedelta
 from uuid import UUID
 
@@ -63,9 +64,32 @@ class TestClaim:
             stalls=0,
             max_stalls=2,
             waited=claimed.waited,
+            stored_bytes=claimed.stored_bytes,
         )
         assert claimed.waited == pytest.approx((job["claimed_at"] - job["queued_at"]).total_seconds())
         assert taken.refused_rows == {}
+
+    async def test_brings_small_values_only(self, database: Database, sql: Sql) -> None:
+        small, noise = '"small"', f'"{secrets.token_hex(claim.INLINE_BYTES // 2)}"'
+        zeros = f'"{"0" * claim.INLINE_BYTES}"'  # compressed, it is stored in a few hundred bytes
+        values = [(small, None), (small, small), (noise, None), (zeros, None), (small, zeros), (small, noise)]
+        given = {
+            insert_job(sql, payload=payload, checkpoint=checkpoint): (payload, checkpoint)
+            for payload, checkpoint in values
+        }
+        taken = await claim.claim(database, worker_id=WORKER, kind=KIND, ids=list(given), limits=LIMITS)
+        brought = {given[one.id] for one in taken.claimed if one.payload is not None}
+        assert brought == {(small, None), (small, small)}
+        for one in taken.claimed:
+            whole = await claim.fetch_content(database, worker_id=WORKER, claimed=one)
+            assert (whole.payload, whole.checkpoint) == given[one.id]
+            if given[one.id] in brought:
+                assert whole == one
+            else:
+                assert one.checkpoint is None
+                assert one.stored_bytes > 100
+            with pytest.raises(OwnershipLost, match=f"job {one.id}: token 2 no longer owns it"):
+                await claim.fetch_content(database, worker_id=WORKER, claimed=one._replace(fencing_token=2))
 
     async def test_tells_no_first_claim_but_every_later_one(self, database: Database, sql: Sql) -> None:
         first = insert_job(sql)

@@ -71,7 +71,8 @@ async def _work(order: Order, link: socket.socket) -> None:
     sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
     services = LeaseServices(
         worker_id=order.worker_id,
-        max_result_bytes=settings.max_payload_bytes,
+        max_result_bytes=settings.max_result_bytes,
+        max_checkpoint_bytes=settings.max_checkpoint_bytes,
         database=database,
         sessions=sessions,
         events=Events(),

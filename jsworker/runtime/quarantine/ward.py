@@ -72,7 +72,7 @@ class Ward:
             raise
         finally:
             theirs.close()
-        limit = self._settings.max_payload_bytes * 6 + _LINE_MARGIN_BYTES
+        limit = self._settings.max_result_bytes * 6 + _LINE_MARGIN_BYTES
         reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
         patient = _Patient(run, process, reader, writer, self._settings)
         try:

@@ -77,7 +77,7 @@ def write(name: str, *changes: tuple[str, str]) -> Patch:
     def apply(patch: pytest.MonkeyPatch) -> None:
         before = getattr(settle, f"_{name}")
         batch = without(before.batch, *changes)
-        after = settle._Write(before.name, batch, settle._waiting(batch), before.parameters)
+        after = settle._Write(before.name, batch, settle._waiting(batch), before.parameters, before.size)
         patch.setattr(settle, f"_{name}", after)
 
     return apply
