@@ -1,7 +1,7 @@
 """The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
 
-Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is
-settled alone, where waiting for its lock holds up nobody else.
+Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is told as
+locked, or settled alone, where waiting for its lock holds up nobody else.
 """
 
 from collections.abc import Callable, Sequence
@@ -138,6 +138,8 @@ class Settled(Enum):
     LOST = "lost"
     REFUSED = "refused"
     """PostgreSQL refused the content of this row; the job is still owned."""
+    LOCKED = "locked"
+    """Somebody else holds a lock on the row: nothing was written, the job is still owned."""
 
 
 class Completion(NamedTuple):
@@ -189,31 +191,45 @@ class _Write(Generic[EndedT]):
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
 
 
-async def complete(database: Database, *, worker_id: str, runs: Sequence[Completion]) -> list[Settled]:
+async def complete(
+    database: Database, *, worker_id: str, runs: Sequence[Completion], wait: bool = True
+) -> list[Settled]:
     """Complete jobs and tell what became of each, in order.
+
+    Args:
+        database: where they are.
+        worker_id: their owner.
+        runs: what ended.
+        wait: for the locks that others hold on their rows, one by one; else such a row is told as ``LOCKED``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
     """
-    return await _settle(database, worker_id, runs, _COMPLETE)
+    return await _settle(database, worker_id, runs, _COMPLETE, wait=wait)
 
 
-async def fail(database: Database, *, worker_id: str, runs: Sequence[Failure]) -> list[Settled]:
-    """End attempts in an error and tell what became of each job, in order.
+async def fail(
+    database: Database, *, worker_id: str, runs: Sequence[Failure], wait: bool = True
+) -> list[Settled]:
+    """End attempts in an error and tell what became of each job, in order; ``wait`` as for ``complete``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _FAIL)
+    return await _settle(database, worker_id, runs, _FAIL, wait=wait)
 
 
-async def release(database: Database, *, worker_id: str, runs: Sequence[Return]) -> list[Settled]:
+async def release(
+    database: Database, *, worker_id: str, runs: Sequence[Return], wait: bool = True
+) -> list[Settled]:
     """Hand jobs back whose runs have really ended, and tell what became of each, in order.
 
+    ``wait`` is as for ``complete``.
+
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _RELEASE)
+    return await _settle(database, worker_id, runs, _RELEASE, wait=wait)
 
 
 def complete_statement(worker_id: str, run: Completion) -> TextClause:
@@ -222,7 +238,7 @@ def complete_statement(worker_id: str, run: Completion) -> TextClause:
 
 
 async def _settle(
-    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT]
+    database: Database, worker_id: str, runs: Sequence[EndedT], write: _Write[EndedT], *, wait: bool
 ) -> list[Settled]:
     rows, refused = await in_halves(
         runs, lambda half: database.run_by_key(write.batch, {"worker_id": worker_id} | write.parameters(half))
@@ -231,12 +247,12 @@ async def _settle(
     settled |= {(run.id, run.token): Settled.REFUSED for run in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
-        settled |= await _judge(database, worker_id, missing, write)
+        settled |= await _judge(database, worker_id, missing, write, wait=wait)
     return [settled[run.id, run.token] for run in runs]
 
 
 async def _judge(
-    database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT]
+    database: Database, worker_id: str, missing: Sequence[EndedT], write: _Write[EndedT], *, wait: bool
 ) -> dict[_Held, Settled]:
     rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
     verdicts = {(row.id, row.fencing_token): row for row in rows}
@@ -244,8 +260,12 @@ async def _judge(
     for run in missing:
         held = run.id, run.token
         row = verdicts.get(held)
-        mine = row is not None and row.mine
-        settled[held] = await _alone(database, worker_id, run, write) if mine else _verdict(row)
+        if row is None or not row.mine:
+            settled[held] = _verdict(row)
+        elif wait:
+            settled[held] = await _alone(database, worker_id, run, write)
+        else:
+            settled[held] = Settled.LOCKED
     lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
     if lost:
         await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))

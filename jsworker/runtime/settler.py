@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from jsworker.batcher import Batcher
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
@@ -20,6 +20,9 @@ from jsworker.runtime.run import Run, Stop
 _BATCH = 200
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
+
+_LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
+"""After these an outcome whose row was locked goes with another batch; a heartbeat's lock is gone by then."""
 
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
@@ -40,13 +43,13 @@ class Settler:
         self._health = health
         self._alone = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._completions: Batcher[Completion, Settled | None] = Batcher(
-            "completions", partial(self._write, complete), limit=_BATCH, died=died
+            "completions", partial(self._write, partial(complete, wait=False)), limit=_BATCH, died=died
         )
         self._failures: Batcher[Failure, Settled | None] = Batcher(
-            "failures", partial(self._write, fail), limit=_BATCH, died=died
+            "failures", partial(self._write, partial(fail, wait=False)), limit=_BATCH, died=died
         )
         self._returns: Batcher[Return, Settled | None] = Batcher(
-            "releases", partial(self._write, release), limit=_BATCH, died=died
+            "releases", partial(self._write, partial(release, wait=False)), limit=_BATCH, died=died
         )
 
     async def settle(self, run: Run, outcome: Outcome) -> Settled:
@@ -60,7 +63,9 @@ class Settler:
                 if run.stop is Stop.FENCED:
                     await self._note_fence(run)
                 given_back = Return(*run.held, reason)
-                return await self._returns.submit(given_back) or await self._persist(release, given_back)
+                return await self._in_batch(self._returns, given_back) or await self._persist(
+                    release, given_back
+                )
             case Lost():
                 return Settled.LOST
 
@@ -88,14 +93,25 @@ class Settler:
 
     async def _completed(self, run: Run, result: str | None) -> Settled:
         completion = Completion(*run.held, result)
-        settled = await self._completions.submit(completion) or await self._persist(complete, completion)
+        settled = await self._in_batch(self._completions, completion) or await self._persist(
+            complete, completion
+        )
         if settled is Settled.REFUSED:
             refused = Failure(*run.held, "PostgreSQL refused the result as jsonb", "result", 0.0)
             return await self._failed(refused)
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
-        return await self._failures.submit(failure) or await self._persist(fail, failure)
+        return await self._in_batch(self._failures, failure) or await self._persist(fail, failure)
+
+    async def _in_batch(self, batcher: Batcher[EndedT, Settled | None], ended: EndedT) -> Settled | None:
+        """Write an outcome with others; None: not answered, or its row stays locked."""
+        for pause in _LOCKED_PAUSES:
+            settled = await batcher.submit(ended)
+            if settled is not Settled.LOCKED:
+                return settled
+            await asyncio.sleep(pause)
+        return None
 
     async def _note_fence(self, run: Run) -> None:
         """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
@@ -115,9 +131,23 @@ class Settler:
         """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
         while True:
             async with self._alone:
-                [settled] = await self._write(statement, [ended])
-            if settled is not None:
-                return settled
+                await self._health.wait_until_up()
+                try:
+                    [settled] = await statement(self._database, worker_id=self._worker_id, runs=[ended])
+                except DatabaseUnavailable:
+                    await self._ping()
+                except DatabaseRefused as error:
+                    self._health.failed(error)
+                else:
+                    self._health.answered()
+                    return settled
+
+    async def _ping(self) -> None:
+        """Find out whether the database is silent: one row that stays locked looks the same, and is not."""
+        try:
+            await self._database.ping()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
 
     async def _write(
         self, statement: Callable[..., Awaitable[Sequence[Settled]]], runs: Sequence[EndedT]
