@@ -27,11 +27,15 @@ _BATCH = 10_000
 _LARGE_COUNT = 20_000
 _MOST_JOBS = 10_000_000
 
-_Most = Annotated[
+_Attempts = Annotated[
     int | None,
     typer.Option(
         min=1, max=1_000_000, metavar="N", help="Instead of the processor's own.", show_default=False
     ),
+]
+_Stalls = Annotated[
+    int | None,
+    typer.Option(min=1, max=100, metavar="N", help="Instead of the processor's own.", show_default=False),
 ]
 
 app = new_app()
@@ -67,8 +71,8 @@ def enqueue(
         str | None,
         typer.Option(metavar="KEY", help="At most one live job of the kind has it.", show_default=False),
     ] = None,
-    max_attempts: _Most = None,
-    max_stalls: _Most = None,
+    max_attempts: _Attempts = None,
+    max_stalls: _Stalls = None,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="Print an array of {id, created}.", show_default=False)
     ] = False,

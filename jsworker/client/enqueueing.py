@@ -24,6 +24,10 @@ MAX_PAYLOAD_BYTES = 1_048_576
 
 _NO_SPAN = TraceContext()
 
+MOST_ATTEMPTS = 1_000_000
+MOST_STALLS = 100
+"""The table's constraint refuses more from a producer, too."""
+
 LONGEST_DELAY = 10 * 366 * 86400.0
 """Seconds; a later date is a mistake."""
 
@@ -50,8 +54,8 @@ def enqueue_statement(
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it.
         delay: seconds until the job is due.
-        max_attempts: overrides the processor's.
-        max_stalls: overrides the processor's.
+        max_attempts: overrides the processor's; at most 1,000,000.
+        max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
 
     Raises:
@@ -125,9 +129,12 @@ def new_jobs(
     kind_name(kind)
     if not (math.isfinite(delay) and 0 <= delay <= LONGEST_DELAY):
         raise ValueError(f"delay={delay!r} must be from 0 to {LONGEST_DELAY:g} seconds")
-    for name, value in (("max_attempts", max_attempts), ("max_stalls", max_stalls)):
-        if value is not None and not 1 <= value <= 1_000_000:
-            raise ValueError(f"{name}={value!r} must be from 1 to 1000000")
+    for name, value, most in (
+        ("max_attempts", max_attempts, MOST_ATTEMPTS),
+        ("max_stalls", max_stalls, MOST_STALLS),
+    ):
+        if value is not None and not 1 <= value <= most:
+            raise ValueError(f"{name}={value!r} must be from 1 to {most}")
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts = [_payload_text(kind, payload, max_payload_bytes) for payload in payloads]
     rest = (float(delay), max_attempts, max_stalls, *context)

@@ -28,12 +28,13 @@ _COLUMNS = """
 _STORED_BYTES = "pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0)"
 """Found without reading the values themselves."""
 
-# Waits for row locks and never skips: beside a MARK it would see no row, and the message would be acked.
-# What is stored compressed is measured again as text.
+# Skips locked rows: whoever holds the lock of one row must not keep the rest of a batch waiting. So a job that
+# is not in the answer is not refused before a look without a lock has found that it is not queued: the message
+# may be its only one, and the lock a MARK's. What is stored compressed is measured again as text.
 _CLAIM = """
 WITH picked AS (
   SELECT j.id, j.worker_id AS owner, {stored_bytes} AS stored_bytes FROM jsworker.jobs AS j {rows}
-  ORDER BY j.id FOR NO KEY UPDATE OF j
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), claimed AS (
   UPDATE jsworker.jobs AS j SET
     status = 'processing',
@@ -131,8 +132,9 @@ SELECT CAST(payload AS text) AS payload, CAST(checkpoint AS text) AS checkpoint 
 WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
 """)
 
-# Why a claim was refused, for the event that tells it; decides nothing. A skip of somebody's running job is
-# told once for each worker that skipped it, however often its message comes back.
+# Why a job was not in a claim's answer, read without a lock: what is queued was skipped because its row is
+# locked, or was queued again since, and is claimed again; what is not was refused. A skip of somebody's running
+# job is told once for each worker that skipped it, however often its message comes back.
 REFUSED = text("""
 WITH refused AS (
   SELECT id, status, dispatch, worker_id, fencing_token FROM jsworker.jobs
@@ -222,7 +224,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class RefusedJob:
-    """A job that could not be claimed, as it was right after."""
+    """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again."""
 
     status: str
     dispatch: int
@@ -232,7 +234,7 @@ class RefusedJob:
 async def claim(
     database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: Limits
 ) -> Taken:
-    """Take what may be taken of ``ids``; a job that is not in the answer was refused.
+    """Take what may be taken of ``ids``; a job that is not in the answer was refused, or its row is locked.
 
     Raises:
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
@@ -293,7 +295,7 @@ async def fetch_content(
 async def look_at_refused(
     database: Database, *, kind: str, ids: Iterable[UUID], worker_id: str | None = None
 ) -> dict[UUID, RefusedJob]:
-    """Return why jobs were refused; an id that is missing has no row of this kind.
+    """Return why jobs were not claimed; an id that is missing has no row of this kind.
 
     Args:
         database: where they are.

@@ -1,7 +1,7 @@
 """The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
 
-Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is
-settled alone, where waiting for its lock holds up nobody else.
+Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is told as
+locked, or settled alone, where waiting for its lock holds up nobody else.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,6 +139,8 @@ class Settled(Enum):
     LOST = "lost"
     REFUSED = "refused"
     """PostgreSQL refused the content of this row; the job is still owned."""
+    LOCKED = "locked"
+    """Somebody else holds a lock on the row: nothing was written, the job is still owned."""
 
 
 class Completion(NamedTuple):
@@ -200,6 +202,7 @@ async def complete(
     runs: Sequence[Completion],
     refusals: Refusals | None = None,
     tries: int = 0,
+    wait: bool = True,
 ) -> list[Settled]:
     """Complete jobs and tell what became of each, in order.
 
@@ -209,11 +212,12 @@ async def complete(
         runs: what they ended in.
         refusals: takes why rows were refused.
         tries: that went unanswered; after each of them it may take longer.
+        wait: for the locks that others hold on their rows, one by one; else such a row is told as ``LOCKED``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
     """
-    return await _settle(database, worker_id, runs, _COMPLETE, refusals, tries=tries)
+    return await _settle(database, worker_id, runs, _COMPLETE, refusals, tries=tries, wait=wait)
 
 
 async def fail(
@@ -223,13 +227,14 @@ async def fail(
     runs: Sequence[Failure],
     refusals: Refusals | None = None,
     tries: int = 0,
+    wait: bool = True,
 ) -> list[Settled]:
     """End attempts in an error and tell what became of each job, in order; arguments as for ``complete``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _FAIL, refusals, tries=tries)
+    return await _settle(database, worker_id, runs, _FAIL, refusals, tries=tries, wait=wait)
 
 
 async def release(
@@ -239,15 +244,16 @@ async def release(
     runs: Sequence[Return],
     refusals: Refusals | None = None,
     tries: int = 0,
+    wait: bool = True,
 ) -> list[Settled]:
     """Hand jobs back whose runs have really ended, and tell what became of each, in order.
 
-    ``refusals`` takes why rows were refused.
+    The arguments are as for ``complete``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    return await _settle(database, worker_id, runs, _RELEASE, refusals, tries=tries)
+    return await _settle(database, worker_id, runs, _RELEASE, refusals, tries=tries, wait=wait)
 
 
 def complete_statement(worker_id: str, run: Completion) -> TextClause:
@@ -263,6 +269,7 @@ async def _settle(
     refusals: Refusals | None,
     *,
     tries: int,
+    wait: bool,
 ) -> list[Settled]:
     refusals = {} if refusals is None else refusals
     seconds = database.seconds_for(sum([write.size(run) for run in runs]), tries=tries)
@@ -277,7 +284,7 @@ async def _settle(
     refusals |= {(run.id, run.token): error for run, error in refused}
     missing = [run for run in runs if (run.id, run.token) not in settled]
     if missing:
-        settled |= await _judge(database, worker_id, missing, write, refusals, tries=tries)
+        settled |= await _judge(database, worker_id, missing, write, refusals, tries=tries, wait=wait)
     return [settled[run.id, run.token] for run in runs]
 
 
@@ -289,6 +296,7 @@ async def _judge(
     refusals: Refusals,
     *,
     tries: int,
+    wait: bool,
 ) -> dict[_Held, Settled]:
     rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
     verdicts = {(row.id, row.fencing_token): row for row in rows}
@@ -296,10 +304,12 @@ async def _judge(
     for run in missing:
         held = run.id, run.token
         row = verdicts.get(held)
-        mine = row is not None and row.mine
-        settled[held] = (
-            await _alone(database, worker_id, run, write, refusals, tries=tries) if mine else _verdict(row)
-        )
+        if row is None or not row.mine:
+            settled[held] = _verdict(row)
+        elif wait:
+            settled[held] = await _alone(database, worker_id, run, write, refusals, tries=tries)
+        else:
+            settled[held] = Settled.LOCKED
     lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
     if lost:
         with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it

@@ -24,7 +24,7 @@ _MOST_AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The answer to a batch of claims; an id in neither list was refused.
+    """The answer to a batch of claims; an id in neither list was refused, or its row is locked.
 
     Attributes:
         claimed: what this worker owns now.
@@ -141,7 +141,7 @@ class Claimer:
         self._late.taken_back(job.id for job in claimed)
 
     async def look_at_refused(self, ids: Sequence[UUID]) -> dict[UUID, RefusedJob] | None:
-        """Return why jobs were refused, without those that have no row; None: no answer."""
+        """Return why jobs were not claimed, without those that have no row; None: no answer."""
         try:
             return await claims.look_at_refused(
                 self._database, worker_id=self._worker_id, kind=self._kind.name, ids=ids

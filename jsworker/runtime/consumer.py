@@ -1,5 +1,6 @@
 """The way in: deliveries of one kind become claims, in natural batches, and claims become runs."""
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,9 @@ _MOST_BURYING = 100
 """Messages that nobody can use and the database has not kept yet; with so many nothing more is asked for."""
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
+_LOCKED_PAUSE = 0.005
+_LOCKED_TRIES = 40
+"""So often a row that was locked is claimed again; a relay that marks it holds the lock for milliseconds."""
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0
 """A message may overtake its row's commit by this much; after that nobody will ever commit it."""
@@ -66,6 +70,9 @@ class Consumer:
         self._batches: Batcher[UUID, None] = Batcher(
             f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=died
         )
+        self._locked: Batcher[tuple[UUID, int], None] = Batcher(
+            f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=died
+        )
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
@@ -105,6 +112,7 @@ class Consumer:
     async def flush(self) -> None:
         """Wait until every claim on its way is decided."""
         await self._batches.flush()
+        await self._locked.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
         mine = [job_id for job_id, claim in self._hand.claiming.items() if claim.kind == self.kind.name]
         self._put_off(mine)
@@ -112,6 +120,7 @@ class Consumer:
     async def close(self) -> None:
         """Give up claims on their way."""
         await self._batches.close()
+        await self._locked.close()
 
     def _make_welcome(self) -> bool:
         room = self.room()
@@ -132,11 +141,26 @@ class Consumer:
         self._batches.limit = self._claimer.at_once
         if refused := self._undecided(ids):
             self._decide(await self._claimer.take_from_stale_owners(refused), started)
-            await self._skip(self._undecided(refused))
+            for job_id in await self._skip(self._undecided(refused)):
+                self._locked.post((job_id, 1))
         self._on_room()  # what was refused makes room, and no run will tell
         return [None] * len(ids)
 
-    def _undecided(self, ids: Sequence[UUID]) -> list[UUID]:
+    async def _claim_locked(self, skipped: Sequence[tuple[UUID, int]]) -> Sequence[None]:
+        """Claim jobs whose rows were locked; no statement waits for a lock, so none holds up other jobs."""
+        await asyncio.sleep(_LOCKED_PAUSE)
+        started = boottime()
+        tries = dict(skipped)
+        self._decide(await self._claimer.take(list(tries)), started)
+        for job_id in await self._skip(self._undecided(tries)):
+            if tries[job_id] < _LOCKED_TRIES:
+                self._locked.post((job_id, tries[job_id] + 1))
+            else:
+                self._put_off([job_id])
+        self._on_room()
+        return [None] * len(skipped)
+
+    def _undecided(self, ids: Iterable[UUID]) -> list[UUID]:
         return [job_id for job_id in ids if job_id in self._hand.claiming]
 
     def _decide(self, take: Take, started: float) -> None:
@@ -161,25 +185,31 @@ class Consumer:
                 self._events.emit("job.claimed", **run.facts(), waited=row.waited)
             self._slots.add(run)
 
-    async def _skip(self, ids: Sequence[UUID]) -> None:
-        """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps."""
+    async def _skip(self, ids: Sequence[UUID]) -> list[UUID]:
+        """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps.
+
+        Returns:
+            Jobs that are queued all the same: their rows are locked, or they were queued again just now.
+        """
         if not ids:
-            return
+            return []
         rows = await self._claimer.look_at_refused(ids)
         if rows is None:
             self._put_off(ids)
-            return
+            return []
+        queued: list[UUID] = []
         for job_id in ids:
             row = rows.get(job_id)
+            if row is not None and row.status == "queued":
+                queued.append(job_id)
+                continue
             for delivery in self._let_go(job_id):
                 self._answer_refused(delivery, row)
+        return queued
 
     def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
         if row is None:
             self._answer_without_row(delivery)
-        elif row.status == "queued" and row.dispatch <= delivery.dispatch:
-            # Queued again between the claim and this look: the message may be its only one.
-            delivery.nak(_jittered(_DATABASE_DELAY))
         else:
             delivery.ack()
             facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from jsworker.batcher import Batcher
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
@@ -33,6 +33,9 @@ _LARGE_CHARACTERS = 64 * 1024
 """A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
+
+_LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
+"""After these an outcome whose row was locked goes with another batch; a heartbeat's lock is gone by then."""
 
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
@@ -76,7 +79,9 @@ class Settler:
                 if run.stop is Stop.FENCED:
                     await self._note_fence(run)
                 given_back = Return(*run.held, reason)
-                return await self._returns.submit(given_back) or await self._persist(release, given_back)
+                return await self._in_batch(self._returns, given_back) or await self._persist(
+                    release, given_back
+                )
             case Lost():
                 return Settled.LOST
 
@@ -111,7 +116,7 @@ class Settler:
     async def _completed(self, run: Run, result: str | None) -> Settled:
         completion = Completion(*run.held, result)
         is_large = result is not None and len(result) > _LARGE_CHARACTERS
-        settled = None if is_large else await self._completions.submit(completion)
+        settled = None if is_large else await self._in_batch(self._completions, completion)
         settled = settled or await self._persist(complete, completion)
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
@@ -120,7 +125,16 @@ class Settler:
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
-        return await self._failures.submit(failure) or await self._persist(fail, failure)
+        return await self._in_batch(self._failures, failure) or await self._persist(fail, failure)
+
+    async def _in_batch(self, batcher: Batcher[EndedT, Settled | None], ended: EndedT) -> Settled | None:
+        """Write an outcome with others; None: not answered, or its row stays locked."""
+        for pause in _LOCKED_PAUSES:
+            settled = await batcher.submit(ended)
+            if settled is not Settled.LOCKED:
+                return settled
+            await asyncio.sleep(pause)
+        return None
 
     async def _note_fence(self, run: Run) -> None:
         """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
@@ -143,37 +157,58 @@ class Settler:
         tries = 0
         while True:
             async with self._alone:
-                [settled] = await self._write(statement, [ended], tries=tries)
-            if settled is not None:
-                return settled
+                await self._health.wait_until_up()
+                refusals: Refusals = {}
+                try:
+                    [settled] = await statement(
+                        self._database,
+                        worker_id=self._worker_id,
+                        runs=[ended],
+                        refusals=refusals,
+                        tries=tries,
+                    )
+                except DatabaseUnavailable:
+                    await self._ping()
+                except DatabaseRefused as error:
+                    self._health.failed(error)
+                else:
+                    self._health.answered()
+                    await self._set_aside(statement, refusals)
+                    return settled
             tries += 1
+
+    async def _ping(self) -> None:
+        """Find out whether the database is silent: one row that stays locked looks the same, and is not."""
+        try:
+            await self._database.ping()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
 
     async def _write(
         self,
         statement: Callable[..., Awaitable[Sequence[Settled]]],
         runs: Sequence[EndedT],
-        *,
-        tries: int = 0,
     ) -> Sequence[Settled | None]:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
         await self._health.wait_until_up()
         try:
             refusals: Refusals = {}
             settled = await statement(
-                self._database, worker_id=self._worker_id, runs=runs, refusals=refusals, tries=tries
+                self._database, worker_id=self._worker_id, runs=runs, refusals=refusals, wait=False
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             return [None] * len(runs)
         self._health.answered()
-        if refusals:
-            await self._set_aside(statement, refusals)
+        await self._set_aside(statement, refusals)
         return settled
 
     async def _set_aside(
         self, statement: Callable[..., Awaitable[Sequence[Settled]]], refusals: Refusals
     ) -> None:
         """Set refused rows aside; a completion that was refused becomes a failure, which tells why."""
+        if not refusals:
+            return
         if statement is complete:
             self._refusals |= refusals
             return

@@ -204,6 +204,7 @@ async def test_a_kind_is_one_token_and_a_key_may_hold_dots(client: JobClient, ro
         {"max_attempts": 2**31},
         {"max_stalls": 0},
         {"max_stalls": -1},
+        {"max_stalls": 101},
     ],
     ids=str,
 )

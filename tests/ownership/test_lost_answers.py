@@ -79,7 +79,7 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
     proxy, behind = network
     job_id = insert_job(sql)
     with Winner(engine, sql) as holder:
-        holder.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
+        holder.locks_the_table()
         claiming = asyncio.create_task(claim_unanswered(behind, job_id))
         await holder.blocks()
         proxy.requests = False  # so that no cancel reaches the server
@@ -109,7 +109,7 @@ async def test_a_claim_whose_deadline_strikes_is_undone_on_the_server(
     hasty = Database(database_url, statement_timeout=0.3)
     await answered(lambda: hasty.run(ONE))
     with Winner(engine, sql) as holder:
-        holder.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
+        holder.locks_the_table()
         await claim_unanswered(hasty, job_id)
         await holder.blocks(0)
         holder.commit()

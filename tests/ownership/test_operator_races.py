@@ -111,10 +111,9 @@ class TestCancel:
     async def test_cancel_before_claim(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql)
         winner.cancels(job_id)
-        taking = asyncio.create_task(claimed(database, job_id))
-        await winner.blocks()
+        assert await claimed(database, job_id) == []
         winner.commit()
-        assert await taking == []
+        assert await claimed(database, job_id) == []
         assert read_job(sql, job_id)["status"] == "cancelled"
 
     async def test_cancel_before_promote(self, database: Database, sql: Sql, winner: Winner) -> None:

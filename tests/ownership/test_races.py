@@ -5,19 +5,20 @@ holds the row.
 """
 
 import asyncio
-from collections.abc import Coroutine
 from uuid import UUID
 
 import pytest
 from sqlalchemy import text
 
 from jsworker.ownership import control, lease, outbox, reset
+from jsworker.ownership.claim import look_at_refused
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
 from jsworker.ownership.settle import Settled
 
 from .calls import claimed, complete, release, reset_stale, suspect
 from .rows import (
+    KIND,
     OTHER_WORKER,
     WORKER,
     Sql,
@@ -30,16 +31,22 @@ from .rows import (
 from .winner import Winner
 
 
+async def status_seen(database: Database, job_id: UUID) -> str:
+    """Return what a worker sees of a job that was not in its claim's answer."""
+    return (await look_at_refused(database, kind=KIND, ids=[job_id]))[job_id].status
+
+
 class TestTwoClaims:
-    async def test_the_second_waits_and_is_refused(
+    async def test_the_second_skips_the_row_and_is_refused_once_the_first_is_done(
         self, database: Database, sql: Sql, winner: Winner
     ) -> None:
         job_id = insert_job(sql)
         winner.claims(job_id, OTHER_WORKER)
-        loser = asyncio.create_task(claimed(database, job_id))
-        await winner.blocks()
+        assert await claimed(database, job_id) == []
+        assert await status_seen(database, job_id) == "queued"
         winner.commit()
-        assert await loser == []
+        assert await claimed(database, job_id) == []
+        assert await status_seen(database, job_id) == "processing"
         job = read_job(sql, job_id)
         assert (job["worker_id"], job["fencing_token"], job["attempts"]) == (OTHER_WORKER, 1, 1)
 
@@ -48,20 +55,17 @@ class TestTwoClaims:
     ) -> None:
         job_id = insert_job(sql)
         winner.claims(job_id, OTHER_WORKER)
-        loser = asyncio.create_task(claimed(database, job_id))
-        await winner.blocks()
+        assert await claimed(database, job_id) == []
         winner.rollback()
-        assert [(job.id, job.fencing_token) for job in await loser] == [(job_id, 1)]
+        assert [(job.id, job.fencing_token) for job in await claimed(database, job_id)] == [(job_id, 1)]
 
-    async def test_the_second_takes_the_rest_of_its_batch(
+    async def test_the_second_takes_the_rest_of_its_batch_at_once(
         self, database: Database, sql: Sql, winner: Winner
     ) -> None:
         ids = [insert_job(sql) for _ in range(5)]
         winner.claims(ids[2], OTHER_WORKER)
-        loser = asyncio.create_task(claimed(database, *reversed(ids)))
-        await winner.blocks()
-        winner.commit()
-        assert {job.id for job in await loser} == {*ids} - {ids[2]}
+        assert {job.id for job in await claimed(database, *reversed(ids))} == {*ids} - {ids[2]}
+        assert winner.blocked() == 0
 
     async def test_a_hundred_at_once_give_one_owner(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql)
@@ -183,27 +187,27 @@ class TestMark:
         assert await outbox.mark(database, [outbox.Sent(job_id, 1, 7, None)]) == 0
         assert read_job(sql, job_id) == before
 
-    async def test_a_claim_beside_a_mark_waits_and_succeeds(
+    async def test_a_claim_beside_a_mark_is_not_refused_and_succeeds_after_it(
         self, database: Database, sql: Sql, winner: Winner
     ) -> None:
         job_id = insert_job(sql, needs_publish=True)
         winner.marks(job_id)
-        taking = asyncio.create_task(claimed(database, job_id))
-        await winner.blocks()
+        assert await claimed(database, job_id) == []
+        assert await status_seen(database, job_id) == "queued"
         winner.commit()
-        assert [job.id for job in await taking] == [job_id]
+        assert [job.id for job in await claimed(database, job_id)] == [job_id]
         job = read_job(sql, job_id)
         assert (job["status"], job["stream_seq"], job["needs_publish"]) == ("processing", 7, False)
 
-    async def test_a_claim_beside_a_publish_waits_and_succeeds(
+    async def test_a_claim_beside_a_publish_is_not_refused_and_succeeds_after_it(
         self, database: Database, sql: Sql, winner: Winner
     ) -> None:
         job_id = insert_job(sql, needs_publish=True)
         winner.run(outbox.PUBLISH, {"limit": 10, "within": 1e9})
-        taking = asyncio.create_task(claimed(database, job_id))
-        await winner.blocks()
+        assert await claimed(database, job_id) == []
+        assert await status_seen(database, job_id) == "queued"
         winner.commit()
-        assert [job.id for job in await taking] == [job_id]
+        assert [job.id for job in await claimed(database, job_id)] == [job_id]
 
     async def test_a_mark_does_not_wait_for_what_is_being_claimed(
         self, database: Database, sql: Sql, winner: Winner
@@ -235,26 +239,15 @@ class TestMark:
 class TestLockOrder:
     """Statements that wait lock in the order of ids, whatever order they are given and the rows lie in."""
 
-    @pytest.mark.parametrize("statement", ["claim", "cancel"])
-    async def test_lower_ids_first(
-        self, database: Database, sql: Sql, winner: Winner, statement: str
-    ) -> None:
+    async def test_lower_ids_first(self, database: Database, sql: Sql, winner: Winner) -> None:
         ids = sorted(new_job_id() for _ in range(9))
         for job_id in reversed(ids):
             insert_job(sql, id=job_id, needs_publish=True)
         winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": ids[4]})
         given = [*ids[6:], *ids[:6]]
-        match statement:
-            case "claim":
-                waiting = asyncio.create_task(discard(claimed(database, *given)))
-            case _:
-                waiting = asyncio.create_task(discard(control.cancel(database, given)))
+        waiting = asyncio.create_task(control.cancel(database, given))
         await winner.blocks()
         free = sql.execute("SELECT id FROM jsworker.jobs ORDER BY id FOR UPDATE SKIP LOCKED").fetchall()
         assert [row["id"] for row in free] == ids[5:]
         winner.commit()
         await waiting
-
-
-async def discard(call: Coroutine[None, None, object]) -> None:
-    await call

@@ -102,18 +102,6 @@ class TestClaimOfTheDead:
         assert [one.id for one in (await bury(database)).resets] == [late]
         assert (read_job(sql, late)["status"], counters(read_job(sql, late))) == ("queued", (1, 0, 1))
 
-    async def test_it_waits_for_a_row_and_takes_it_after_the_reset(
-        self, database: Database, sql: Sql, winner: Winner
-    ) -> None:
-        job_id = insert_job(sql, needs_publish=True)
-        winner.marks(job_id)
-        dying = asyncio.create_task(claimed(database, job_id))
-        await winner.blocks()
-        assert (await bury(database)).resets == []
-        winner.commit()
-        assert len(await dying) == 1
-        assert [one.id for one in (await bury(database)).resets] == [job_id]
-
     async def test_a_job_that_another_has_claimed_meanwhile_stays_with_it(
         self, database: Database, sql: Sql, running: UUID
     ) -> None:

@@ -35,6 +35,10 @@ class Winner:
         assert rows, "the winner wrote nothing"
         return rows
 
+    def locks_the_table(self) -> None:
+        """Let nobody else write to jobs; a claim waits for no row, but for this."""
+        self._connection.exec_driver_sql("LOCK TABLE jsworker.jobs IN SHARE ROW EXCLUSIVE MODE")
+
     def commit(self) -> None:
         """End the transaction; what it wrote holds."""
         self._connection.commit()

@@ -71,6 +71,19 @@ async def test_a_job_that_has_stalls_left_runs_beside_the_others(
     assert row["result"]["pid"] != os.getpid()
 
 
+@pytest.mark.parametrize(("stalls", "alone"), [(1, False), (2, True)])
+async def test_after_two_stalls_a_job_runs_alone_however_many_it_is_allowed(
+    running: Running, client: JobClient, rows: Rows, stalls: int, *, alone: bool
+) -> None:
+    job = await client.enqueue("perilous", {"does": "return"}, max_stalls=100, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET stalls = %s, attempts = %s, run_at = now() WHERE id = %s",
+        *(stalls, stalls, job.id),
+    )
+    row = await rows.becomes(job.id, "completed")
+    assert (row["result"]["pid"] != os.getpid()) is alone
+
+
 @pytest.mark.parametrize(
     ("does", "how"), [("be killed", "was killed by SIGKILL"), ("exit", "ended with exit code 3")]
 )

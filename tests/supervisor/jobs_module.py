@@ -27,6 +27,13 @@ class Aborts(JobProcessor):
             os.abort()
 
 
+class Poison(JobProcessor):
+    """Kills every process that it runs in."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        os.abort()
+
+
 class Blocks(JobProcessor):
     """Keeps the event loop."""
 

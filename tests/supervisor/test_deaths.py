@@ -90,6 +90,22 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     assert reset["worker_id"].startswith("supervisor-")
 
 
+async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Poison", processes=2)
+    await parent.ready(2)
+    job_id = (await client.enqueue("poison", {}, max_stalls=100)).id
+
+    async def stalled_often() -> None:
+        sql.execute("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled'")
+        assert read_job(sql, job_id)["stalls"] >= 4
+
+    await eventually(stalled_often, seconds=40.0)
+    aborted = [line for line in parent.lines("child.died") if line["how"] == "signal SIGABRT"]
+    assert len(aborted) == 2
+
+
 @pytest.mark.parametrize("kind", ["aborts", "blocks", "holds-gil"])
 async def test_a_job_that_takes_its_process_down_runs_again(
     kind: str, supervise: Supervise, client: JobClient, sql: Sql

@@ -23,6 +23,8 @@ from jsworker.settings import Settings
 _LINE_MARGIN_BYTES: Final = 2**20
 _GRACE_HEARTBEATS: Final = 2
 """For so many intervals the process may go on after it was told to stop."""
+_SHARED_STALLS: Final = 2
+"""After so many stalls a job runs beside others no more, however many it is allowed."""
 
 
 class Ward:
@@ -42,8 +44,8 @@ class Ward:
         self._told: set[str] = set()
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
-        """Tell whether a job is to run in quarantine: one more stall would be its last."""
-        if claimed.stalls + 1 < claimed.max_stalls:
+        """Tell whether a job is to run in quarantine: one more stall would be its last, or its third."""
+        if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
         if kind.origin is None and kind.name not in self._told:
             self._told.add(kind.name)

@@ -159,11 +159,11 @@ MUTANTS = (
         sql(registry, "EARLIER_LIVES", ("w.hostname = :hostname", "w.hostname LIKE :hostname || '%'")),
     ),
     Mutant(
-        "CLAIM with SKIP LOCKED",
+        "skipped claims are acked",
         _STUCK,
-        sql(claim, "CLAIM", ("FOR NO KEY UPDATE OF j", "FOR NO KEY UPDATE OF j SKIP LOCKED")),
         sweeps=False,
         loses_messages=False,
+        habits=frozenset({"ack skipped claims"}),
     ),
     Mutant(
         "MARK without dispatch",

@@ -228,19 +228,32 @@ class Worker:
             self._world.refusals += [f"CLAIM of {refused}" for refused in taken.refused_rows]
         if lost_request or lost_answer:
             if "ack unclear claims" in self._world.habits:
-                claimed = []
-            elif self._world.chance(0.5):  # the read-back is given up: the row may be in nobody's hand
+                if message is not None:
+                    self._world.bus.ack(message)
+                return None
+            if self._world.chance(0.5):  # the read-back is given up: the row may be in nobody's hand
                 if message is not None:
                     self._world.bus.nak(message, 0.05)
                 return None
-            else:
-                claimed = await claim.read_back(self._world.database, worker_id=self.id, ids=[job])
-                if not claimed and message is not None:
-                    self._world.bus.nak(message, 0.05)
-                    return None
+            claimed = await claim.read_back(self._world.database, worker_id=self.id, ids=[job])
+            if not claimed and message is not None:
+                self._world.bus.nak(message, 0.05)
+                return None
         if message is not None:
-            self._world.bus.ack(message)
+            if claimed or not await self._is_queued(job):
+                self._world.bus.ack(message)
+            else:
+                self._world.bus.nak(message, 0.02)
         return claimed[0] if claimed else None
+
+    async def _is_queued(self, job: UUID) -> bool:
+        """Look at a job that a claim did not take: one whose row was locked is not refused."""
+        if "ack skipped claims" in self._world.habits:
+            return False
+        rows = await claim.look_at_refused(
+            self._world.database, worker_id=self.id, kind=self._world.kinds[job], ids=[job]
+        )
+        return job in rows and rows[job].status == "queued"
 
     def _adopt(self, row: ClaimedJob) -> None:
         self._hand[row.id] = row

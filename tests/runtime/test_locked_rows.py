@@ -1,0 +1,117 @@
+"""Somebody else's open transaction holds the lock of one row: that job waits, and nobody else does."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.settings import Settings
+from tests.runtime.processors import Gate, echo, scripted
+from tests.runtime.rows import Rows
+from tests.runtime.running import Running, StartWorker
+from tests.support.polling import eventually
+
+HELD_SECONDS = 2.5
+"""Longer than a statement may take: whoever waits for the lock takes the database for silent."""
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings(
+        heartbeat_interval=2.5,
+        statement_timeout=2.0,
+        crash_threshold=None,
+        stale_threshold=60.0,
+        ack_wait=90.0,
+    )
+
+
+@pytest.fixture
+def holder(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url) as connection:
+        yield connection
+
+
+def lock(holder: psycopg.Connection[Any], *job_ids: Any) -> None:
+    rows = holder.execute("SELECT FROM jsworker.jobs WHERE id = ANY(%s) FOR UPDATE", [list(job_ids)])
+    assert rows.rowcount == len(job_ids)
+
+
+def never_silent(running: Running) -> bool:
+    return not [event for event in running.events.of("worker.degraded") if event["what"] == "postgresql"]
+
+
+async def test_a_queued_job_behind_a_lock_keeps_its_message_and_keeps_nobody_waiting(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    locked, *others = [(await client.enqueue("scripted", {"n": n})).id for n in range(20)]
+    lock(holder, locked)
+    running = await start(scripted(echo))
+    await running.events.told("job.completed", times=len(others))
+    await asyncio.sleep(HELD_SECONDS)
+    later = await client.enqueue("scripted", {})
+    await rows.becomes(later.id, "completed")
+    assert (await rows.job(locked))["status"] == "queued"
+    assert never_silent(running)
+    holder.rollback()
+    row = await rows.becomes(locked, "completed")
+    assert (row["fencing_token"], row["attempts"], row["dispatch"]) == (1, 1, 1)
+    assert running.events.of("job.skipped") == []
+    await running.stream_is_empty(seconds=10.0)
+
+
+async def test_a_message_is_not_acknowledged_while_its_row_is_locked(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    make_settings: Callable[..., Settings],
+) -> None:
+    """Without sweeps, which would find the row: the message is its only way to a worker."""
+    rarely = make_settings(
+        heartbeat_interval=2.5,
+        statement_timeout=2.0,
+        crash_threshold=None,
+        stale_threshold=600.0,
+        scan_interval=300.0,
+        ack_wait=1300.0,
+    )
+    job = await client.enqueue("scripted", {})
+    await eventually(lambda: marked(rows, job.id))
+    lock(holder, job.id)
+    running = await start(scripted(echo), with_settings=rarely)
+    await asyncio.sleep(1.0)
+    assert (await running.worker._stream.state()).messages == 1
+    holder.rollback()
+    await rows.becomes(job.id, "completed", seconds=20.0)
+    await running.stream_is_empty(seconds=10.0)
+
+
+async def marked(rows: Rows, job_id: Any) -> None:
+    assert not (await rows.job(job_id))["needs_publish"]
+
+
+async def test_outcomes_behind_locks_keep_nobody_waiting(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    jobs = [job.id for job in await client.enqueue_many("scripted", [{}] * 8)]
+    for _ in jobs:
+        await gate.met()
+    locked, others = jobs[:5], jobs[5:]
+    lock(holder, *locked)
+    gate.open()
+    await running.events.told("job.completed", times=len(others))
+    await asyncio.sleep(HELD_SECONDS)
+    later = await client.enqueue("scripted", {})
+    await rows.becomes(later.id, "completed")
+    assert never_silent(running)
+    holder.rollback()
+    for job_id in locked:
+        row = await rows.becomes(job_id, "completed")
+        assert (row["fencing_token"], row["attempts"]) == (1, 1)
+    assert not {"job.lost", "job.released", "job.fenced"} & set(running.events.names())
