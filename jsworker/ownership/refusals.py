@@ -1,5 +1,8 @@
 """PostgreSQL's refusals as jsworker's errors: never with the contents of a row."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -21,6 +24,7 @@ _READ_ONLY = "25006"
 """A failover left the connection on a standby."""
 _NOT_TEXT = "22021"
 """What PostgreSQL says to bytes that are no text; the driver refuses most of them before they are sent."""
+_INSUFFICIENT_PRIVILEGE = "42501"
 
 
 class RowRefused(JsworkerError):
@@ -56,6 +60,21 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     )
     refused.sqlstate = sqlstate
     return refused
+
+
+@contextmanager
+def operators_rights(call: str) -> Iterator[None]:
+    """Name what is missing where the login of a producer or reader wants to do what operators do."""
+    try:
+        yield
+    except DatabaseRefused as error:
+        if error.sqlstate != _INSUFFICIENT_PRIVILEGE:
+            raise
+        refused = DatabaseRefused(
+            f"{call} needs UPDATE on jsworker.jobs, which role jsworker_worker has: {error}"
+        )
+        refused.sqlstate = error.sqlstate
+        raise refused from None
 
 
 def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
