@@ -2,7 +2,8 @@
 --
 --   jobs_migration  `jsworker db upgrade`, `jsworker stream ensure`
 --   jobs_worker     `jsworker run` and the commands of operators
---   jobs_producer   applications that enqueue; with jsworker_reader as well they may call client.get()
+--   jobs_producer   applications that enqueue; with jsworker_reader as well they may call client.get(), and with
+--                   jsworker_publisher publish what they enqueue by thousands without the help of workers
 --   jobs_reader     dashboards, KEDA
 --
 -- Plain SQL for whoever ran roles.sql; twice does no harm:

@@ -1,8 +1,11 @@
--- Four roles in PostgreSQL, each with the least that it needs.
+-- Five roles in PostgreSQL, each with the least that it needs.
 --
 --   jsworker_owner     owns the tables and migrates them: `jsworker db upgrade`
 --   jsworker_worker    `jsworker run` and the commands of operators
---   jsworker_producer  enqueues and publishes: JobClient.enqueue, enqueue_many, publish_pending, enqueue_statement
+--   jsworker_producer  enqueues: JobClient.enqueue, enqueue_many, enqueue_statement. It may INSERT and lock no row.
+--   jsworker_publisher beside jsworker_producer, for applications that you trust with more: notes in the rows what was
+--                      published, and publishes what is due: JobClient.publish_pending. Without it workers do
+--                      both. Who may write one column of a row may also lock the row, and so hold up that job.
 --   jsworker_reader    looks: `jsworker jobs`, `job`, `workers`, dashboards. Payloads and results are among what it sees.
 --
 -- Plain SQL for the database of the jobs, by a superuser or by the database's owner with CREATEROLE:
@@ -13,7 +16,8 @@
 -- The roles cannot log in: deploy/postgres/logins.sql makes a login for each, or make logins of your own as it does.
 -- In a database that jsworker has for itself, shut everybody else out:
 --   REVOKE CONNECT, TEMPORARY ON DATABASE jsworker FROM PUBLIC;
---   GRANT CONNECT ON DATABASE jsworker TO jsworker_owner, jsworker_worker, jsworker_producer, jsworker_reader;
+--   GRANT CONNECT ON DATABASE jsworker TO jsworker_owner, jsworker_worker, jsworker_producer, jsworker_publisher,
+--     jsworker_reader;
 
 BEGIN;
 
@@ -24,7 +28,9 @@ DO $$
 DECLARE
   role_name text;
 BEGIN
-  FOREACH role_name IN ARRAY ARRAY['jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_reader'] LOOP
+  FOREACH role_name IN ARRAY ARRAY[
+    'jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_publisher', 'jsworker_reader'
+  ] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
       EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
     END IF;
@@ -64,12 +70,16 @@ END
 $$;
 
 -- From here on everything is said anew, so that what an earlier version granted does not stay.
-REVOKE ALL ON SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
-REVOKE ALL ON ALL TABLES IN SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA jsworker FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_reader;
+REVOKE ALL ON SCHEMA jsworker
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+REVOKE ALL ON ALL TABLES IN SCHEMA jsworker
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA jsworker
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA jsworker
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
 
-GRANT USAGE ON SCHEMA jsworker TO jsworker_worker, jsworker_producer, jsworker_reader;
+GRANT USAGE ON SCHEMA jsworker TO jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO jsworker_worker, jsworker_reader;
 
 -- Tables of later migrations: readable at once, writable by workers, closed to producers until this file says more.
@@ -92,17 +102,13 @@ BEGIN
   GRANT INSERT, DELETE ON jsworker.job_events, jsworker.dead_messages TO jsworker_worker;
   GRANT INSERT ON jsworker.installation TO jsworker_worker;
 
-  -- Producers: a job that waits, and the note that its message was sent. With the table's constraints these columns
-  -- make nothing but queued and scheduled jobs: no owner, no token, no counter, no result.
+  -- Producers: a job that waits. With the table's constraints these columns make nothing but queued and scheduled
+  -- jobs: no owner, no token, no counter, no result. Without UPDATE of any column no row can be locked.
   GRANT INSERT (
     id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
     status, run_at, dispatch, needs_publish, publish_after, queued_at
   ) ON jsworker.jobs TO jsworker_producer;
-  GRANT SELECT (
-    id, kind, unique_key, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate
-  ) ON jsworker.jobs TO jsworker_producer;
-  GRANT UPDATE (needs_publish, publish_after, published_at, stream_seq, stream_created)
-    ON jsworker.jobs TO jsworker_producer;
+  GRANT SELECT (id, kind, unique_key, status, dispatch) ON jsworker.jobs TO jsworker_producer;
   -- The first who asks for the installation's id makes it; there is room for one.
   GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer;
   GRANT SELECT ON jsworker.alembic_version TO jsworker_producer;
@@ -110,6 +116,12 @@ BEGIN
   IF to_regclass('jsworker.refused_rows') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.refused_rows TO jsworker_worker;
   END IF;
+  -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
+  GRANT SELECT (
+    id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate
+  ) ON jsworker.jobs TO jsworker_publisher;
+  GRANT UPDATE (needs_publish, publish_after, published_at, stream_seq, stream_created)
+    ON jsworker.jobs TO jsworker_publisher;
   -- alembic_version is the migrations' own.
   REVOKE INSERT, UPDATE, DELETE ON jsworker.alembic_version FROM jsworker_worker;
 END

@@ -20,6 +20,7 @@ from jsworker.cli.selection import Filter, Found, check_choice, choose_statuses,
 from jsworker.errors import TransitionRefused
 from jsworker.ownership import control, listing, reset
 from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.reset import Reset
 
 _BATCH = 500
@@ -50,7 +51,7 @@ def retry(
     wanted = Filter(choose_statuses("retry", status, ("failed",)), kind)
     filtered = status is not None or kind is not None
     check_choice("retry", ids, filtered=filtered, filters="--status/--kind", yes=yes)
-    return _perform(_retry, select("retry", ids, wanted, yes=yes), as_json=as_json)
+    return _perform("retry", _retry, select("retry", ids, wanted, yes=yes), as_json=as_json)
 
 
 @app.command()
@@ -70,7 +71,7 @@ def cancel(
     wanted = Filter(choose_statuses("cancel", status, _LIVE), kind)
     filtered = status is not None or kind is not None
     check_choice("cancel", ids, filtered=filtered, filters="--status/--kind", yes=yes)
-    return _perform(_cancel, select("cancel", ids, wanted, yes=yes), as_json=as_json)
+    return _perform("cancel", _cancel, select("cancel", ids, wanted, yes=yes), as_json=as_json)
 
 
 @app.command()
@@ -104,13 +105,14 @@ def clear(
     wanted = Filter(choose_statuses("clear", status, ("processing",)), kind, stale_for)
     check_choice("clear", ids, filtered=filtered, filters="--status/--kind/--stale-for", yes=yes)
     found = select("clear", ids, wanted, yes=yes)
-    return _perform(partial(_clear, reason=reason), found, as_json=as_json)
+    return _perform("clear", partial(_clear, reason=reason), found, as_json=as_json)
 
 
-def _perform(action: Action, found: Found, *, as_json: bool) -> int:
+def _perform(call: str, action: Action, found: Found, *, as_json: bool) -> int:
     with OutcomeReport(as_json=as_json) as report:
         if found:
-            asyncio.run(_act(action, found, report))
+            with operators_rights(call):
+                asyncio.run(_act(action, found, report))
     return report.exit_code
 
 

@@ -29,6 +29,7 @@ from jsworker.ownership.control import Cancelled
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import Enqueued, NewJob
 from jsworker.ownership.outbox import Outgoing, Sent
+from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.registry import installation_id
 from jsworker.ownership.reset import Reset
 from jsworker.settings import Settings, load_settings
@@ -49,6 +50,7 @@ _PUBLISH_EVERY_SECONDS = 1.0
 _PUBLISH_BATCH = 1000
 _AT_ONCE_BESIDE_ENQUEUES = 2
 _REASON_CHARACTERS = 1000
+_MAY_NOT_MARK = "the login may not note what was published (role jsworker_publisher): workers publish it"
 
 
 class JobClient:
@@ -73,6 +75,7 @@ class JobClient:
         )
         self._background: set[asyncio.Task[None]] = set()
         self._publish_since: float | None = None
+        self._may_mark = True
         self.unpublished_because: str | None = None
 
     @classmethod
@@ -110,6 +113,7 @@ class JobClient:
         """
         try:
             await self._database.check_migrated()
+            self._may_mark = await outbox.may_mark(self._database)
             await self._connect_stream()
         except BaseException:
             await self.close()
@@ -231,9 +235,15 @@ class JobClient:
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.
 
+        Where the login may INSERT alone (see ``deploy/postgres/roles.sql``) workers publish it, within
+        RELAY_INTERVAL; ``unpublished_because`` says so then.
+
         Raises:
             StreamUnavailable: NATS does not answer; workers publish it later.
         """
+        if not self._may_mark:
+            self.unpublished_because = _MAY_NOT_MARK
+            return 0
         stream = self._reachable_stream()
         if stream is None:
             raise StreamUnavailable(self.unpublished_because)
@@ -267,7 +277,8 @@ class JobClient:
 
     async def cancel(self, *job_ids: UUID | str) -> Cancelled:
         """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat."""
-        return await control.cancel(self._database, [job_uuid(job_id) for job_id in job_ids])
+        with operators_rights("cancel"):
+            return await control.cancel(self._database, [job_uuid(job_id) for job_id in job_ids])
 
     async def retry(self, job_id: UUID | str) -> None:
         """Put a failed job back into the queue with its counters at zero.
@@ -275,7 +286,8 @@ class JobClient:
         Raises:
             TransitionRefused: it is not failed, or a live job holds its unique key.
         """
-        await control.retry(self._database, job_uuid(job_id))
+        with operators_rights("retry"):
+            await control.retry(self._database, job_uuid(job_id))
         self._publish_in_background()
 
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
@@ -289,20 +301,24 @@ class JobClient:
             JobNotFound: no job has this id.
             TransitionRefused: it is not running, or its owner has just settled it.
         """
-        wanted = job_uuid(job_id)
+        with operators_rights("clear_and_reenqueue"):
+            reset_ = await self._clear(job_uuid(job_id), reason)
+        self._publish_in_background()
+        return reset_
+
+    async def _clear(self, wanted: UUID, reason: str) -> Reset:
         seen = (await listing.look_up(self._database, [wanted])).get(wanted)
         if seen is None:
-            raise JobNotFound(f"no job has id {job_id}")
+            raise JobNotFound(f"no job has id {wanted}")
         if seen.status != "processing":
-            raise TransitionRefused(f"job {job_id} is {seen.status}; only a running job can be cleared")
+            raise TransitionRefused(f"job {wanted} is {seen.status}; only a running job can be cleared")
         taken = await reset.reset_by_operator(
             self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
         )
         if wanted in taken.refused:
             raise TransitionRefused(f"job {job_id} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
-            raise TransitionRefused(f"job {job_id}: its owner has just settled it, or writes it right now")
-        self._publish_in_background()
+            raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
         return taken.resets[0]
 
     async def _connect_stream(self) -> None:
@@ -347,11 +363,12 @@ class JobClient:
             # The job is committed; the relay of any worker publishes it in five seconds.
             self.unpublished_because = str(published)
             return
-        self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
+        if self._may_mark:
+            self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
     def _publish_in_background(self, *, since: float | None = None) -> None:
         """Publish what was queued since, or just now; what is older is left to the relays of workers."""
-        if self._reachable_stream() is None:
+        if not self._may_mark or self._reachable_stream() is None:
             return
         began = asyncio.get_running_loop().time() if since is None else since
         self._publish_since = began if self._publish_since is None else min(self._publish_since, began)

@@ -113,6 +113,12 @@ ORDER BY j.run_at LIMIT :limit
     ),
 )
 
+# Who has INSERT alone publishes what it enqueues, and leaves it to the relays to note that.
+MAY_MARK = text("""
+SELECT bool_and(has_column_privilege('jsworker.jobs', c.name, 'UPDATE')) AS granted
+FROM unnest(ARRAY['needs_publish', 'publish_after', 'published_at', 'stream_seq', 'stream_created']) AS c(name)
+""")
+
 
 _EVER: Final = 100 * 366 * 86400.0
 
@@ -142,6 +148,12 @@ class Sent(NamedTuple):
     dispatch: int
     stream_seq: int
     stream_created: datetime | None
+
+
+async def may_mark(database: Database) -> bool:
+    """Tell whether this login may take jobs from the outbox and note what was published."""
+    [row] = await database.run(MAY_MARK)
+    return bool(row.granted)
 
 
 async def take_outgoing(

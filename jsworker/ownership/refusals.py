@@ -1,5 +1,8 @@
 """PostgreSQL's refusals as jsworker's errors: never with the contents of a row."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -27,6 +30,7 @@ _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
 """Classes that mean the same inside a trigger as outside: a lock, a time-out, a full disk, a standby."""
 _RAISE = "exec_stmt_raise"
 """The function of PostgreSQL's source that executes a RAISE of PL/pgSQL, whatever SQLSTATE that names."""
+_INSUFFICIENT_PRIVILEGE = "42501"
 
 
 class RowRefused(DatabaseRefused):
@@ -74,6 +78,21 @@ def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
     if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
         return True
     return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
+
+
+@contextmanager
+def operators_rights(call: str) -> Iterator[None]:
+    """Name what is missing where the login of a producer or reader wants to do what operators do."""
+    try:
+        yield
+    except DatabaseRefused as error:
+        if error.sqlstate != _INSUFFICIENT_PRIVILEGE:
+            raise
+        refused = DatabaseRefused(
+            f"{call} needs UPDATE on jsworker.jobs, which role jsworker_worker has: {error}"
+        )
+        refused.sqlstate = error.sqlstate
+        raise refused from None
 
 
 def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:

@@ -19,9 +19,10 @@ LOGINS = {
     "owner": "guarded_deploy",
     "worker": "guarded_worker",
     "producer": "guarded_producer",
+    "publisher": "guarded_publisher",
     "reader": "guarded_reader",
 }
-"""The login that is a member of each group role."""
+"""The login that is a member of each group role; who publishes also enqueues."""
 
 PASSWORDS = {
     "JSWORKER_NATS_WORKER_PASSWORD": "w0rker",
@@ -63,6 +64,8 @@ def make_logins(admin_url: str, logins: Mapping[str, str] = LOGINS) -> None:
             if known is None:
                 connection.execute(f"CREATE ROLE {login} LOGIN".encode())
             connection.execute(f"GRANT jsworker_{role} TO {login}".encode())
+            if role == "publisher":
+                connection.execute(f"GRANT jsworker_producer TO {login}".encode())
         if "owner" in logins:
             connection.execute(f"ALTER ROLE {logins['owner']} SET role = 'jsworker_owner'".encode())
 

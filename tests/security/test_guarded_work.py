@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
+from jsworker.errors import DatabaseRefused
 from jsworker.settings import Settings
 from tests.cli.commands import COMMAND, Cli, Result
 from tests.ownership.rows import Sql, change_job, insert_job, read_job, seconds
@@ -100,6 +101,43 @@ async def test_a_worker_runs_recovers_and_prunes_with_the_least_rights(
     assert "permission denied" not in worker.log
 
 
+@pytest.mark.parametrize("login", ["producer", "publisher"])
+async def test_an_application_enqueues_and_is_told_what_it_may_not(
+    run: Run, launch: Launch, guarded_settings: MakeSettings, sql: Sql, login: str
+) -> None:
+    made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo")
+    assert made.code == 0, made.err
+    async with JobClient(guarded_settings(login, **nats_user("producer"))) as client:
+        jobs = [
+            await client.enqueue("echo", {"n": 1}, unique_key="one"),
+            *await client.enqueue_many("echo", [{"n": 2}, {"n": 3}], unique_keys=["two", None]),
+            *await client.enqueue_many("echo", [{"n": 4}]),
+            await client.enqueue("echo", {"n": 5}, delay=0.1),
+        ]
+        again = await client.enqueue("echo", {}, unique_key="one")
+        assert (again.id, again.created) == (jobs[0].id, False)
+        assert client.unpublished_because is None
+        published = await client.publish_pending()
+        assert ("jsworker_publisher" in str(client.unpublished_because)) is (login == "producer")
+        assert login == "publisher" or published == 0
+        for call in (
+            client.cancel(jobs[0].id),
+            client.retry(jobs[0].id),
+            client.clear_and_reenqueue(jobs[0].id, "told so"),
+        ):
+            with pytest.raises(
+                DatabaseRefused, match=r"^\w+ needs UPDATE on jsworker\.jobs, which role .*42501"
+            ):
+                await call
+    row = read_job(sql, jobs[0].id)
+    assert (row["needs_publish"], row["published_at"] is None) == (login == "producer", login == "producer")
+    worker = launch(guarded_settings("worker", **nats_user("worker")), "Echo")
+    await worker.ready()
+    for job in jobs:
+        await becomes(sql, job.id, "completed")
+    assert sql.execute("SELECT FROM jsworker.jobs WHERE attempts <> 1").rowcount == 0
+
+
 def test_operators_commands_work_with_the_workers_role(run: Run, sql: Sql) -> None:
     assert run("worker", "operator", "stream", "ensure", "echo").code == 0
     failed, waiting = insert_job(sql, "failed", kind="echo"), insert_job(sql, kind="echo")
@@ -124,7 +162,10 @@ def test_operators_commands_work_with_the_workers_role(run: Run, sql: Sql) -> No
     ("database", "nats", "arguments", "line"),
     [
         ("producer", "producer", ["jobs"], "permission denied for table jobs (SQLSTATE 42501)"),
-        ("producer", "producer", ["retry", "00000000-0000-7000-8000-000000000000"], "permission denied"),
+        (
+            *("producer", "producer", ["retry", "00000000-0000-7000-8000-000000000000"]),
+            "retry needs UPDATE on jsworker.jobs, which role jsworker_worker has: ",
+        ),
         ("reader", "producer", ["enqueue", "echo"], "permission denied"),
         ("reader", "producer", ["cancel", "00000000-0000-7000-8000-000000000000"], "permission denied"),
         ("worker", "producer", ["db", "upgrade"], "permission denied"),

@@ -50,8 +50,12 @@ MAY: dict[str, list[str]] = {
     "producer": [
         insert(),
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
-        "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
         "SELECT version_num FROM jsworker.alembic_version",
+    ],
+    "publisher": [
+        insert(),
+        "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
+        "SELECT id FROM jsworker.jobs WHERE needs_publish FOR NO KEY UPDATE",
     ],
     "reader": [
         "SELECT * FROM jsworker.jobs",
@@ -79,6 +83,14 @@ MAY_NOT: dict[str, list[str]] = {
         "SET ROLE jsworker_owner",
     ],
     "producer": [
+        "SELECT id FROM jsworker.jobs FOR UPDATE",
+        "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
+        "SELECT id FROM jsworker.jobs FOR SHARE",
+        "SELECT id FROM jsworker.jobs FOR KEY SHARE",
+        "LOCK TABLE jsworker.jobs IN SHARE MODE",
+        "LOCK TABLE jsworker.jobs IN ACCESS SHARE MODE",
+        "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
+        f"{insert()} ON CONFLICT (id) DO UPDATE SET needs_publish = false",
         "SELECT payload FROM jsworker.jobs",
         "SELECT result FROM jsworker.jobs",
         "SELECT last_error FROM jsworker.jobs",
@@ -101,6 +113,12 @@ MAY_NOT: dict[str, list[str]] = {
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "CREATE TABLE jsworker.extra (id int)",
         "SET ROLE jsworker_worker",
+    ],
+    "publisher": [
+        "UPDATE jsworker.jobs SET status = 'cancelled'",
+        "UPDATE jsworker.jobs SET dispatch = dispatch + 1",
+        "SELECT payload FROM jsworker.jobs",
+        "DELETE FROM jsworker.jobs",
     ],
     "reader": [
         insert(),
@@ -166,10 +184,12 @@ def test_nobody_else_gets_in(guarded: Guarded, servers: TestServers) -> None:
 def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarded: Guarded) -> None:
     with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
         connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_producer, PUBLIC")
-        connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_reader")
+        connection.execute(
+            "GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_reader, jsworker_publisher"
+        )
     apply_roles(guarded.admin_url)
     apply_roles(guarded.admin_url)
-    for role in ("producer", "reader"):
+    for role in ("producer", "publisher", "reader"):
         with (
             rolled_back(guarded.url(role)) as connection,
             pytest.raises(errors.InsufficientPrivilege),
@@ -213,7 +233,7 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
         connection.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
         connection.execute(f"ALTER DATABASE {name} OWNER TO {name}".encode())
         if known is not None:  # made by another test's superuser
-            for role in ("owner", "worker", "producer", "reader"):
+            for role in ("owner", "worker", "producer", "publisher", "reader"):
                 connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
     own = as_user(url, name)
     upgrade_database(own)
