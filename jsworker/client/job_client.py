@@ -316,7 +316,7 @@ class JobClient:
             self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
         )
         if wanted in taken.refused:
-            raise TransitionRefused(f"job {job_id} cannot be cleared: {taken.refused[wanted]}")
+            raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
             raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
         return taken.resets[0]

@@ -76,6 +76,21 @@ class OutboxPublisher:
         self._refused_rows = refused_rows
         self._take = take or partial(take_outgoing, database, limit=limit)
         self._taking = asyncio.Lock()
+        self._ending = False
+
+    def end(self) -> None:
+        """Begin no other batch; those under way are still sent and marked."""
+        self._ending = True
+
+    async def publish_once(self) -> Tally:
+        """Publish one batch, be there more or not.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL did not answer.
+        """
+        tally = Tally()
+        await self._publish_batch(tally)
+        return tally
 
     async def publish(self) -> Tally:
         """Publish until a batch is short or NATS is gone.
@@ -103,7 +118,7 @@ class OutboxPublisher:
     async def _publish_batch(self, tally: Tally) -> None:
         # One after the other: PUBLISH locks rows that a twin has just taken, and their MARK would skip them.
         async with self._taking:
-            wanted = self._stream.connected and not tally.ended
+            wanted = self._stream.connected and not tally.ended and not self._ending
             outgoing = await self._take() if wanted else []
         if len(outgoing) < self._limit:
             tally.ended = True

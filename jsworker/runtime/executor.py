@@ -192,6 +192,8 @@ class Executor:
             self._note_late_end(run, boottime() - started)
             return
         run.phase = Phase.SETTLING
+        if run.quiet_until:  # a phase ends with its run
+            self._services.on_quiet()
         self._slots.leave(run, boottime() - started)
         self._on_room()
         if type(outcome) is Completed and not run.completed and not fault_points.armed():

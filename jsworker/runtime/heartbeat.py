@@ -234,7 +234,9 @@ class Heartbeat:
 
     async def _end_quiet_phases(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if run.quiet_seconds and boottime() > run.quiet_until and run.phase is Phase.RUNNING:
+            if not _is_over(run) or run.patience_lock.locked():  # the job is just announcing another phase
+                continue
+            async with run.patience_lock:  # until that is answered, the job announces none
                 try:
                     await lease.set_patience(
                         self._database, worker_id=self._worker.id, held=run.held, **run.patience(0.0)
@@ -296,3 +298,8 @@ class Heartbeat:
         job_id, token = held
         self._events.emit("job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand")
         self._on_requeued()
+
+
+def _is_over(run: Run) -> bool:
+    """Tell whether a quiet phase of a run has passed whose patience is still in its row."""
+    return bool(run.quiet_seconds) and boottime() > run.quiet_until and run.phase is Phase.RUNNING

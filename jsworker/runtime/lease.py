@@ -129,9 +129,11 @@ class RunLease:
             held=self._run.held,
             **self._run.patience(seconds),
         )
-        await self._outlast(write)
-        self._run.quiet_seconds = seconds
-        self._run.quiet_until = boottime() + seconds
+        # The heartbeat may just be taking back the patience of the phase before.
+        async with self._run.patience_lock:
+            await self._outlast(write)
+            self._run.quiet_seconds = seconds
+            self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
 
     def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:

@@ -111,6 +111,11 @@ def raised(run: Run, error: BaseException) -> Outcome:
             return Failed(describe(error), None, _delay(run))
 
 
+def failed(run: Run, error: str) -> Failed:
+    """Return the outcome of an attempt that failed; others may follow after the back-off."""
+    return Failed(error, None, _delay(run))
+
+
 def stopped(run: Run) -> Outcome:
     """Return the outcome of a run that was cancelled in the middle of its work."""
     match run.stop:
@@ -119,9 +124,9 @@ def stopped(run: Run) -> Outcome:
         case Stop.CANCELLED:
             return Failed("cancelled on request", None, 0.0)
         case Stop.TIMEOUT:
-            return Failed(f"timed out after {run.kind.timeout:g} s", None, _delay(run))
+            return failed(run, f"timed out after {run.kind.timeout:g} s")
         case Stop.NO_PROGRESS:
-            return Failed(f"no progress for {run.kind.progress_timeout:g} s", None, _delay(run))
+            return failed(run, f"no progress for {run.kind.progress_timeout:g} s")
         case Stop.FENCED | Stop.SHUTDOWN | None:
             return _handed_back(run)
 
@@ -131,7 +136,7 @@ def ignored_its_stop(run: Run) -> Outcome:
     match stopped(run):
         case Failed(why) | HandedBack(why):
             ignored = f"it goes on although it was cancelled {run.cancellations} times"
-            return Failed(f"{why}; {ignored}", None, _delay(run))
+            return failed(run, f"{why}; {ignored}")
         case outcome:
             return outcome
 
@@ -140,7 +145,7 @@ def cancelled_itself(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run that was cancelled, though neither by the worker nor on request."""
     trace = "".join(traceback.format_exception(error))
     why = "cancelled, but not by jsworker: by the processor itself or by something that it uses"
-    return Failed(clean(f"{headline(error)}: {why}\n{trace}"), None, _delay(run))
+    return failed(run, clean(f"{headline(error)}: {why}\n{trace}"))
 
 
 def headline(error: BaseException) -> str:

@@ -168,12 +168,6 @@ class Parts:
         """Publish what waits now."""
         self.relay.wake()
 
-    def new_relay(self) -> Relay:
-        """Return a relay to call by hand, after its loop has ended."""
-        return Relay(
-            database=self.database, health=self.health, stream=self.stream, refused_rows=self.refused_rows
-        )
-
     def _wire_heartbeat(self) -> Heartbeat:
         around = self._around
         return Heartbeat(
@@ -292,7 +286,10 @@ class Parts:
 
         interval = _LINEAGE_HEARTBEATS * beat
         self.lineage = Loop("lineage", look, interval=interval, jitter=_SCAN_JITTER, died=died)
-        self.relay = Loop("relay", self.new_relay().step, interval=settings.relay_interval, died=died)
+        self.publishing = Relay(
+            database=self.database, health=self.health, stream=self.stream, refused_rows=self.refused_rows
+        )
+        self.relay = Loop("relay", self.publishing.step, interval=settings.relay_interval, died=died)
         retention = Retention(
             retention=settings.retention,
             database=self.database,
@@ -417,5 +414,5 @@ class Parts:
 
     def _announce_quiet(self) -> None:
         if self._around.ties is not None:
-            ends = [run.quiet_until for run in self.hand.runs.values()]
+            ends = [run.quiet_until for run in self.hand.runs.values() if run.is_quiet_here]
             self._around.ties.quiet_until(max(ends, default=0.0))

@@ -33,18 +33,43 @@ class Relay:
         self._publisher = OutboxPublisher(
             database, stream, limit=_BATCH, take=self._take, refused_rows=refused_rows
         )
+        self._ending = False
 
     async def step(self) -> None:
         """Promote what is due, then publish what the outbox holds."""
         if not self._health.up:
             return
         try:
-            while len(await self._at_pace(self._promoting, self._promote)) == _BATCH:
+            while len(await self._at_pace(self._promoting, self._promote)) == _BATCH and not self._ending:
                 continue
-            if self._stream.connected:
+            if self._stream.connected and not self._ending:
                 await self._publisher.publish()
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
+
+    def end(self) -> None:
+        """Begin no other batch; those under way are still published and marked."""
+        self._ending = True
+        self._publisher.end()
+
+    async def publish_latest(self) -> None:
+        """Publish one batch of what has become due lately: jobs that were just handed back."""
+        if not self._health.up:
+            return
+        latest = OutboxPublisher(
+            self._database,
+            self._stream,
+            limit=_BATCH,
+            take=self._take_latest,
+            refused_rows=self._refused_rows,
+        )
+        try:
+            await latest.publish_once()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+
+    async def _take_latest(self) -> list[Outgoing]:
+        return await self._take_within(RECENT_SECONDS)
 
     async def _take(self) -> list[Outgoing]:
         return await self._at_pace(self._publishing, self._take_within)

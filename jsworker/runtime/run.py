@@ -92,6 +92,7 @@ class Run:
     spans: "RunSpans | None" = None
     quiet_seconds: float = 0.0
     quiet_until: float = 0.0
+    _patience_lock: asyncio.Lock | None = None
 
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
@@ -114,6 +115,18 @@ class Run:
     def held(self) -> tuple[UUID, int]:
         """Job id and fencing token: what every write of this run is guarded by."""
         return self.claimed.id, self.claimed.fencing_token
+
+    @property
+    def is_quiet_here(self) -> bool:
+        """Whether its quiet phase is one of this process: it runs, and not in a process of its own."""
+        return self.phase is Phase.RUNNING and not self.quarantined
+
+    @property
+    def patience_lock(self) -> asyncio.Lock:
+        """Held by whoever changes the limits of silence in the run's row."""
+        if self._patience_lock is None:
+            self._patience_lock = asyncio.Lock()
+        return self._patience_lock
 
     @property
     def stop_in_words(self) -> str:

@@ -87,16 +87,24 @@ class Shutdown:
         return await self._parts.executor.abandon()
 
     async def _publish_the_rest(self) -> None:
-        """Send released jobs to the others now, not with their next relay tick."""
+        """Send released jobs to the others now, not with their next relay tick.
+
+        Not the whole outbox: whoever waits for this end kills a process that takes too long, and other relays
+        publish it as well.
+        """
         parts = self._parts
         await parts.reconciliation.stop()
         await parts.scans.stop()
         await parts.repairs.stop()
         await parts.burial.close()
-        # Cut short, a round would keep what it has taken from the others for five seconds.
-        await parts.relay.finish(2 * self._settings.statement_timeout)
+        # Cut short, a batch would keep what it has taken from the others for five seconds.
+        parts.publishing.end()
+        await parts.relay.finish(self._settings.statement_timeout)
         try:
-            await parts.new_relay().step()
+            async with asyncio.timeout(self._settings.statement_timeout):
+                await parts.publishing.publish_latest()
+        except TimeoutError:
+            pass  # what was taken is due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._died("relay", error)
         await parts.dead_letters.close(self._settings.statement_timeout)

@@ -283,3 +283,28 @@ async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, s
             assert announced[0] <= ties.quiet[-1] < announced[0] + 5
         gate.open()
         await running.events.told("job.completed", times=3)
+
+
+@pytest.mark.unhurried
+async def test_a_quiet_phase_ends_with_its_run(client: JobClient, settings: Settings) -> None:
+    """Else nobody would see that the event loop hangs in another job."""
+
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(job.payload["seconds"])
+        await gate.process(job)
+
+    async def leave(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+
+    gate = Gate()
+    async with tied(scripted(be_quiet), scripted(leave, kind="leave"), settings=settings) as (running, ties):
+        await client.enqueue("scripted", {"seconds": 100.0})
+        await gate.met()
+        longest = ties.quiet[-1]
+        await client.enqueue("leave", {})
+        await running.events.told("job.completed")
+        assert ties.quiet[-2] > longest
+        assert ties.quiet[-1] == longest
+        gate.open()
+        await running.events.told("job.completed", times=2)
+        assert ties.quiet[-1] < boottime()

@@ -12,12 +12,14 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.processor import JobProcessor
 from jsworker.runtime.kinds import resolve_kinds
+from jsworker.runtime.quarantine import ward
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings, variable_of
 from tests.runtime.perilous import SHAPED, Perilous, Shaped, Stubborn
 from tests.runtime.processors import Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
+from tests.runtime.slow_start import SlowStart
 from tests.support.polling import eventually
 
 
@@ -101,6 +103,34 @@ async def test_a_job_that_takes_its_process_down_fails_alone(
     assert stalled["job_id"] == str(job.id)
     [failed] = [event for event in await rows.timeline(job.id) if event["event"] == "failed"]
     assert how in failed["error"]
+
+
+@pytest.mark.parametrize(
+    ("does", "how"),
+    [("blocks", "was killed by SIGKILL before the job began: it had not started"), ("exits", "exit code 3")],
+)
+async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
+    start: StartWorker,
+    client: JobClient,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    does: str,
+    how: str,
+) -> None:
+    monkeypatch.setattr(ward, "_START_SECONDS", 0.0)  # the watchdog's are enough
+    monkeypatch.setenv("IMPORT", does)
+    await start(SlowStart)
+    job = await client.enqueue("slow-start", {})
+    row = await rows.becomes(job.id, "scheduled", seconds=20.0)
+    assert (row["errors"], row["stalls"], row["attempts"]) == (1, 0, 1)
+    assert row["last_error"].startswith("the process in which the job was to run alone")
+    assert how in row["last_error"]
+    await nothing_is_left()
+    monkeypatch.setenv("IMPORT", "works")
+    monkeypatch.setattr(ward, "_START_SECONDS", 60.0)
+    again = await client.enqueue("slow-start", {})
+    await rows.becomes(again.id, "completed", seconds=20.0)
 
 
 async def test_an_exception_is_an_error_as_anywhere(running: Running, client: JobClient, rows: Rows) -> None:

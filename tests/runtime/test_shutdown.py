@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker.client import JobClient, publishing
 from jsworker.errors import DatabaseUnavailable, Fail, Retry
+from jsworker.events import Events
 from jsworker.job import Job
 from jsworker.ownership import claim as claims
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.processor import JobProcessor
+from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.relay import Relay
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, LATER, Gate, echo, scripted
@@ -195,6 +199,62 @@ async def test_force_hands_running_jobs_back_without_waiting(
     for job in jobs:
         row = await rows.job(job.id)
         assert (row["status"], row["attempts"], row["cleared"]) == ("queued", 0, True)
+
+
+async def fill_outbox(client: JobClient, rows: Rows, jobs: int) -> None:
+    """Have so many jobs wait for a long time to be published."""
+    await client.enqueue_many("elsewhere", [{}] * jobs, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', dispatch = dispatch + 1, needs_publish = true, "
+        "publish_after = clock_timestamp() - interval '1 minute', queued_at = clock_timestamp() "
+        "WHERE kind = 'elsewhere'"
+    )
+
+
+LEFT_IN_OUTBOX = "SELECT count(*) FROM jsworker.jobs WHERE kind = 'elsewhere' AND needs_publish"
+
+
+@pytest.mark.parametrize("force", [True, False])
+async def test_the_end_of_a_worker_does_not_wait_for_the_whole_outbox(
+    client: JobClient, rows: Rows, start: StartWorker, *, force: bool
+) -> None:
+    """Whoever waits for the end kills it in time; what it has handed back itself is published."""
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    await running.worker._parts.relay.stop()
+    await fill_outbox(client, rows, 3000)
+    if not force:
+        gate.open()
+    assert await running.worker.close(force=force) == 0
+    row = await rows.job(job.id)
+    assert (row["status"], row["needs_publish"]) == ("queued" if force else "completed", False)
+    assert await rows.value(LEFT_IN_OUTBOX) >= 2000
+
+
+async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def publish_and_end(*arguments: Any, **named: Any) -> Any:
+        relay.end()
+        return await publish_traced(*arguments, **named)
+
+    monkeypatch.setattr("jsworker.runtime.relay._BATCH", 10)
+    publish_traced = publishing.publish_traced
+    monkeypatch.setattr(publishing, "publish_traced", publish_and_end)
+    assert client._stream is not None
+    relay = Relay(
+        database=client.database,
+        health=DatabaseHealth(Events()),
+        stream=client._stream,
+        refused_rows=RefusedRows(client.database, worker_id="relaying"),
+    )
+    await fill_outbox(client, rows, 100)
+    await relay.step()
+    assert await rows.value(LEFT_IN_OUTBOX) == 90
+    await relay.step()
+    assert await rows.value(LEFT_IN_OUTBOX) == 90
 
 
 async def test_a_second_word_ends_a_drain_that_lasts_too_long(

@@ -12,11 +12,13 @@ from nats.js import JetStreamContext
 from jsworker.client import JobClient
 from jsworker.errors import InvalidJson, Retry
 from jsworker.job import Job
+from jsworker.ownership import lease
 from jsworker.settings import Settings
 from tests.runtime.processors import AT_ONCE, KIND, Gate, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -139,6 +141,43 @@ async def test_a_quiet_phase_lengthens_the_patience_of_others_and_takes_it_back_
         assert (row["stale_after"], row["crash_after"]) == (stale, crash)
 
     await eventually(taken_back)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of one quiet phase is on its way to the database while the job announces the next one."""
+    set_patience, taking_back, go_on = lease.set_patience, asyncio.Event(), asyncio.Event()
+
+    async def slow_to_take_back(*arguments: Any, **named: Any) -> None:
+        if named["stale_after"] == settings.stale_threshold:
+            taking_back.set()
+            await go_on.wait()
+        await set_patience(*arguments, **named)
+
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(0.1)
+        await taking_back.wait()
+        asyncio.get_running_loop().call_later(0.2, go_on.set)
+        await job.quiet(3600.0)
+        await go_on.wait()
+        await gate.process(job)
+
+    monkeypatch.setattr(lease, "set_patience", slow_to_take_back)
+    gate = Gate()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    await rounds_pass(count_rounds(running.worker._parts.beats), 3)
+    row = await rows.job(job.id)
+    assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
+    assert running.worker._parts.hand.runs[job.id].quiet_seconds == 3600.0
     gate.open()
     await rows.becomes(job.id, "completed")
 

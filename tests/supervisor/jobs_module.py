@@ -58,6 +58,13 @@ class Quiet(JobProcessor):
         time.sleep(2.5)  # noqa: ASYNC251 -- the fault itself
 
 
+class LeavesQuiet(JobProcessor):
+    """Ends long before the quiet phase that it has announced."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        await job.quiet(3600.0)
+
+
 class Stubborn(JobProcessor):
     """Ignores its time-out."""
 

@@ -134,6 +134,17 @@ async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
     assert parent.lines("child.hung") == []
 
 
+async def test_a_quiet_phase_that_its_job_has_left_hides_no_hang(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("LeavesQuiet", "Blocks")
+    await parent.ready()
+    await ends_completed(sql, (await client.enqueue("leaves-quiet", {})).id)
+    blocking = (await client.enqueue("blocks", {})).id
+    assert counters(await ends_completed(sql, blocking)) == (2, 0, 1)
+    assert len(parent.lines("child.hung")) == 1
+
+
 @pytest.mark.parametrize("kind", ["stubborn", "swallows"])
 async def test_a_run_that_ignores_its_time_out_ends_with_its_process_and_is_named(
     kind: str, supervise: Supervise, client: JobClient, sql: Sql

@@ -14,7 +14,7 @@ from jsworker.events import Events
 from jsworker.ownership.claim import ClaimedJob
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.kinds import Kind
-from jsworker.runtime.outcome import Failed, Outcome, stopped
+from jsworker.runtime.outcome import Failed, Outcome, failed, stopped
 from jsworker.runtime.processing import forget_cancellation, time_limits
 from jsworker.runtime.quarantine.messages import Order, line, read_outcome
 from jsworker.runtime.run import Run, Stop
@@ -25,6 +25,10 @@ _GRACE_HEARTBEATS: Final = 2
 """For so many intervals the process may go on after it was told to stop."""
 _SHARED_STALLS: Final = 2
 """After so many stalls a job runs beside others no more, however many it is allowed."""
+
+
+_START_SECONDS: Final = 120.0
+"""For so long, at least, the process may take until its event loop ticks: it imports a lot."""
 
 
 class Ward:
@@ -105,6 +109,7 @@ class _Patient:
         self._reader = reader
         self._writer = writer
         self._watchdog_timeout = settings.watchdog_timeout
+        self._start_timeout = max(settings.watchdog_timeout, _START_SECONDS)
         self._grace = _GRACE_HEARTBEATS * settings.heartbeat_interval
         self._last_grace = settings.statement_timeout
         self._ticked_at: float | None = None
@@ -142,10 +147,14 @@ class _Patient:
             self._kill("it is not needed any more")
         await self._process.wait()
 
+    @property
+    def _patience(self) -> float:
+        return self._start_timeout if self._ticked_at is None else self._watchdog_timeout
+
     async def _hear(self) -> Outcome:
         while True:
             try:
-                async with asyncio.timeout(self._watchdog_timeout):
+                async with asyncio.timeout(self._patience):
                     text = await self._reader.readline()
             except TimeoutError:
                 self._judge_silence()
@@ -170,8 +179,10 @@ class _Patient:
             self._run.quiet_seconds = told["quiet_seconds"]
 
     def _judge_silence(self) -> None:
-        """Kill a process whose event loop does not tick, unless it is quiet or still beginning."""
-        if self._ticked_at is not None and boottime() > self._run.quiet_until:
+        """Kill a process that does not begin, or whose event loop does not tick, unless it is quiet."""
+        if self._ticked_at is None:
+            self._kill(f"it had not started within {self._start_timeout:g} s")
+        elif boottime() > self._run.quiet_until:
             self._kill(f"its event loop has not ticked for {self._watchdog_timeout:g} s")
 
     def _tell_to_stop(self, reason: Stop) -> None:
@@ -193,6 +204,9 @@ class _Patient:
             return stopped(self._run)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         why = f": {self._ended_by}" if self._ended_by else ""
+        if self._ticked_at is None:
+            error = f"the process in which the job was to run alone {how} before the job began{why}"
+            return failed(self._run, error)  # no stall: nothing of the job has run
         error = f"the process in which the job ran alone {how}{why}"
         return Failed(error, None, 0.0, stalled=True)  # its last stall: no attempt follows
 
