@@ -6,7 +6,7 @@ from typing import Final
 from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import LATE_SECONDS
 from jsworker.names import printable
-from jsworker.ownership.inspection.jobs import BOUND, Rows, SilentOwner
+from jsworker.ownership.inspection.jobs import BOUND, MOST_QUEUES, Rows, SilentOwner
 from jsworker.settings import Settings
 
 _FEW_ENDED: Final = 20
@@ -86,6 +86,11 @@ def queues(rows: Rows) -> Iterator[Remark]:
             )
         else:
             yield ok(says)
+    if len(rows.queues) >= MOST_QUEUES:
+        yield info(
+            f"no more than {counted(len(rows.queues), 'kind')} were looked at; jobs of others may wait too",
+            "Look at them: `jsworker jobs --status queued`; `jsworker cancel` takes what nobody is to do.",
+        )
     if not rows.queues:
         yield ok("no job waits for a worker")
 

@@ -5,20 +5,22 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jsworker.observe.kind_labels import KindLabels
 from jsworker.observe.vitals import Fleet, Patient, Vitals
 
 
 class Gauges(Collector):
     """Looks at a worker whenever its registry is collected."""
 
-    def __init__(self, patient: Patient) -> None:
+    def __init__(self, patient: Patient, kinds: KindLabels) -> None:
         self._patient = patient
+        self._kinds = kinds
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the worker knows of itself, and what its last survey found."""
         vitals, fleet = self._patient.vitals(), self._patient.fleet()
         if vitals is not None:
-            yield from of_worker(vitals)
+            yield from of_worker(vitals, self._kinds)
         if fleet is not None:
             yield from of_fleet(fleet)
 
@@ -27,11 +29,15 @@ class Gauges(Collector):
         return ()
 
 
-def of_worker(vitals: Vitals) -> Iterator[Metric]:
+def of_worker(vitals: Vitals, kinds: KindLabels) -> Iterator[Metric]:
     """Yield the gauges of one process."""
     in_flight = _gauge("runs_in_flight", "Runs in hand: waiting for a slot, running or settling.", "kind")
+    by_label: dict[str, int] = {}
     for kind, runs in vitals.in_flight.items():
-        in_flight.add_metric([kind], runs)
+        label = kinds.label(kind)
+        by_label[label] = by_label.get(label, 0) + runs
+    for label, runs in by_label.items():
+        in_flight.add_metric([label], runs)
     yield in_flight
     yield _single(
         "heartbeat_lag_seconds",

@@ -5,7 +5,7 @@ One request a connection, no bodies, a deadline for the whole of it, and a limit
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -47,8 +47,8 @@ class Answer:
     content_type: str = _TEXT
 
 
-Route = Callable[[str], Answer]
-"""Answers at once, from what is known; it gets the request's Accept header."""
+Route = Callable[[str], Answer | Awaitable[Answer]]
+"""Answers from what is known, at once or soon; it gets the request's Accept header."""
 
 
 class HttpServer:
@@ -127,13 +127,13 @@ class HttpServer:
         else:
             if request is None:  # it left without a word
                 return
-            answer, with_body = self._answer(request), request.method != b"HEAD"
+            answer, with_body = await self._answer(request), request.method != b"HEAD"
         await _write(connection, writer, answer, with_body=with_body)
         writer.write_eof()
         while await reader.read(_READ_BYTES):  # what it still says; else it might lose our answer
             pass
 
-    def _answer(self, request: h11.Request) -> Answer:
+    async def _answer(self, request: h11.Request) -> Answer:
         if request.method not in (b"GET", b"HEAD"):
             return _plain(405, "only GET and HEAD")
         path = request.target.partition(b"?")[0].decode("ascii")
@@ -142,7 +142,8 @@ class HttpServer:
             return _plain(404, f"there are: {' '.join(self._routes)}")
         accept = next((value for name, value in request.headers if name == b"accept"), b"")
         try:
-            return route(accept.decode("latin-1"))
+            answer = route(accept.decode("latin-1"))
+            return answer if isinstance(answer, Answer) else await answer
         except Exception:  # noqa: BLE001 -- a mistake of ours; the other paths still answer
             structlog.get_logger().exception("http.failed", path=path)
             return _plain(500, "this is a mistake in jsworker; its log tells more")

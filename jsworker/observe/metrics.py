@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from jsworker.events import Event, Events
 from jsworker.observe.gauges import Gauges
+from jsworker.observe.kind_labels import KindLabels
 from jsworker.observe.vitals import Patient
 
 _OUTCOMES: Final = {
@@ -38,6 +39,7 @@ class Metrics:
         """
         self._registry = registry
         self._watched = False
+        self._kinds = KindLabels()
         self._ended = Counter(
             "jsworker_runs_ended", "Runs that ended in this process.", ["kind", "outcome"], registry=registry
         )
@@ -109,7 +111,7 @@ class Metrics:
             )
         self._watched = True
         self.listen(worker.events)
-        self._registry.register(Gauges(worker))
+        self._registry.register(Gauges(worker, self._kinds))
 
     def listen(self, events: Events) -> None:
         """Count what these events tell."""
@@ -119,7 +121,7 @@ class Metrics:
         events.on("job.claimed", self._claim)
         events.on("job.lost", self._lose)
         events.on("job.stalled", self._stall)
-        events.on("job.fenced", lambda event: self._fenced.labels(_kind(event)).inc())
+        events.on("job.fenced", lambda event: self._fenced.labels(self._kind(event)).inc())
         events.on("job.skipped", self._skip)
         events.on("message.republished", lambda event: self._republished.inc(event.fields["jobs"]))
         events.on("message.dead", lambda event: self._dead.inc(event.fields["messages"]))
@@ -130,7 +132,7 @@ class Metrics:
 
     def _begin(self, event: Event) -> None:
         """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
-        for kind in event.fields["kinds"]:
+        for kind in dict.fromkeys(map(self._kinds.label, event.fields["kinds"])):
             for outcome in _OUTCOMES.values():
                 self._ended.labels(kind, outcome)
             for cause in _CAUSES:
@@ -141,30 +143,29 @@ class Metrics:
     def _claim(self, event: Event) -> None:
         waited = event.fields.get("waited")
         if waited is not None:
-            self._waited.labels(_kind(event)).observe(waited)
+            self._waited.labels(self._kind(event)).observe(waited)
 
     def _end(self, outcome: str, event: Event) -> None:
         seconds = event.fields.get("seconds")
         if seconds is None:  # the job's, told by a sweep, or an error in a hook: no run has ended here
             return
-        self._ended.labels(_kind(event), outcome).inc()
-        self._ran.labels(_kind(event)).observe(seconds)
+        self._ended.labels(self._kind(event), outcome).inc()
+        self._ran.labels(self._kind(event)).observe(seconds)
 
     def _lose(self, event: Event) -> None:
         if event.fields.get("late_write"):
-            self._late.labels(_kind(event)).inc()
+            self._late.labels(self._kind(event)).inc()
 
     def _stall(self, event: Event) -> None:
         counted = "true" if event.fields["counted"] else "false"
-        self._stalled.labels(_kind(event), event.fields["cause"], counted).inc()
+        self._stalled.labels(self._kind(event), event.fields["cause"], counted).inc()
 
     def _skip(self, event: Event) -> None:
-        self._skipped.labels(_kind(event), str(event.fields["status"])).inc()
+        self._skipped.labels(self._kind(event), str(event.fields["status"])).inc()
 
     def _set_degraded(self, event: Event, value: int) -> None:
         if event.fields["what"] in _SERVERS:
             self._degraded.labels(event.fields["what"]).set(value)
 
-
-def _kind(event: Event) -> str:
-    return str(event.fields.get("kind", ""))
+    def _kind(self, event: Event) -> str:
+        return self._kinds.label(str(event.fields.get("kind", "")))

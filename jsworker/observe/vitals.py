@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from jsworker.events import Events
+
+MOST_KINDS: Final = 200
+"""Kinds that the figures of a process tell apart: its own first, then those of other workers."""
+OTHER_KINDS: Final = "_other"
+"""Stands for all other kinds; no kind can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class Fleet:
     """What a survey of both servers found: the same for every worker of an installation.
 
     Attributes:
-        queues: by kind.
+        queues: by kind; all that are not told apart are there as ``OTHER_KINDS``.
         outbox_jobs: queued jobs whose message is still to be sent.
         outbox_oldest_seconds: for how long the oldest of them has been queued; 0 when there is none.
         dead_messages: messages that nobody could use.

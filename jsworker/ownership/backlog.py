@@ -1,33 +1,52 @@
 """What waits: live jobs by kind, the outbox, messages that nobody could use. Read-only; decides nothing.
 
-Each part reads an index that holds only what waits, however many jobs have ended.
+Each part reads an index that holds only what waits, however many jobs have ended. Producers invent kinds as they
+like, so only those that workers are for are told apart, and no more of them than are asked for.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 
-# The predicates of the partial indexes, word for word: plain ones would not be answered by them.
-BACKLOG = text("""
-SELECT kind, 'queued' AS what, count(*) AS number,
-  CAST(extract(epoch FROM clock_timestamp() - min(queued_at)) AS double precision) AS oldest
-FROM jsworker.jobs WHERE status || '' = 'queued' GROUP BY kind
+_WORKERS: Final = 1_000
+"""Whose kinds are looked at; those that were seen last."""
+_LONGEST_SECONDS: Final = 1e10
+"""Three centuries: a row may hold an infinite time."""
+
+# Those of stopped workers too, until they are forgotten: their jobs are of a kind that is known.
+SERVED = text("""
+SELECT DISTINCT kind FROM (
+  SELECT kinds FROM jsworker.workers ORDER BY last_seen_at DESC LIMIT :workers
+) AS w CROSS JOIN LATERAL unnest(w.kinds) AS kind
+WHERE kind IS NOT NULL AND kind <> ALL(CAST(:besides AS text[])) ORDER BY kind LIMIT :most
+""")
+
+# The predicates of the partial indexes, word for word: plain ones would not be answered by them. Epochs are
+# subtracted, for older servers cannot subtract infinite times.
+BACKLOG = text(
+    """
+SELECT {named} AS kind, 'queued' AS what, count(*) AS number, {oldest} AS oldest
+FROM jsworker.jobs WHERE status || '' = 'queued' GROUP BY 1
 UNION ALL
-SELECT kind, 'scheduled', count(*), NULL
-FROM jsworker.jobs WHERE status || '' = 'scheduled' GROUP BY kind
+SELECT {named}, 'scheduled', count(*), NULL
+FROM jsworker.jobs WHERE status || '' = 'scheduled' GROUP BY 1
 UNION ALL
-SELECT kind, 'processing', count(*), NULL
-FROM jsworker.jobs WHERE status || '' = 'processing' GROUP BY kind
+SELECT {named}, 'processing', count(*), NULL
+FROM jsworker.jobs WHERE status || '' = 'processing' GROUP BY 1
 UNION ALL
-SELECT kind, 'outbox', count(*),
-  CAST(extract(epoch FROM clock_timestamp() - min(queued_at)) AS double precision)
-FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1 GROUP BY kind
+SELECT {named}, 'outbox', count(*), {oldest}
+FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1 GROUP BY 1
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
-""")
+""".replace("{named}", "CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END").replace(
+        "{oldest}",
+        "CAST(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)) AS double precision)",
+    )
+)
 
 
 @dataclass(slots=True)
@@ -52,31 +71,50 @@ class Backlog:
     """What waits in the whole table.
 
     Attributes:
-        kinds: by kind; those asked for are there even without a job.
+        kinds: by kind: those asked for and those of other workers, even without a job.
+        others: all other kinds together; None: they have no live jobs.
         dead_messages: messages that nobody could use.
     """
 
     kinds: dict[str, Waiting]
+    others: Waiting | None
     dead_messages: int
 
 
-async def backlog(database: Database, kinds: Sequence[str]) -> Backlog:
-    """Return what waits, of every kind that has live jobs, and of ``kinds``."""
-    found = {kind: Waiting() for kind in kinds}
+async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
+    """Return what waits.
+
+    Args:
+        database: where.
+        kinds: told apart, the first ``most`` of them.
+        most: kinds that are told apart; as far as ``kinds`` leave room, those of other workers.
+    """
+    named = list(kinds[:most])
+    if len(named) < most:
+        served = {"workers": _WORKERS, "besides": named, "most": most - len(named)}
+        named += [row.kind for row in await database.run(SERVED, served)]
+    found = {kind: Waiting() for kind in named}
+    others: Waiting | None = None
     dead_messages = 0
-    for row in await database.run(BACKLOG):
+    for row in await database.run(BACKLOG, {"kinds": named}):
         if row.what == "dead messages":
             dead_messages = int(row.number)
-            continue
-        waiting = found.setdefault(row.kind, Waiting())
-        if row.what == "outbox":
-            waiting.to_publish, waiting.to_publish_oldest_seconds = int(row.number), _age(row.oldest)
-            continue
-        waiting.jobs[row.what] = int(row.number)
-        if row.what == "queued":
-            waiting.oldest_seconds = _age(row.oldest)
-    return Backlog(found, dead_messages)
+        elif row.kind is None:
+            others = others or Waiting()
+            _note(others, row)
+        else:
+            _note(found[row.kind], row)
+    return Backlog(found, others, dead_messages)
+
+
+def _note(waiting: Waiting, row: Any) -> None:
+    if row.what == "outbox":
+        waiting.to_publish, waiting.to_publish_oldest_seconds = int(row.number), _age(row.oldest)
+        return
+    waiting.jobs[row.what] = int(row.number)
+    if row.what == "queued":
+        waiting.oldest_seconds = _age(row.oldest)
 
 
 def _age(seconds: float | None) -> float:
-    return max(0.0, seconds or 0.0)
+    return min(max(0.0, seconds or 0.0), _LONGEST_SECONDS)

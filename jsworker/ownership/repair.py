@@ -51,8 +51,10 @@ ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place), oldest.q
     .replace("{length}", "CAST(:limit AS integer) + cardinality(CAST(:besides AS uuid[]))")
 )
 
-# Kinds are found by leaps through the index: few of them, however many rows. Of each kind a page looks at four
-# times its length at most: behind so many rows that still wait for their relay it ends before it is full.
+# Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose
+# kind no worker is for needs no message, so those that workers are for are looked at all the same. Of each kind a
+# page looks at four times its length at most: behind so many rows that still wait for their relay it ends before
+# it is full.
 POSTED = text(
     """
 WITH RECURSIVE kinds AS (
@@ -61,9 +63,12 @@ WITH RECURSIVE kinds AS (
   SELECT (SELECT j.kind FROM jsworker.jobs AS j
           WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
   FROM kinds WHERE kinds.kind IS NOT NULL
+), several AS (
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
+  UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
 )
 SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at
-FROM kinds AS k CROSS JOIN LATERAL ({walk}
+FROM several AS k CROSS JOIN LATERAL ({walk}
   SELECT * FROM walk WHERE place > 0 AND NOT needs_publish LIMIT :limit
 ) AS page
 WHERE k.kind IS NOT NULL AND (CAST(:kinds AS text[]) IS NULL OR k.kind = ANY(CAST(:kinds AS text[])))

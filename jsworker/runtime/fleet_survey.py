@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
-from jsworker.observe.vitals import Fleet, Queue
+from jsworker.observe.vitals import MOST_KINDS, OTHER_KINDS, Fleet, Queue
 from jsworker.ownership.backlog import Backlog, Waiting, backlog
 from jsworker.ownership.database import Database
 from jsworker.runtime.clock import boottime
@@ -47,7 +47,7 @@ class FleetSurvey:
             return
         try:
             with self._pace.timed():
-                found = await backlog(self._database, self._kinds)
+                found = await backlog(self._database, self._kinds, most=MOST_KINDS)
         except (DatabaseUnavailable, DatabaseRefused):  # a slow count says nothing about the server's health
             self._rests_until = boottime() + _REST_SECONDS
             return
@@ -72,11 +72,12 @@ class FleetSurvey:
 
 
 def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
+    kinds = found.kinds if found.others is None else found.kinds | {OTHER_KINDS: found.others}
     return Fleet(
-        queues={kind: _queue(waiting, states.get(kind)) for kind, waiting in found.kinds.items()},
-        outbox_jobs=sum(waiting.to_publish for waiting in found.kinds.values()),
+        queues={kind: _queue(waiting, states.get(kind)) for kind, waiting in kinds.items()},
+        outbox_jobs=sum(waiting.to_publish for waiting in kinds.values()),
         outbox_oldest_seconds=max(
-            (waiting.to_publish_oldest_seconds for waiting in found.kinds.values()), default=0.0
+            (waiting.to_publish_oldest_seconds for waiting in kinds.values()), default=0.0
         ),
         dead_messages=found.dead_messages,
     )

@@ -21,6 +21,9 @@ _WINDOW: Final = 512
 _SILENCE_SECONDS: Final = 2.0
 """After so long without any acknowledgement, those missing are asked for again."""
 
+_SUBJECTS_KEPT: Final = 1_000
+"""Kinds whose subject is remembered: relays publish jobs of whatever kinds producers invent."""
+
 _UNAVAILABLE: Final = 503
 _BACKOFF: Final = wait_random_exponential(multiplier=0.05, max=1.0)
 
@@ -162,6 +165,8 @@ class Publisher:
     def _subject_of(self, kind: str) -> str:
         subject = self._subjects.get(kind)
         if subject is None:
+            if len(self._subjects) >= _SUBJECTS_KEPT:
+                self._subjects.clear()
             subject = self._subjects[kind] = subject_of(self._prefix, check_kind(kind))
         return subject
 

@@ -36,6 +36,7 @@ FLEET_WIDE = {
 SUPERVISORS = {
     "jsworker_processes": set[str](),
     "jsworker_processes_ready": set[str](),
+    "jsworker_report_age_seconds": {"process"},
     "jsworker_process_deaths_total": {"how"},
     "jsworker_build_info": {"version"},
 }

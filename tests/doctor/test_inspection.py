@@ -72,7 +72,11 @@ SAMPLE = {"sample": 1000}
 OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "unpublished": (jobs.UNPUBLISHED, LATE, {"jobs_to_publish"}),
     "overdue": (jobs.OVERDUE, LATE, {"jobs_due"}),
-    "queued": (jobs.QUEUED, {"bound": jobs.BOUND}, {"jobs_queued"}),
+    "queued": (
+        jobs.QUEUED,
+        {"bound": jobs.BOUND, "most": jobs.MOST_QUEUES, "served": ["kind-0"]},
+        {"jobs_queued"},
+    ),
     "silent owners": (jobs.SILENT_OWNERS, {}, {"jobs_owned"}),
     "forgettable": (jobs.FORGETTABLE, {"silent_for": 86_400.0}, {"jobs_owned"}),
     "ended": (jobs.ENDED, SAMPLE, {"jobs_finished"}),

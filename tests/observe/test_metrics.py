@@ -9,6 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from jsworker.events import Events
 from jsworker.observe.metrics import Metrics
+from jsworker.observe.vitals import MOST_KINDS, OTHER_KINDS
 
 
 @pytest.fixture
@@ -156,3 +157,21 @@ def test_what_is_shown_can_be_read_by_others(registry: CollectorRegistry, events
     families = text_string_to_metric_families(shown)  # type: ignore[no-untyped-call] # likewise
     names = {family.name for family in families}
     assert {"jsworker_runs_ended", "jsworker_stalls", "jsworker_degraded"} <= names
+
+
+def test_kinds_that_are_too_many_are_counted_together(registry: CollectorRegistry, events: Events) -> None:
+    """Sweeps take back jobs of whatever kinds producers invent."""
+    events.emit("worker.started", kinds=["mine"])
+    for number in range(2 * MOST_KINDS):
+        events.emit("job.stalled", kind=f"junk-{number}", cause="stale", counted=True)
+    events.emit("job.fenced", kind="mine")
+    stalls = {
+        sample.labels["kind"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "jsworker_stalls_total" and sample.labels["cause"] == "stale"
+    }
+    assert len(stalls) == MOST_KINDS + 1
+    assert sum(stalls.values()) == 2 * MOST_KINDS
+    assert stalls[OTHER_KINDS] == MOST_KINDS + 1
+    assert registry.get_sample_value("jsworker_runs_fenced_total", {"kind": "mine"}) == 1

@@ -11,13 +11,17 @@ from sqlalchemy import Connection, TextClause, create_engine, text
 from sqlalchemy.engine import make_url
 
 from jsworker.ownership import claim, control, lease, outbox, registry, repair, reset, reset_rules, settle
+from jsworker.ownership.backlog import BACKLOG
 from jsworker.ownership.database import Database
+from jsworker.ownership.inspection import jobs as inspection
+from jsworker.ownership.inspection.jobs import BOUND, MOST_QUEUES
 
 from .conftest import TestDatabases
 from .polling import eventually
 from .rows import KIND, OTHER_WORKER, WORKER, insert_job
 
 QUEUED = 100_000
+KINDS = 50_000
 FEW = 500
 """Jobs in each of the other states that a sweep looks for."""
 
@@ -26,6 +30,19 @@ INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, q
 SELECT uuidv7(), %(kind)s, '{"path": "a/b/c"}', 'queued', 1, now(),
   now() - interval '1 hour' + n * interval '1 ms', n > %(queued)s
 FROM generate_series(1, %(queued)s + %(few)s) AS n;
+"""
+
+JUNK = """
+INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)
+VALUES ('host-1-0badf00d', 'host', 1, '{zzz-served}', 1, '1', '5 s', 'running');
+
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, stream_seq, queued_at)
+SELECT uuidv7(), CASE n WHEN 0 THEN 'zzz-served' ELSE 'junk-' || n END, '{}', 'queued', 1, 1,
+  now() - interval '1 hour'
+FROM generate_series(0, %(kinds)s) AS n;
+
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), 'zzz-served', '{}', 'completed', 1, 1, now(), 1 FROM generate_series(1, %(kinds)s) AS n;
 """
 
 OTHER_STATES = """
@@ -58,6 +75,23 @@ def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: st
             connection.execute(QUEUE, values)
         else:
             connection.execute(QUEUE + OTHER_STATES, values)
+        if request.param == "after ANALYZE":
+            connection.execute("ANALYZE")
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
+def many_kinds(
+    request: pytest.FixtureRequest, databases: TestDatabases, migrated: str
+) -> Iterator[Connection]:
+    """A connection to a table with a kind for each queued job; it explains and writes nothing."""
+    url = databases.create(migrated)
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
+        connection.execute(JUNK, {"kinds": KINDS})
         if request.param == "after ANALYZE":
             connection.execute("ANALYZE")
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
@@ -261,7 +295,7 @@ class TestBacklog:
     def test_posted(self, table: Connection, place: int | None) -> None:
         after = after_place(table, place) or {"after": "-infinity", "after_id": UUID(int=0)}
         parameters = {"kinds": None, "older_than": 0.0, "limit": self.LIMIT} | after
-        assert access_paths(table, repair.POSTED, parameters) == {"jobs_queued"}
+        assert of_jobs(access_paths(table, repair.POSTED, parameters)) == {"jobs_queued"}
         found = len(table.execute(repair.POSTED, parameters).all())
         assert found == min(self.LIMIT, QUEUED - (place or 0) - (place is not None))
         # The last page looks at the rows behind it as well, which wait for their relay.
@@ -298,3 +332,34 @@ async def test_heartbeats_are_hot_updates(databases: TestDatabases, migrated: st
 
         await eventually(lambda: updates().get("n_tup_upd") == runs * beats, "every update is counted")
         assert updates()["n_tup_hot_upd"] >= 0.95 * runs * beats
+
+
+class TestManyKinds:
+    """Producers invent kinds as they like; one INSERT can bring hundreds of thousands."""
+
+    def test_posted(self, many_kinds: Connection) -> None:
+        beginning = {"after": "-infinity", "after_id": UUID(int=0)}
+        parameters = {"kinds": None, "older_than": 0.0, "limit": 300} | beginning
+        assert rows_read(many_kinds, repair.POSTED, parameters) <= 10_000
+        kinds = {row.kind for row in many_kinds.execute(repair.POSTED, parameters | {"limit": 2_000})}
+        assert len(kinds) == 1_000 + 1
+        assert "zzz-served" in kinds  # the last by name, and a worker is for it
+
+    def test_queues_of_the_doctor(self, many_kinds: Connection) -> None:
+        parameters = {"bound": BOUND, "most": MOST_QUEUES, "served": ["zzz-served", "idle"]}
+        assert rows_read(many_kinds, inspection.QUEUED, parameters) <= 10_000
+        kinds = [row.kind for row in many_kinds.execute(inspection.QUEUED, parameters)]
+        assert len(kinds) == MOST_QUEUES + 1
+        assert kinds[-1] == "zzz-served"
+
+    def test_backlog_brings_a_row_for_each_kind_that_is_asked_for(self, many_kinds: Connection) -> None:
+        rows = many_kinds.execute(BACKLOG, {"kinds": ["zzz-served", "idle"]}).all()
+        queued = {row.kind: row.number for row in rows if row.what == "queued"}
+        assert queued == {"zzz-served": 1, None: KINDS}
+        paths = access_paths(many_kinds, BACKLOG, {"kinds": ["zzz-served", "idle"]})
+        assert paths - {"Seq Scan on dead_messages"} == {
+            "jobs_queued",
+            "jobs_due",
+            "jobs_owned",
+            "jobs_to_publish",
+        }

@@ -1,11 +1,17 @@
 """What waits is asked without harm, and shown as far as it is known."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from jsworker.client import JobClient
 from jsworker.events import Events
+from jsworker.observe.figures import packed, unpacked
+from jsworker.observe.gauges import of_fleet
+from jsworker.observe.vitals import MOST_KINDS, OTHER_KINDS, Fleet
 from jsworker.ownership.database import Database
 from jsworker.runtime.fleet_survey import FleetSurvey
 from jsworker.runtime.health import DatabaseHealth
@@ -39,6 +45,7 @@ async def test_a_silent_stream_hides_nothing_of_the_table(
     proxy, stream = cut_off
     await client.enqueue_many("here", [{}] * 3)
     await client.enqueue("elsewhere", {}, delay=60)
+    await register(rows, ["elsewhere"])
     await rows.query("UPDATE jsworker.jobs SET queued_at = now() - interval '1 h' WHERE kind = 'here'")
     survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
     assert survey.latest is None
@@ -58,6 +65,61 @@ async def test_a_silent_stream_hides_nothing_of_the_table(
     assert found is not None
     assert found.queues["here"].jobs["queued"] == 3
     assert found.queues["here"].drift is None
+
+
+async def register(rows: Rows, kinds: list[str]) -> None:
+    await rows.query(
+        "INSERT INTO jsworker.workers"
+        " (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)"
+        " VALUES ('other-1-0badf00d', 'other', 1, %s, 1, '1', '5 s', 'stopped')",
+        kinds,
+    )
+
+
+async def test_kinds_that_no_worker_is_for_are_counted_together(
+    client: JobClient, database: Database, cut_off: tuple[Proxy, Stream], rows: Rows
+) -> None:
+    """Producers invent kinds as they like; one INSERT can bring hundreds of thousands."""
+    _, stream = cut_off
+    junk = 20_000
+    await rows.query(
+        """
+        INSERT INTO jsworker.jobs (
+          id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at)
+        SELECT gen_random_uuid(), 'junk-' || n, '{}', 'queued', 1, n <= 100, now(), CASE n WHEN 1
+          THEN timestamptz '-infinity' ELSE now() - interval '1 h' END
+        FROM generate_series(1, %s) AS n
+        """,
+        junk,
+    )
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, run_at)"
+        " VALUES (gen_random_uuid(), 'a-later-one', '{}', 'scheduled', 'infinity')"
+    )
+    await client.enqueue("here", {})
+    await register(rows, ["elsewhere", *(f"served-{n:03}" for n in range(300))])
+    survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    assert list(found.queues)[:3] == [*KINDS, "elsewhere"]
+    assert len(found.queues) == MOST_KINDS + 1
+    others = found.queues[OTHER_KINDS]
+    assert others.jobs == {"scheduled": 1, "queued": junk, "processing": 0}
+    assert (others.to_publish, others.drift) == (100, None)
+    assert 3600 <= others.oldest_seconds < 1e11
+    assert found.queues["here"].jobs["queued"] == 1
+    registry = CollectorRegistry()
+    registry.register(Given(found))
+    assert len(unpacked(packed(registry))) > 0
+
+
+class Given(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        yield from of_fleet(self._fleet)
 
 
 async def test_a_count_that_takes_too_long_is_not_repeated_soon(

@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from jsworker.client import JobClient
 from jsworker.settings import Settings
+from tests.ownership.rows import Sql
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
@@ -152,6 +153,24 @@ async def test_figures_of_hundreds_of_kinds_arrive_and_outages_are_still_told(
         await answers(f"{base}/metrics", HTTPStatus.OK, *(f'kind="{kind}"' for kind in kinds))
         nats.cut()
         await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "nats: no connection")
+    assert parent.lines("report.failed") == []
+
+
+async def test_kinds_that_nobody_works_on_take_no_room(supervise: Supervise, sql: Sql) -> None:
+    """One INSERT of a producer can bring more kinds than a report may name."""
+    sql.execute("""
+        INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, stream_seq, queued_at)
+        SELECT gen_random_uuid(), 'junk-' || n, '{}', 'queued', 1, 1, now()
+        FROM generate_series(1, 20000) AS n
+    """)
+    parent = supervise("Nap", http_port=0)
+    base = await base_of(parent)
+    await answers(f"{base}/readyz", HTTPStatus.OK)
+    told = 'jsworker_jobs{kind="_other",process="1",status="queued"} 20000.0'
+    text = await answers(f"{base}/metrics", HTTPStatus.OK, told, 'jsworker_report_age_seconds{process="1"}')
+    assert "junk" not in text
+    assert 'jsworker_runs_ended_total{kind="nap"' in text
+    await answers(f"{base}/readyz", HTTPStatus.OK)
     assert parent.lines("report.failed") == []
 
 

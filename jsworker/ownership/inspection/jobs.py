@@ -13,6 +13,9 @@ from jsworker.ownership.pool import Row
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
 
+MOST_QUEUES: Final = 100
+"""Kinds whose queue is looked at; those that workers are for are looked at all the same."""
+
 _SAMPLE: Final = 1_000
 """Rows that are looked at of a table too long to read."""
 
@@ -34,7 +37,7 @@ SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
   ORDER BY run_at LIMIT :bound) AS late
 """)
 
-# Kinds are found by leaps through the index: few of them, however many rows.
+# Kinds are found by leaps through the index, few of them: producers invent kinds as they like.
 QUEUED = text("""
 WITH RECURSIVE kinds AS (
   (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
@@ -42,14 +45,18 @@ WITH RECURSIVE kinds AS (
   SELECT (SELECT j.kind FROM jsworker.jobs AS j
           WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
   FROM kinds WHERE kinds.kind IS NOT NULL
-)
+), several AS (
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most) AS first
+  UNION SELECT unnest(CAST(:served AS text[]))
+), queues AS MATERIALIZED (
 SELECT k.kind,
   (SELECT count(*) FROM (
      SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT :bound) AS few) AS jobs,
   extract(epoch FROM statement_timestamp() - (
     SELECT j.queued_at FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
     ORDER BY j.queued_at LIMIT 1)) AS oldest
-FROM kinds AS k WHERE k.kind IS NOT NULL
+FROM several AS k)
+SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """)
 
 WORKERS = text("""
@@ -181,6 +188,7 @@ class Rows:
         installation: id that pairs this database with its stream; None: nobody has asked for it yet.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
+        queues: by kind; from ``MOST_QUEUES`` on there may be others.
         forgettable: workers that were silent for a day and hold nothing.
         events: entries of timelines that were looked at.
         orphaned_events: of these, those whose job is gone.
@@ -215,6 +223,12 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
     [events] = await database.run(ORPHANED_EVENTS, sample)
     [dead] = await database.run(DEAD_MESSAGES)
     [ended] = await database.run(ENDED, sample)
+    workers = tuple(
+        RegisteredWorker(**(row._asdict() | {"kinds": tuple(row.kinds)}))
+        for row in await database.run(WORKERS, sample)
+    )
+    served = sorted({kind for worker in workers for kind in worker.kinds})
+    queued = {"bound": BOUND, "most": MOST_QUEUES, "served": served}
     [forgettable] = await database.run(FORGETTABLE, {"silent_for": forgotten_after})
     return Rows(
         installation=installation[0].id if installation else None,
@@ -222,12 +236,9 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
         overdue=_late(await database.run(OVERDUE, late)),
         queues=tuple(
             Queue(row.kind, int(row.jobs), float(row.oldest or 0))
-            for row in await database.run(QUEUED, {"bound": BOUND})
+            for row in await database.run(QUEUED, queued)
         ),
-        workers=tuple(
-            RegisteredWorker(**(row._asdict() | {"kinds": tuple(row.kinds)}))
-            for row in await database.run(WORKERS, sample)
-        ),
+        workers=workers,
         forgettable=int(forgettable.workers),
         silent_owners=tuple(
             SilentOwner(**(row._asdict() | {"seconds_silent": float(row.seconds_silent)}))

@@ -86,8 +86,9 @@ class Child:
         fate: why its parent ended it; None: it did not.
         silence: how long it has not ticked.
         readiness: what its worker could do when it told last; None: it has not told yet.
-        figures: what it had counted then, packed.
         reported_at: boot time of that; None: it has not told yet.
+        figures: what it had counted when it told that last, packed.
+        figures_at: boot time of that; of its start until then.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Child:
         self.readiness: str | None = None
         self.figures = ""
         self.reported_at: float | None = None
+        self.figures_at = boottime()
         self._figures: list[str] = []
         self._watcher = watcher
         self._lines = Lines()
@@ -251,7 +253,9 @@ class Child:
                 del self._figures[:-MOST_PARTS]
             case Report(readiness=readiness):
                 self.readiness, self.reported_at = readiness, boottime()
-                self.figures, self._figures = "".join(self._figures), []
+                if self._figures:
+                    self.figures, self._figures = "".join(self._figures), []
+                    self.figures_at = self.reported_at
             case Condemn(culprits=culprits, reason=reason):
                 self._watcher.note_condemned(self, culprits, reason)
             case Stopped(holds_jobs=holds_jobs):

@@ -112,17 +112,18 @@ class Link:
         """Tell that the worker works."""
         self._say(Ready())
 
-    def report(self, readiness: str | None, figures: str) -> bool:
+    def report(self, readiness: str | None, figures: str | None) -> bool:
         """Tell how the worker is, unless the parent has not read what was told before.
 
         Args:
             readiness: written by ``observe.figures``.
-            figures: packed by it.
+            figures: packed by it; None: there are no new ones.
 
         Returns:
             Whether there was room for the figures.
         """
-        parts = [figures[begin : begin + LONGEST_PART] for begin in range(0, len(figures), LONGEST_PART)]
+        text = figures or ""
+        parts = [text[begin : begin + LONGEST_PART] for begin in range(0, len(text), LONGEST_PART)]
         fits = len(parts) <= MOST_PARTS
         if not self._unsent:
             told = [Figures(part=part) for part in parts] if fits else []

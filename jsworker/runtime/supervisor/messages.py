@@ -51,7 +51,7 @@ class Figures(BaseModel):
 
 
 class Report(BaseModel):
-    """How the child's worker is, behind the parts of its figures.
+    """How the child's worker is, behind the parts of its figures if there are new ones.
 
     Attributes:
         readiness: as ``observe.figures`` writes it; None: it starts, or has stopped.

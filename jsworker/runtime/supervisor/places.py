@@ -76,4 +76,5 @@ def _view(place: Place, now: float) -> PlaceView:
         report_seconds=None if child.reported_at is None else now - child.reported_at,
         readiness=child.readiness,
         figures=child.figures,
+        figures_seconds=now - child.figures_at,
     )

@@ -4,6 +4,7 @@ No answer touches a server or waits for a child: a child that hangs cannot fake 
 too often costs nothing but the parent's own time.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -17,6 +18,8 @@ from jsworker.runtime.supervisor.view import DEATHS, PlaceView, View
 
 FRESH_SECONDS: Final = 5.0
 """A report that is older is none any more."""
+FRESH_FIGURES_SECONDS: Final = 60.0
+"""Older figures are not shown: none are better than wrong ones."""
 
 _OK: Final = "ok"
 _REBUILT_AFTER_SECONDS: Final = 1.0
@@ -29,6 +32,7 @@ class Probes:
         """Answer from what ``look`` returns."""
         self._look = look
         self._shown: dict[bool, tuple[float, Answer]] = {}
+        self._building = asyncio.Lock()
 
     def routes(self) -> dict[str, Route]:
         """Return the answers by path."""
@@ -39,14 +43,17 @@ class Probes:
             "/metrics": self._metrics,
         }
 
-    def _metrics(self, accept: str) -> Answer:
-        view, as_openmetrics = self._look(), wants_openmetrics(accept)
-        kept_at, kept = self._shown.get(as_openmetrics, (0.0, None))
-        if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
-            return kept
-        answer = Answer(200, *exposition(families(view), as_openmetrics=as_openmetrics))
-        self._shown[as_openmetrics] = (view.now, answer)
-        return answer
+    async def _metrics(self, accept: str) -> Answer:
+        as_openmetrics = wants_openmetrics(accept)
+        async with self._building:  # whoever asks meanwhile gets the same answer
+            view = self._look()
+            kept_at, kept = self._shown.get(as_openmetrics, (0.0, None))
+            if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
+                return kept
+            # In a thread: the figures of many kinds take longer than the event loop may be held up.
+            answer = await asyncio.to_thread(_exposition, view, as_openmetrics=as_openmetrics)
+            self._shown[as_openmetrics] = (view.now, answer)
+            return answer
 
 
 def livez(view: View) -> Answer:
@@ -95,11 +102,23 @@ def complaints_of(place: PlaceView) -> Iterator[str]:
 
 def families(view: View) -> list[Metric]:
     """Return the figures of all children, and the supervisor's own."""
-    processes = {str(place.number): _unpacked(place.figures) for place in view.places}
+    processes = {
+        str(place.number): _unpacked(place.figures)
+        for place in view.places
+        if place.figures_seconds < FRESH_FIGURES_SECONDS
+    }
     wanted = GaugeMetricFamily("jsworker_processes", "Worker processes that there should be.")
     wanted.add_metric([], len(view.places))
     ready = GaugeMetricFamily("jsworker_processes_ready", "Worker processes that work.")
     ready.add_metric([], sum(place.ready for place in view.places))
+    age = GaugeMetricFamily(
+        "jsworker_report_age_seconds",
+        "Seconds since a worker process that works told its figures.",
+        labels=["process"],
+    )
+    for place in view.places:
+        if place.ready and not place.quiet:
+            age.add_metric([str(place.number)], place.figures_seconds)
     deaths = CounterMetricFamily(
         "jsworker_process_deaths", "Worker processes that ended and were not told to.", labels=["how"]
     )
@@ -109,7 +128,11 @@ def families(view: View) -> list[Metric]:
         "jsworker_build_info", "Always 1; its label is the version.", labels=["version"]
     )
     build.add_metric([jsworker.__version__], 1)
-    return [*merged(processes), wanted, ready, deaths, build]
+    return [*merged(processes), wanted, ready, age, deaths, build]
+
+
+def _exposition(view: View, *, as_openmetrics: bool) -> Answer:
+    return Answer(200, *exposition(families(view), as_openmetrics=as_openmetrics))
 
 
 def _degraded(readiness: Readiness) -> Iterator[str]:

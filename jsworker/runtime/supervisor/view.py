@@ -26,7 +26,8 @@ class PlaceView:
         patience: seconds of silence after which the supervisor kills it; more while it starts.
         report_seconds: since its last report; None: there is none.
         readiness: what it told of itself, as ``observe.figures`` writes it; None: nothing.
-        figures: its packed figures.
+        figures: its packed figures; empty: it has not told any.
+        figures_seconds: since it told them, or since its start.
     """
 
     number: int
@@ -38,6 +39,7 @@ class PlaceView:
     report_seconds: float | None = None
     readiness: str | None = None
     figures: str = ""
+    figures_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
