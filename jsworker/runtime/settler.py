@@ -1,6 +1,7 @@
 """The way out: outcomes are written in natural batches and kept until the database has answered."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -10,14 +11,27 @@ from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import timeline
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Held
-from jsworker.ownership.settle import Completion, Failure, Return, Settled, complete, fail, release
+from jsworker.ownership.settle import (
+    Completion,
+    Failure,
+    Return,
+    Settled,
+    complete,
+    fail,
+    release,
+    server_faults,
+)
 from jsworker.ownership.timeline import Entry
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
-from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
+from jsworker.runtime.outcome import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 from jsworker.runtime.run import Run, Stop
 
 _BATCH = 200
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_MOST_SERVER_FAULTS = 16
+"""In a row; the pauses between them make eleven minutes."""
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
 
@@ -61,6 +75,8 @@ class Settler:
                     await self._note_fence(run)
                 given_back = Return(*run.held, reason)
                 return await self._returns.submit(given_back) or await self._persist(release, given_back)
+            case Interrupted():
+                return await self._interrupted(run, outcome)
             case Lost():
                 return Settled.LOST
 
@@ -96,6 +112,24 @@ class Settler:
 
     async def _failed(self, failure: Failure) -> Settled:
         return await self._failures.submit(failure) or await self._persist(fail, failure)
+
+    async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
+        """Release a job with a growing pause; after ten minutes of faults in a row they are an error."""
+        times = await self._server_faults(run)
+        if times >= _MOST_SERVER_FAULTS:
+            return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
+        delay = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times) * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing
+        given_back = Return(*run.held, outcome.reason, delay)
+        settled = await self._returns.submit(given_back) or await self._persist(release, given_back)
+        return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
+
+    async def _server_faults(self, run: Run) -> int:
+        while True:
+            await self._health.wait_until_up()
+            try:
+                return await server_faults(self._database, job_id=run.id)
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
 
     async def _note_fence(self, run: Run) -> None:
         """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
