@@ -42,6 +42,10 @@ class DatabaseUnavailable(JsworkerError):
     """PostgreSQL did not answer."""
 
 
+class DatabaseBusy(DatabaseUnavailable):
+    """PostgreSQL answered, and takes no further connection for now."""
+
+
 class DatabaseRefused(JsworkerError):
     """PostgreSQL refused the login or the statement.
 

@@ -1,10 +1,10 @@
 """The job as a processor sees it: what to do, what was saved before, and how to say how far it is."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class Ownership(Protocol):
 
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
         """See ``SyncJob.transaction``."""
+        ...
+
+    def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
+        """See ``Job.transaction`` with ``retry``."""
+        ...
+
+    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+        """See ``SyncJob.transaction`` with ``retry``."""
         ...
 
     def complete_statement(self, result: Any) -> "Executable":
@@ -135,18 +143,40 @@ class Job(Generic[P]):
         await self._ownership.save_checkpoint(value)
         self.checkpoint = value
 
+    @overload
     def transaction(
-        self, result: Any | Callable[[], Any] = None
-    ) -> AbstractAsyncContextManager["AsyncSession"]:
+        self, result: Any | Callable[[], Any] = None, *, retry: Literal[False] = False
+    ) -> AbstractAsyncContextManager["AsyncSession"]: ...
+
+    @overload
+    def transaction(
+        self, result: Any | Callable[[], Any] = None, *, retry: Literal[True]
+    ) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]: ...
+
+    def transaction(
+        self, result: Any | Callable[[], Any] = None, *, retry: bool = False
+    ) -> (
+        AbstractAsyncContextManager["AsyncSession"]
+        | AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]
+    ):
         """Open a session whose last statement completes the job: your rows and it commit together.
+
+        When PostgreSQL, the connection or a slot of it is lost, or a deadlock or a serialisation failure ends
+        the block, all is rolled back and the job is put back for a while; that counts as no error of the job.
+        With ``retry`` the block runs again instead, in the same run and for up to a minute::
+
+            async for attempt in job.transaction(retry=True):
+                async with attempt as session:
+                    ...
 
         Args:
             result: the job's JSON result, or a callable that gives it at the end of the block.
+            retry: whether to run the block again; it must be able to run more than once.
 
         Raises:
             OwnershipLost: at the end of the block, when another run owns the job; all is rolled back.
         """
-        return self._ownership.transaction(result)
+        return self._ownership.transactions(result) if retry else self._ownership.transaction(result)
 
     def complete_statement(self, result: Any = None) -> "Executable":
         """Return the guarded statement that completes the job, for your own session.
@@ -182,8 +212,22 @@ class SyncJob:
         """See ``Job.save_checkpoint``."""
         self._ownership.wait_for(self._job.save_checkpoint(value))
 
-    def transaction(self, result: Any | Callable[[], Any] = None) -> AbstractContextManager["Session"]:
+    @overload
+    def transaction(
+        self, result: Any | Callable[[], Any] = None, *, retry: Literal[False] = False
+    ) -> AbstractContextManager["Session"]: ...
+
+    @overload
+    def transaction(
+        self, result: Any | Callable[[], Any] = None, *, retry: Literal[True]
+    ) -> Iterator[AbstractContextManager["Session"]]: ...
+
+    def transaction(
+        self, result: Any | Callable[[], Any] = None, *, retry: bool = False
+    ) -> AbstractContextManager["Session"] | Iterator[AbstractContextManager["Session"]]:
         """See ``Job.transaction``; yields a plain Session."""
+        if retry:
+            return self._ownership.sync_transactions(result)
         return self._ownership.sync_transaction(result)
 
     def complete_statement(self, result: Any = None) -> "Executable":

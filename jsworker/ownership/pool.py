@@ -70,7 +70,7 @@ class Pool:
                 connection and always by index, whatever it believes the size of the table to be. Not behind a
                 pooler, which may run every statement on another session.
         """
-        self._url = url
+        self._to_connect = arguments_of(url) | {"autocommit": True}
         self._keeps_plans = keeps_plans
         self._size = size
         self.limit = size + overflow
@@ -147,7 +147,8 @@ class Pool:
             raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
 
     async def _connect(self) -> Connection:
-        connection = await connect(self._url)
+        connection = await connect(self._to_connect)
+        connection.adapters.register_loader("timestamptz", _NearestInstant)
         if self._keeps_plans:
             try:
                 await _keep_plans(connection)
@@ -180,19 +181,20 @@ class Pool:
         self._lendable.release()
 
 
-async def connect(url: URL) -> Connection:
-    """Open a connection in autocommit mode.
-
-    Raises:
-        psycopg.Error, OSError, UnicodeError: as the driver raises them.
-    """
+async def connect(arguments: Mapping[str, Any]) -> Connection:
+    """Open a connection; nothing is left of one that its caller gave up half-way."""
     try:
-        connection = await psycopg.AsyncConnection.connect(**_to_connect(url))
+        return await psycopg.AsyncConnection.connect(**arguments)
     except BaseException as error:
         clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
         raise
-    connection.adapters.register_loader("timestamptz", _NearestInstant)
-    return connection
+
+
+def arguments_of(url: URL) -> dict[str, Any]:
+    """Return what the driver needs to connect to a URL."""
+    arguments: dict[str, Any]
+    _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
+    return arguments | connect_arguments()
 
 
 def connect_arguments() -> dict[str, Any]:
@@ -216,12 +218,6 @@ def driver_url(dsn: str) -> URL:
 def uuid_array(ids: Iterable[UUID]) -> str:
     """Return ids as PostgreSQL reads an array; the driver takes five times as long for a list."""
     return f"{{{','.join([each.hex for each in ids])}}}"
-
-
-def _to_connect(url: URL) -> dict[str, Any]:
-    arguments: dict[str, Any]
-    _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
-    return arguments | connect_arguments() | {"autocommit": True}
 
 
 async def _keep_plans(connection: Connection) -> None:

@@ -7,7 +7,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
 
 _COMES_BACK = (
     "starting up",
@@ -31,6 +31,10 @@ _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
 _RAISE = "exec_stmt_raise"
 """The function of PostgreSQL's source that executes a RAISE of PL/pgSQL, whatever SQLSTATE that names."""
 _INSUFFICIENT_PRIVILEGE = "42501"
+_SERVER_CLASSES = ("08", "53", "57P")
+"""Connection lost, resources used up (connection slots, disk), server shut down or not up yet."""
+_CONFLICTS = ("40001", "40P01")
+"""Serialisation failure, deadlock."""
 
 
 class RowRefused(DatabaseRefused):
@@ -48,6 +52,43 @@ class RowRefused(DatabaseRefused):
         super().__init__(
             f"PostgreSQL refused a row: SQLSTATE {sqlstate}" + (f", {constraint}" * bool(constraint))
         )
+
+
+def server_fault(error: BaseException | None) -> str | None:
+    """Return in words the server's fault that an error of the driver tells; None: it is the statement's own.
+
+    The same statement may succeed later: the connection, its slot or the server was lost, or others were in the way.
+    """
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    if sqlstate is not None:
+        known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*_CONFLICTS, _READ_ONLY)
+        return f"SQLSTATE {sqlstate}" if known else None
+    if isinstance(cause, PoolTimeoutError):
+        return "no free connection"
+    return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Tell whether a write was sent to a standby, or in a transaction that may not write."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
+
+
+def is_behind(cause: BaseException, error: BaseException) -> bool:
+    """Tell whether ``error`` is ``cause``, or was raised because of it or while it was being dealt with."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        if one is cause:
+            return True
+        seen.add(id(one))
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
+    return False
 
 
 def map_error(error: Exception, place: str) -> JsworkerError:
@@ -102,7 +143,8 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
         if fatal and not any(word in reason for word in _COMES_BACK):
             return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
     first = said.strip().splitlines()[0] if said.strip() else type(cause).__name__
-    return DatabaseUnavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
+    unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
+    return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
 
 
 def _primary(cause: BaseException | None) -> str:

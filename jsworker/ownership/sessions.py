@@ -1,18 +1,54 @@
 """Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Any, Final
 
-from sqlalchemy import create_engine
-from sqlalchemy.engine import URL
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.engine import URL, Engine, ExceptionContext
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from jsworker.errors import OwnershipLost
-from jsworker.ownership.pool import connect_arguments
+from jsworker.ownership.pool import arguments_of, connect, connect_arguments
+from jsworker.ownership.refusals import is_behind, is_read_only, server_fault
 from jsworker.ownership.settle import Completion, complete_statement
 from jsworker.ownership.timeline import REJECTED
+
+_ATTEMPT: Final = "jsworker_attempt"
+
+
+class Attempt:
+    """What is known of one try of a job's own transaction.
+
+    Attributes:
+        fault: the server's fault that ended it, in words; None: none did.
+        committing: whether its COMMIT may have been sent.
+    """
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self.committing = False
+        self._seen: tuple[BaseException, str] | None = None
+
+    def note(self, error: BaseException) -> None:
+        """See an error that the driver raised in this transaction."""
+        if (words := server_fault(error)) is not None:
+            self._seen = error, words
+            if self.committing:
+                self.fault = words
+
+    def judge(self, error: Exception, connection: Connection | None) -> None:
+        """Find out whether the block ended for a server's fault, even if its code caught that or raised another."""
+        if self._seen is None:
+            return
+        cause, words = self._seen
+        # Rolled back to a savepoint, a transaction has outlived a deadlock.
+        if is_behind(cause, error) or not _is_usable(connection):
+            self.fault = words
 
 
 class Sessions:
@@ -32,46 +68,78 @@ class Sessions:
             "hide_parameters": True,
             "pool_size": size,
             "max_overflow": 0,
-            # A connection that died with the server must not cost a job an attempt.
+            # A connection that died with the server is replaced before the block begins.
             "pool_pre_ping": True,
-            "connect_args": connect_arguments(),
         }
-        self._async_engine = create_async_engine(url, **options)
-        self._engine = create_engine(url, **options)
+        self._async_engine = create_async_engine(
+            url, async_creator=partial(connect, arguments_of(url)), **options
+        )
+        self._engine = create_engine(url, connect_args=connect_arguments(), **options)
+        _listen_for_faults(self._async_engine.sync_engine)
+        _listen_for_faults(self._engine)
 
     @asynccontextmanager
-    async def transaction(self, completion: Callable[[], Completion]) -> AsyncIterator[AsyncSession]:
-        """Open a session, and complete the job with its last statement.
+    async def transaction(
+        self, completion: Callable[[], Completion], attempt: Attempt | None = None
+    ) -> AsyncIterator[AsyncSession]:
+        """Open a connected session, and complete the job with its last statement.
 
         Args:
             completion: asked at the end of the block.
+            attempt: told how it goes.
 
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.
         """
+        attempt = attempt or Attempt()
         async with AsyncSession(self._async_engine, expire_on_commit=False) as session:
             async with session.begin():
-                yield session
-                ended = completion()
-                result = await session.execute(complete_statement(self._worker_id, ended))
+                try:
+                    connection = await session.connection(execution_options={_ATTEMPT: attempt})
+                except Exception as error:
+                    attempt.fault = server_fault(error)
+                    raise
+                try:
+                    yield session
+                    ended = completion()
+                    result = await session.execute(complete_statement(self._worker_id, ended))
+                except Exception as error:
+                    attempt.judge(error, connection.sync_connection)
+                    raise
                 if result.first() is not None:
+                    attempt.committing = True
                     return
                 await session.rollback()
-            async with session.begin():
-                await session.execute(REJECTED, self._rejected(ended))
+            with suppress(SQLAlchemyError):  # the timeline lacks a line then; the job is lost all the same
+                async with session.begin():
+                    await session.execute(REJECTED, self._rejected(ended))
             raise _lost(ended)
 
     @contextmanager
-    def sync_transaction(self, completion: Callable[[], Completion]) -> Iterator[Session]:
+    def sync_transaction(
+        self, completion: Callable[[], Completion], attempt: Attempt | None = None
+    ) -> Iterator[Session]:
         """Open a plain session for a processor's thread; otherwise as ``transaction``."""
+        attempt = attempt or Attempt()
         with Session(self._engine, expire_on_commit=False) as session:
             with session.begin():
-                yield session
-                ended = completion()
-                if session.execute(complete_statement(self._worker_id, ended)).first() is not None:
+                try:
+                    connection = session.connection(execution_options={_ATTEMPT: attempt})
+                except Exception as error:
+                    attempt.fault = server_fault(error)
+                    raise
+                try:
+                    yield session
+                    ended = completion()
+                    result = session.execute(complete_statement(self._worker_id, ended))
+                except Exception as error:
+                    attempt.judge(error, connection)
+                    raise
+                if result.first() is not None:
+                    attempt.committing = True
                     return
                 session.rollback()
-            with session.begin():
+            with suppress(SQLAlchemyError), session.begin():
                 session.execute(REJECTED, self._rejected(ended))
             raise _lost(ended)
 
@@ -82,6 +150,28 @@ class Sessions:
 
     def _rejected(self, ended: Completion) -> dict[str, Any]:
         return {"worker_id": self._worker_id, "ids": [ended.id], "tokens": [ended.token], "write": "complete"}
+
+
+def _listen_for_faults(engine: Engine) -> None:
+    @event.listens_for(engine, "handle_error")
+    def note(context: ExceptionContext) -> None:
+        if context.connection is None:
+            return
+        attempt = context.connection.get_execution_options().get(_ATTEMPT)
+        if attempt is not None:
+            attempt.note(context.original_exception)
+        if is_read_only(context.original_exception):
+            context.is_disconnect = True  # a failover left the pool's connections on a standby: drop them all
+
+
+def _is_usable(connection: Connection | None) -> bool:
+    if connection is None or connection.closed or connection.invalidated:
+        return False
+    driver = connection.connection.driver_connection
+    return driver is not None and driver.info.transaction_status in (
+        TransactionStatus.IDLE,
+        TransactionStatus.INTRANS,
+    )
 
 
 def _lost(ended: Completion) -> OwnershipLost:

@@ -82,35 +82,52 @@ SELECT id, status, fencing_token FROM ended
 
 RELEASE = text("""
 WITH input AS (
-  SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:reasons AS text[]))
-    AS i(id, token, reason)
+  SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:reasons AS text[]), CAST(:delays AS double precision[])
+  ) AS i(id, token, reason, delay)
 ), mine AS (
-  SELECT j.id, j.cancel_requested AS cancel, input.reason
+  SELECT j.id, j.cancel_requested AS cancel, input.reason, input.delay
   FROM jsworker.jobs AS j JOIN input ON input.id = j.id
   WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
   ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), ended AS (
   UPDATE jsworker.jobs AS j SET
-    status = CASE WHEN mine.cancel THEN 'cancelled' ELSE 'queued' END,
+    status = CASE WHEN mine.cancel THEN 'cancelled' WHEN mine.delay IS NULL THEN 'queued' ELSE 'scheduled' END,
     errors = j.errors + CASE WHEN mine.cancel THEN 1 ELSE 0 END,
     attempts = j.attempts - CASE WHEN mine.cancel THEN 0 ELSE 1 END,
-    dispatch = j.dispatch + CASE WHEN mine.cancel THEN 0 ELSE 1 END,
-    needs_publish = NOT mine.cancel,
+    dispatch = j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END,
+    needs_publish = NOT mine.cancel AND mine.delay IS NULL,
     publish_after = clock_timestamp(),
-    queued_at = CASE WHEN mine.cancel THEN j.queued_at ELSE clock_timestamp() END,
+    queued_at = CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN j.queued_at ELSE clock_timestamp() END,
+    run_at = CASE WHEN mine.cancel OR mine.delay IS NULL
+                  THEN j.run_at ELSE clock_timestamp() + make_interval(secs => mine.delay) END,
     cleared = NOT mine.cancel,
     clear_reason = CASE WHEN mine.cancel THEN NULL ELSE mine.reason END,
     finished_at = CASE WHEN mine.cancel THEN clock_timestamp() END,
     worker_id = NULL, last_activity_at = NULL
   FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-  RETURNING j.id, j.status, j.fencing_token, j.dispatch, mine.reason
+  RETURNING j.id, j.status, j.fencing_token, j.dispatch, j.run_at, mine.reason
 ), told AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, CASE status WHEN 'queued' THEN 'released' ELSE status END, :worker_id, fencing_token,
-    jsonb_build_object('reason', reason, 'dispatch', dispatch)
+  SELECT id, CASE status WHEN 'cancelled' THEN status ELSE 'released' END, :worker_id, fencing_token,
+    jsonb_build_object('reason', reason, 'dispatch', dispatch) || CASE status WHEN 'scheduled'
+      THEN jsonb_build_object('server_fault', true, 'run_at', run_at) ELSE '{}' END
   FROM ended
 )
 SELECT id, status, fencing_token FROM ended
+""")
+
+# Releases for a server's fault since the last error that counted.
+SERVER_FAULTS = text("""
+SELECT count(*) AS releases FROM jsworker.job_events AS e
+WHERE e.job_id = :id AND e.event = 'released' AND e.detail -> 'server_fault' IS NOT NULL
+  AND e.id > coalesce((SELECT max(other.id) FROM jsworker.job_events AS other
+                       WHERE other.job_id = :id AND other.event IN ('error', 'retried')), 0)
+""")
+
+# Waits for the lock that a COMMIT without an answer may still hold: what it reads is final.
+COMMITTED = text("""
+SELECT status FROM jsworker.jobs WHERE id = :id AND fencing_token = :token FOR SHARE
 """)
 
 # What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
@@ -172,11 +189,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A run that has ended without an outcome: the job goes back to the queue."""
+    """A run that has ended without an outcome: the job goes back to the queue.
+
+    Attributes:
+        reason: told in the timeline and to the next run.
+        delay: seconds until it may run again, because a server's fault ended the run; None: at once.
+    """
 
     id: UUID
     token: int
     reason: str
+    delay: float | None = None
 
 
 _SETTLED = {each.value: each for each in Settled}
@@ -254,6 +277,26 @@ async def release(
         DatabaseUnavailable: unclear; ask again.
     """
     return await _settle(database, worker_id, runs, _RELEASE, refusals, tries=tries, wait=wait)
+
+
+async def server_faults(database: Database, *, job_id: UUID) -> int:
+    """Return how often in a row a job was released because of a server's fault.
+
+    Raises:
+        DatabaseUnavailable: no answer.
+    """
+    [row] = await database.run(SERVER_FAULTS, {"id": job_id})
+    return int(row.releases)
+
+
+async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
+    """Tell, after a COMMIT without an answer, whether it completed the job under this token.
+
+    Raises:
+        DatabaseUnavailable: no answer, or the commit is still on its way; ask again.
+    """
+    rows = await database.run(COMMITTED, {"id": job_id, "token": token})
+    return bool(rows) and rows[0].status == "completed"
 
 
 def complete_statement(worker_id: str, run: Completion) -> TextClause:
@@ -368,7 +411,7 @@ def _failures(runs: Sequence[Failure]) -> dict[str, Any]:
 
 
 def _returns(runs: Sequence[Return]) -> dict[str, Any]:
-    return _held(runs) | {"reasons": [run.reason for run in runs]}
+    return _held(runs) | {"reasons": [run.reason for run in runs], "delays": [run.delay for run in runs]}
 
 
 def _waiting(statement: TextClause) -> TextClause:

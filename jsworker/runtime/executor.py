@@ -13,7 +13,7 @@ from jsworker.runtime import outcome as outcomes
 from jsworker.runtime.attempt import judged, open_job
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.lease import LeaseServices
-from jsworker.runtime.outcome import Completed, Failed, HandedBack, InvalidResult, Outcome
+from jsworker.runtime.outcome import Completed, Failed, HandedBack, Interrupted, InvalidResult, Outcome
 from jsworker.runtime.processing import forget_cancellation, process
 from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.run import Hand, Phase, Run
@@ -264,7 +264,7 @@ class Executor:
             self._on_room()
 
     def _report(self, run: Run, outcome: Outcome, settled: Settled) -> None:
-        error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed) else None
+        error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
         if settled is Settled.COMPLETED and error is None and not self._events.wants("job.completed"):
             return
         facts = run.facts() | {"seconds": boottime() - run.claimed_at}
@@ -283,7 +283,7 @@ class Executor:
             case Settled.CANCELLED:
                 self._events.emit("job.cancelled", **facts)
             case Settled.QUEUED:
-                reason = outcome.reason if isinstance(outcome, HandedBack) else None
+                reason = outcome.reason if isinstance(outcome, HandedBack | Interrupted) else None
                 self._events.emit("job.released", **facts, reason=reason)
                 self._on_requeued()
             case Settled.LOST:

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     contextmanager,
 )
@@ -13,15 +15,24 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    AttemptManager,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from jsworker import strict_json
 from jsworker.errors import DatabaseUnavailable, InvalidJson, OwnershipLost
 from jsworker.events import Events
 from jsworker.ownership import lease
 from jsworker.ownership.database import Database
-from jsworker.ownership.sessions import Sessions
-from jsworker.ownership.settle import Completion, complete_statement
+from jsworker.ownership.sessions import Attempt, Sessions
+from jsworker.ownership.settle import Completion, complete_statement, was_committed
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.outcome import result_text
 from jsworker.runtime.run import Run, Stop
@@ -36,6 +47,8 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
+_RETRY_SECONDS = 60.0
+"""For so long a transaction is tried again in the same run."""
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
 
@@ -145,6 +158,24 @@ class RunLease:
         _refuse_on_a_loop()
         return self._sync_transaction(result)
 
+    async def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
+        """Yield transactions until one ends without a server's fault."""
+        try:
+            async for attempt in AsyncRetrying(**self._retry()):
+                self._run.unfinished = None
+                yield self._retried(attempt, result)
+                _entered(attempt)
+        except GeneratorExit:  # the processor left the loop
+            raise
+        except BaseException:
+            self._run.unfinished = None
+            raise
+
+    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+        """Yield transactions until one ends without a server's fault."""
+        _refuse_on_a_loop()
+        return self._sync_transactions(result)
+
     def complete_statement(self, result: Any) -> "Executable":
         """Return the guarded statement that completes the job."""
         return complete_statement(self._services.worker_id, self._completion(result))
@@ -160,23 +191,103 @@ class RunLease:
 
     @asynccontextmanager
     async def _transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
+        attempt = Attempt()
         try:
-            async with self._services.sessions.transaction(lambda: self._completion(result)) as session:
+            async with self._services.sessions.transaction(
+                lambda: self._completion(result), attempt
+            ) as session:
                 yield session
         except OwnershipLost:
             self._lose()
             raise
+        except Exception as error:
+            if attempt.fault is None or not (attempt.committing and await self._was_committed()):
+                self._interrupt(error, attempt)
+                raise
         self._run.completed = True
 
     @contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
+        attempt = Attempt()
         try:
-            with self._services.sessions.sync_transaction(lambda: self._completion(result)) as session:
+            with self._services.sessions.sync_transaction(
+                lambda: self._completion(result), attempt
+            ) as session:
                 yield session
         except OwnershipLost:
             self._lose()
             raise
+        except Exception as error:
+            if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
+                self._interrupt(error, attempt)
+                raise
         self._run.completed = True
+
+    @asynccontextmanager
+    async def _retried(self, attempt: AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
+        opened = AsyncExitStack()
+        async for connecting in AsyncRetrying(**self._retry()):  # the block has not begun
+            with connecting:
+                session = await opened.enter_async_context(self._transaction(result))
+        with attempt:
+            async with opened:
+                yield session
+        self._run.unfinished = _raised(attempt)
+
+    @contextmanager
+    def _sync_retried(self, attempt: AttemptManager, result: Any) -> Iterator["Session"]:
+        opened = ExitStack()
+        for connecting in Retrying(**self._retry()):
+            with connecting:
+                session = opened.enter_context(self._sync_transaction(result))
+        with attempt, opened:
+            yield session
+        self._run.unfinished = _raised(attempt)
+
+    def _sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+        try:
+            for attempt in Retrying(**self._retry()):
+                self._run.unfinished = None
+                yield self._sync_retried(attempt, result)
+                _entered(attempt)
+        except GeneratorExit:  # the processor left the loop
+            raise
+        except BaseException:
+            self._run.unfinished = None
+            raise
+
+    def _retry(self) -> dict[str, Any]:
+        late = stop_after_delay(_RETRY_SECONDS)
+
+        def over(state: RetryCallState) -> bool:
+            return self._run.stop is not None or late(state)
+
+        def is_fault(error: BaseException) -> bool:
+            return self._run.interrupted is not None and error is self._run.interrupted[0]
+
+        return {
+            "retry": retry_if_exception(is_fault),
+            "wait": wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            "stop": over,
+            "reraise": True,
+        }
+
+    def _interrupt(self, error: Exception, attempt: Attempt) -> None:
+        if attempt.fault is not None:
+            self._run.interrupted = error, attempt.fault
+
+    async def _was_committed(self) -> bool:
+        """Wait until the database tells what became of a COMMIT that it has not answered."""
+        job_id, token = self._run.held
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(DatabaseUnavailable),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            stop=lambda _: self._run.stop is not None,
+            reraise=True,
+        ):
+            with attempt:
+                return await was_committed(self._services.database, job_id=job_id, token=token)
+        raise AssertionError
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         value = result() if callable(result) else result
@@ -206,6 +317,16 @@ class RunLease:
             raise
         self._run.beaten_at = max(self._run.beaten_at, started)
         self._run.sign_at = boottime()
+
+
+def _raised(attempt: AttemptManager) -> BaseException | None:
+    outcome = attempt.retry_state.outcome
+    return None if outcome is None else outcome.exception()
+
+
+def _entered(attempt: AttemptManager) -> None:
+    if attempt.retry_state.outcome is None:
+        raise RuntimeError("enter what job.transaction(retry=True) yields: async with attempt as session")
 
 
 def _text(value: str | None, most: int) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jsworker import strict_json
 from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
+from jsworker.ownership.refusals import is_behind
 from jsworker.plain import plain
 from jsworker.processor import Backoff
 from jsworker.runtime.run import Run, Stop
@@ -59,11 +60,26 @@ class HandedBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A server's fault ended the job's own transaction: an error only when that goes on for long.
+
+    Attributes:
+        error: what happened, with the traceback.
+        reason: what the timeline and the next run are told.
+        delay: seconds until the next attempt, should it count as an error.
+    """
+
+    error: str
+    reason: str
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Somebody else owns the job; there is nothing to say about it."""
 
 
-Outcome = Completed | Failed | HandedBack | Lost
+Outcome = Completed | Failed | HandedBack | Interrupted | Lost
 
 _COMPLETED = Completed(None)
 
@@ -107,6 +123,10 @@ def raised(run: Run, error: BaseException) -> Outcome:
             return Failed(clean(_text(error)), None, _delay(run, error.after))
         case _ if run.stop in {Stop.FENCED, Stop.SHUTDOWN}:
             return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
+        case _ if run.stop is None and (fault := _server_fault(run, error)) is not None:
+            return Interrupted(
+                describe(error), f"PostgreSQL failed in the job's own transaction: {fault}", _delay(run)
+            )
         case _:
             return Failed(describe(error), None, _delay(run))
 
@@ -189,6 +209,14 @@ def _without_rows(text: str) -> Iterator[str]:
 def _text(error: BaseException) -> str:
     # What str() gives, also for an error whose __str__ raises.
     return str(traceback.TracebackException(type(error), error, None))
+
+
+def _server_fault(run: Run, error: BaseException) -> str | None:
+    """Return the fault that interrupted the job's own transaction, if ``error`` came of it."""
+    if run.interrupted is None:
+        return None
+    cause, fault = run.interrupted
+    return fault if is_behind(cause, error) else None
 
 
 def _final(run: Run, error: BaseException) -> str | None:

@@ -30,7 +30,10 @@ async def _process(run: Run, job: Job[Any]) -> Any:
     # In the context of the run's own task, which threads get a copy of.
     bound = bound_facts.set(run.facts)
     try:
-        return await (run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job))
+        value = await (run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job))
+        if run.unfinished is not None:  # it left the loop over its tries by break or return
+            raise run.unfinished
+        return value
     finally:
         bound_facts.reset(bound)
 

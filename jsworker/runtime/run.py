@@ -60,6 +60,8 @@ class Run:
         should_stop: told to the processor; also True while the worker drains.
         quiet_until: boot time at which an announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
+        interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
+        unfinished: that error, while a transaction that is to be tried again has not been.
         unread: True until the payload has been read.
         job: what the processor gets; None until the payload has been read.
         quarantined: whether it runs in a process of its own, which is ended without ours.
@@ -83,6 +85,8 @@ class Run:
     should_stop: bool = False
     cancelled: bool = False
     completed: bool = False
+    interrupted: tuple[BaseException, str] | None = None
+    unfinished: BaseException | None = None
     unread: bool = True
     job: Job[Any] | None = None
     quarantined: bool = False

@@ -1,6 +1,7 @@
 """The way out: outcomes are written in natural batches and kept until the database has answered."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -21,16 +22,21 @@ from jsworker.ownership.settle import (
     complete,
     fail,
     release,
+    server_faults,
 )
 from jsworker.ownership.timeline import Entry
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
-from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
+from jsworker.runtime.outcome import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 from jsworker.runtime.run import Run, Stop
 
 _BATCH = 200
 _LARGE_CHARACTERS = 64 * 1024
 """A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_MOST_SERVER_FAULTS = 16
+"""In a row; the pauses between them make eleven minutes."""
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
 
@@ -78,10 +84,9 @@ class Settler:
             case HandedBack(reason):
                 if run.stop is Stop.FENCED:
                     await self._note_fence(run)
-                given_back = Return(*run.held, reason)
-                return await self._in_batch(self._returns, given_back) or await self._persist(
-                    release, given_back
-                )
+                return await self._returned(Return(*run.held, reason))
+            case Interrupted():
+                return await self._interrupted(run, outcome)
             case Lost():
                 return Settled.LOST
 
@@ -127,6 +132,9 @@ class Settler:
     async def _failed(self, failure: Failure) -> Settled:
         return await self._in_batch(self._failures, failure) or await self._persist(fail, failure)
 
+    async def _returned(self, given_back: Return) -> Settled:
+        return await self._in_batch(self._returns, given_back) or await self._persist(release, given_back)
+
     async def _in_batch(self, batcher: Batcher[EndedT, Settled | None], ended: EndedT) -> Settled | None:
         """Write an outcome with others; None: not answered, or its row stays locked."""
         for pause in _LOCKED_PAUSES:
@@ -135,6 +143,23 @@ class Settler:
                 return settled
             await asyncio.sleep(pause)
         return None
+
+    async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
+        """Release a job with a growing pause; after ten minutes of faults in a row they are an error."""
+        times = await self._server_faults(run)
+        if times >= _MOST_SERVER_FAULTS:
+            return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
+        delay = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times) * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing
+        settled = await self._returned(Return(*run.held, outcome.reason, delay))
+        return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
+
+    async def _server_faults(self, run: Run) -> int:
+        while True:
+            await self._health.wait_until_up()
+            try:
+                return await server_faults(self._database, job_id=run.id)
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
 
     async def _note_fence(self, run: Run) -> None:
         """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""

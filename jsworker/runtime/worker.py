@@ -8,14 +8,14 @@ from typing import Any, Self, TypeVar
 
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     retry_if_exception_type,
     stop_after_attempt,
-    stop_after_delay,
     stop_never,
     wait_fixed,
 )
 
-from jsworker.errors import DatabaseUnavailable, JsworkerError, SettingsError, StreamUnavailable
+from jsworker.errors import DatabaseBusy, DatabaseUnavailable, JsworkerError, SettingsError, StreamUnavailable
 from jsworker.events import Events, Listener
 from jsworker.observe.vitals import Fleet, Vitals
 from jsworker.ownership import registry
@@ -23,6 +23,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.processor import JobProcessor
 from jsworker.runtime.checkup import check_up
+from jsworker.runtime.clock import boottime
 from jsworker.runtime.identity import identify
 from jsworker.runtime.kinds import Kind, resolve_kinds, stale_thresholds
 from jsworker.runtime.outcome import headline
@@ -265,8 +266,8 @@ class Worker:
         await self._patiently(parts.heartbeat.seen)
         if self._ties is not None:
             self._ties.registered(self.id)
-        if self._settings.worker_id is not None:
-            await self._refuse_namesake(self._settings.worker_id)
+        if (name := self._settings.worker_id) is not None:
+            await self._patiently(lambda: self._refuse_namesake(name))
         self._opened.push_async_callback(parts.lag.stop)
         parts.lag.start()
         for loop in parts.before_pulling:
@@ -315,14 +316,32 @@ class Worker:
         self._stopping.set()
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a database that is just starting; one that refuses is told at once."""
-        seconds = self._connect_seconds
+        """Wait for a database that is just starting; one that refuses is told at once.
+
+        A supervised worker waits as long as it takes for a server that is there and has no connection free:
+        its end would end the supervisor, and another one would find no connection either.
+        """
+        heard_at = boottime()
+        waits = False
+
+        def over(state: RetryCallState) -> bool:
+            nonlocal heard_at, waits
+            error = state.outcome.exception() if state.outcome is not None else None
+            if self._ties is not None and isinstance(error, DatabaseBusy):
+                heard_at = boottime()
+                if not waits:
+                    waits = True
+                    self.events.emit("worker.degraded", what="start", reason=str(error))
+            return self._connect_seconds is not None and boottime() - heard_at >= self._connect_seconds
+
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(DatabaseUnavailable),
-            stop=stop_never if seconds is None else stop_after_delay(seconds),
+            stop=over,
             wait=wait_fixed(_CONNECT_AGAIN_SECONDS),
             reraise=True,
         ):
             with attempt:
-                return await ask()
-        raise AssertionError("unreachable: the last attempt raises")
+                answer = await ask()
+        if waits:
+            self.events.emit("worker.restored", what="start")
+        return answer

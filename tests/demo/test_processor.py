@@ -1,5 +1,5 @@
 import os
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,6 +43,12 @@ class RecordedOwnership:
         raise NotImplementedError
 
     def sync_transaction(self, result: Any) -> AbstractContextManager[Any]:
+        raise NotImplementedError
+
+    def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager[Any]]:
+        raise NotImplementedError
+
+    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager[Any]]:
         raise NotImplementedError
 
     def complete_statement(self, result: Any) -> Any:

@@ -197,7 +197,8 @@ class TestByPrimaryKey:
         assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"}
 
     def test_release(self, table: Connection, batch: int) -> None:
-        parameters = hand(some(table, "processing", batch)) | {"reasons": ["r"] * batch}
+        columns = {"reasons": ["r"] * batch, "delays": [None] * batch}
+        parameters = hand(some(table, "processing", batch)) | columns
         assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"}
 
     def test_resets(self, table: Connection, batch: int) -> None:

@@ -161,6 +161,37 @@ class TestRelease:
         assert (event["event"], event["worker_id"], event["fencing_token"]) == ("released", WORKER, 1)
         assert event["detail"] == {"reason": "shutdown", "dispatch": 4}
 
+    async def test_for_a_servers_fault_waits_and_counts_nothing(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing", errors=1, attempts=2, dispatch=3)
+        runs = [Return(job_id, 1, "SQLSTATE 57P01", 60.0)]
+        assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.SCHEDULED]
+        job = read_job(sql, job_id)
+        assert (job["status"], counters(job)) == ("scheduled", (1, 1, 0))
+        assert (job["dispatch"], job["needs_publish"], job["cleared"]) == (3, False, True)
+        assert job["run_at"] > read_value(sql, "SELECT clock_timestamp() + interval '50 seconds'")
+        (event,) = read_events(sql, job_id)
+        assert (event["event"], event["detail"]["server_fault"]) == ("released", True)
+        assert await settle.server_faults(database, job_id=job_id) == 1
+        assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.QUEUED]
+        assert read_job(sql, job_id) == job
+
+    async def test_faults_of_a_server_are_counted_in_a_row(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing", fencing_token=2)
+        for event in ("released", "released", "error", "released"):
+            sql.execute(
+                "INSERT INTO jsworker.job_events (job_id, event, detail) VALUES (%s, %s, %s)",
+                (job_id, event, '{"server_fault": true}'),
+            )
+        assert await settle.server_faults(database, job_id=job_id) == 1
+
+    async def test_for_a_servers_fault_of_a_cancelled_job_cancels_it(
+        self, database: Database, sql: Sql
+    ) -> None:
+        job_id = insert_job(sql, "processing", cancel_requested=True)
+        runs = [Return(job_id, 1, "SQLSTATE 57P01", 60.0)]
+        assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.CANCELLED]
+        assert counters(read_job(sql, job_id)) == (1, 1, 0)
+
     async def test_of_a_cancelled_job_keeps_the_attempt(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", cancel_requested=True)
         assert await release(database, job_id) is Settled.CANCELLED

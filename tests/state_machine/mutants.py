@@ -69,7 +69,7 @@ MUTANTS = [
         "release keeps its dispatch",
         settle,
         "_RELEASE",
-        "j.dispatch + CASE WHEN mine.cancel THEN 0 ELSE 1 END",
+        "j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END",
         "j.dispatch",
     ),
     Mutant("heartbeat without its token", lease, "HEARTBEAT", " AND j.fencing_token = hand.token"),

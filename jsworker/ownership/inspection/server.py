@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Connection, connect
+from jsworker.ownership.pool import Connection, arguments_of, connect
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.tables import SCHEMA
 
@@ -194,7 +194,8 @@ async def read_link(database: Database) -> Link:
     try:
         async with asyncio.timeout(_LINK_SECONDS), AsyncExitStack() as stack:
             # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
-            first, second = [await stack.enter_async_context(await connect(database.url)) for _ in range(2)]
+            arguments = arguments_of(database.url) | {"autocommit": True}
+            first, second = [await stack.enter_async_context(await connect(arguments)) for _ in range(2)]
             return await _read_link(first, second)
     except TimeoutError:
         raise DatabaseUnavailable(

@@ -12,12 +12,12 @@ from uuid import UUID
 from pydantic import SecretStr
 
 from jsworker.ownership.claim import ClaimedJob
-from jsworker.runtime.outcome import Completed, Failed, HandedBack, Lost, Outcome
+from jsworker.runtime.outcome import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 from jsworker.settings import Settings
 
 _LENGTH_BYTES: Final = 8
 _RECEIVED_BYTES: Final = 2**20
-_OUTCOMES: Final = {each.__name__: each for each in (Completed, Failed, HandedBack, Lost)}
+_OUTCOMES: Final = {each.__name__: each for each in (Completed, Failed, HandedBack, Interrupted, Lost)}
 
 
 @dataclass(frozen=True, slots=True)
