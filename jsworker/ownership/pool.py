@@ -15,6 +15,8 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from jsworker.ownership.reading import read_anything
+
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Row: TypeAlias = Any
@@ -130,6 +132,7 @@ class Pool:
         except BaseException as error:
             clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
             raise
+        read_anything(connection)
         if self._keeps_plans:
             try:
                 await _keep_plans(connection)
