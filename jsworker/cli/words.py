@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jsworker.names import printable
+from jsworker.ownership.reading import FarTime
 
 _LONGEST_CELL = 300
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
@@ -19,11 +20,15 @@ def seconds_in_words(seconds: float) -> str:
 
 def since(time: datetime | None) -> str:
     """Return how long ago something was."""
-    return "" if time is None else seconds_in_words((datetime.now(UTC) - time).total_seconds())
+    if time is None or isinstance(time, FarTime):
+        return cell(time)
+    return seconds_in_words((datetime.now(UTC) - time).total_seconds())
 
 
 def until(time: datetime) -> str:
     """Return in how long something will be."""
+    if isinstance(time, FarTime):
+        return cell(time)
     return seconds_in_words((time - datetime.now(UTC)).total_seconds())
 
 

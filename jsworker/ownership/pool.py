@@ -3,20 +3,19 @@
 import asyncio
 import select
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from traceback import clear_frames
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import psycopg
-from psycopg.abc import Buffer
 from psycopg.rows import namedtuple_row, tuple_row
-from psycopg.types.datetime import TimestamptzLoader
 from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from jsworker.ownership.reading import read_anything
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -26,25 +25,6 @@ Row: TypeAlias = Any
 _CONNECT_TIMEOUT_SECONDS: Final = 2
 """For each host of the URL: the next one must have its turn within a statement time-out. The driver's least."""
 _DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
-
-
-_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-_LATEST: Final = datetime.max.replace(tzinfo=UTC)
-
-
-class _NearestInstant(TimestamptzLoader):
-    """Reads instants that Python has no words for, infinity and years BC, as the nearest that it has.
-
-    The driver would raise after the statement is committed: one row would hide the answer about all.
-    """
-
-    def load(self, data: Buffer) -> datetime:
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            found = bytes(data)
-            past = found.endswith(b"BC") or found.startswith(b"-")
-            return _EARLIEST if past else _LATEST
 
 
 class Pool:
@@ -148,7 +128,7 @@ class Pool:
 
     async def _connect(self) -> Connection:
         connection = await connect(self._to_connect)
-        connection.adapters.register_loader("timestamptz", _NearestInstant)
+        read_anything(connection)
         if self._keeps_plans:
             try:
                 await _keep_plans(connection)
