@@ -49,7 +49,6 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
     rows: Rows,
     database: Database,
     settings: Settings,
-    database_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reset_stale, given_free = reset.reset_stale, dict[bool, set[UUID]]()
@@ -74,7 +73,7 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
 
     await eventually(beats)
     assert not heartbeat.had_a_gap_within(1e6)  # a start is none
-    with psycopg.connect(database_url) as holder:
+    with psycopg.connect(settings.database_dsn()) as holder:
         holder.execute("SELECT FROM jsworker.workers FOR UPDATE")
         await running.events.told("heartbeat.failed")
         holder.rollback()
