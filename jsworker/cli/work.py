@@ -31,7 +31,7 @@ _LEAVING_SECONDS: Final = 2 * LEAVE_SECONDS
 
 def work(targets: Sequence[str], birth: Birth) -> int:
     """Work on these targets until the parent says stop, and return the exit code."""
-    link = Link(birth.open_link(), parent=birth.parent)
+    link = Link(birth.open_link(), parent=birth.parent, begun=birth.take_over_begun())
     with ExitStack() as last, ExitStack() as loop:
         # The error is told in here, for behind this line a thread may keep the process from going on.
         code = exit_code_of(lambda: _work(targets, birth, link, loop))

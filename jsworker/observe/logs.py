@@ -37,6 +37,7 @@ _WARNINGS: Final = frozenset(
         "job.fenced",
         "job.lost",
         "stale.detected",
+        "stale.recovered",
         "heartbeat.failed",
         "database.changed",
         "prune.failed",
@@ -48,6 +49,9 @@ _WARNINGS: Final = frozenset(
     }
 )
 _ERRORS: Final = frozenset({"job.stop_ignored"})
+_TOLD_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
+"""Of jobs that were taken back together one line tells: a dead pod may have had hundreds."""
+_TOGETHER: Final = "stale.recovered"
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception"})
@@ -127,7 +131,8 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
     logger = logger.bind(worker_id=worker_id) if worker_id else logger.bind()
 
     def write(event: Event) -> None:
-        logger.log(level_of(event.name), event.name, **_field_names(event.fields))
+        level = logging.DEBUG if _is_told_already(event) else level_of(event.name)
+        logger.log(level, event.name, **_field_names(event.fields))
 
     for name in EVENT_NAMES:
         if logger.is_enabled_for(level_of(name)):
@@ -141,6 +146,13 @@ def level_of(name: str) -> int:
     if name in _ERRORS:
         return logging.ERROR
     return logging.WARNING if name in _WARNINGS else logging.INFO
+
+
+def _is_told_already(event: Event) -> bool:
+    """Tell whether another line says it: that of all jobs taken back together, or the only job's own."""
+    if event.name == _TOGETHER:
+        return event.fields.get("jobs") == 1
+    return event.name in _TOLD_TOGETHER and event.fields.get("together", 1) > 1
 
 
 def _field_names(fields: dict[str, Any]) -> dict[str, Any]:

@@ -28,19 +28,32 @@ T = TypeVar("T")
 _BATCH = 500
 """Rows that one statement takes back at most."""
 
+_LINE_SECONDS = 1.0
+"""Jobs are claimed ahead for a tenth of a second of work: for so long, as a rule, none waits for its slot."""
+
+# Claimed, but not begun when its owner died, as far as a row can tell: the owner held more jobs than it has job
+# slots, and this one was claimed right before its last sign of life. A job that kills its process at once may
+# look the same, so a job is believed once: one that was taken or handed back before (cleared) is counted,
+# until an error of its own, which counts too, lets it begin anew.
+_IN_LINE = """hands.jobs > w.concurrency AND NOT {job}.cleared
+    AND {job}.claimed_at > hands.heard_at - interval '{seconds} s'""".replace("{seconds}", str(_LINE_SECONDS))
+
 # Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
 # sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
 # statement_timestamp(): the rows are of that moment, and by the end of a long search all would look late.
 _LATE = """
 WITH owned AS MATERIALIZED (
-  SELECT id, kind, worker_id, fencing_token, last_activity_at, stale_after, crash_after
+  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
   FROM jsworker.jobs WHERE status || '' = 'processing'
+), hands AS (
+  SELECT worker_id, count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at
+  FROM owned GROUP BY worker_id
 ), fleet AS (
   SELECT count(DISTINCT worker_id) AS owners,
     extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
   FROM owned
 ), late AS (
-  SELECT id, kind, worker_id, fencing_token, last_activity_at, stale_after, crash_after
+  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
   FROM owned
   WHERE coalesce(stale_after, crash_after) IS NOT NULL
     AND last_activity_at
@@ -54,10 +67,12 @@ SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, 
   extract(epoch FROM late.crash_after) AS crash_after,
   coalesce(late.last_activity_at + late.stale_after < statement_timestamp(), false) AS stale,
   coalesce(late.last_activity_at + late.crash_after < statement_timestamp(), false) AS crashed,
-  coalesce(w.answers, false) AS answers
-FROM fleet LEFT JOIN late ON true LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
+  coalesce(w.answers, false) AS answers,
+  coalesce({in_line}, false) AS in_line
+FROM fleet LEFT JOIN late ON true LEFT JOIN hands ON hands.worker_id = late.worker_id
+LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
 ORDER BY late.last_activity_at + late.stale_after, late.last_activity_at + late.crash_after
-"""
+""".replace("{in_line}", _IN_LINE.replace("{job}", "late"))
 LATE = text(_LATE.replace("{besides}", ""))
 
 # Past rows whose RESET is refused: they are late for ever, and stand first.
@@ -72,6 +87,19 @@ LATE_BESIDES = text(
     )
 )
 
+OWNED_IN_LINE = text(
+    """
+WITH owned AS (
+  SELECT id, worker_id, claimed_at, cleared, last_activity_at
+  FROM jsworker.jobs WHERE status || '' = 'processing' AND worker_id = :owner
+), hands AS (
+  SELECT count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at FROM owned
+)
+SELECT owned.id FROM owned CROSS JOIN hands JOIN jsworker.workers AS w ON w.id = owned.worker_id
+WHERE {in_line}
+""".replace("{in_line}", _IN_LINE.replace("{job}", "owned"))
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
@@ -83,6 +111,7 @@ class Suspect:
         crash_after: seconds of silence until two witnesses may; None: never.
         crashed: whether that is over, by the database's clock.
         answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
+        in_line: whether it had not begun, as far as anybody can tell: no stall of its own.
     """
 
     id: UUID
@@ -95,6 +124,7 @@ class Suspect:
     crash_after: float | None
     crashed: bool
     answers: bool
+    in_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +182,7 @@ def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
         "ids": [row.id for row in rows],
         "tokens": [row.fencing_token for row in rows],
         "activities": [row.last_activity_at for row in rows],
+        "in_line": [row.in_line for row in rows],
     }
 
 
@@ -229,21 +260,26 @@ async def reset_dead(
         worker_id: who has the evidence, for the timeline.
         owner: the dead worker; its id never lives again.
         reason: told to the next runs and in the messages.
-        counted: whether the stalls count against ``max_stalls``.
-        culprits: jobs that caused the death: when there are any, they alone are counted.
+        counted: whether the stalls count against ``max_stalls``; those of jobs that had not begun, as far as
+            their rows tell, never do.
+        culprits: jobs that may have caused the death: when there are any, they alone are counted.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
     """
-    values = {
+    values: dict[str, Any] = {
         "worker_id": worker_id,
         "owner": owner,
         "reason": reason,
         "counted": counted,
         "culprits": list(culprits),
+        "in_line": [],
         "limit": _BATCH,
     }
     taken: list[Row] = []
+    if counted and not culprits:
+        rows = await database.run(OWNED_IN_LINE, {"owner": owner})
+        values["in_line"] = [row.id for row in rows]
     try:
         while True:
             rows = await database.run(RESET_DEAD, values | {"ids": None})
@@ -310,4 +346,5 @@ def _suspect(row: Row) -> Suspect:
         crash_after=None if row.crash_after is None else float(row.crash_after),
         crashed=row.crashed,
         answers=row.answers,
+        in_line=row.in_line,
     )

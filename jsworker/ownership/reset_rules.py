@@ -57,10 +57,10 @@ def _reset(cause: str, *, rule: str, counted: str) -> TextClause:
 # Rule 1. The row as it was seen, and stale still.
 RESET_STALE = _reset(
     "stale",
-    counted="CAST(:counted AS boolean)",
+    counted="CAST(:counted AS boolean) AND NOT seen.in_line",
     rule="""
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
-    AS seen(id, token, activity) ON seen.id = j.id
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]),
+    CAST(:in_line AS boolean[])) AS seen(id, token, activity, in_line) ON seen.id = j.id
   WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
     AND j.last_activity_at + j.stale_after < clock_timestamp()
   ORDER BY j.id
@@ -71,7 +71,8 @@ RESET_STALE = _reset(
 RESET_DEAD = _reset(
     "dead",
     counted="""CASE WHEN cardinality(CAST(:culprits AS uuid[])) > 0
-    THEN j.id = ANY(CAST(:culprits AS uuid[])) ELSE CAST(:counted AS boolean) END""",
+    THEN j.id = ANY(CAST(:culprits AS uuid[]))
+    ELSE CAST(:counted AS boolean) AND j.id <> ALL(CAST(:in_line AS uuid[])) END""",
     rule="""
   WHERE j.status || '' = 'processing' AND j.worker_id = :owner
     AND (CAST(:ids AS uuid[]) IS NULL OR j.id = ANY(CAST(:ids AS uuid[])))
@@ -82,10 +83,10 @@ RESET_DEAD = _reset(
 # Rule 3. The row as it was seen, and silent beyond the crash threshold still.
 RESET_CRASHED = _reset(
     "crashed",
-    counted="CAST(:counted AS boolean)",
+    counted="CAST(:counted AS boolean) AND NOT seen.in_line",
     rule="""
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
-    AS seen(id, token, activity) ON seen.id = j.id
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]),
+    CAST(:in_line AS boolean[])) AS seen(id, token, activity, in_line) ON seen.id = j.id
   WHERE j.status = 'processing' AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
     AND j.last_activity_at + j.crash_after < clock_timestamp()
   ORDER BY j.id

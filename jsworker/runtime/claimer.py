@@ -1,7 +1,7 @@
 """Taking jobs of one kind: CLAIM, its read-back, its stale-owner arm, and the look at what was refused."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -125,7 +125,7 @@ class Claimer:
         except (DatabaseUnavailable, DatabaseRefused) as error:  # refused and noted the next time
             self._health.failed(error)
 
-    def _tell_stalled(self, claimed: Iterable[ClaimedJob], seen: Iterable[Suspect]) -> None:
+    def _tell_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
         owners = {row.id: row.worker_id for row in seen}
         for job in claimed:
             self._events.emit(
@@ -137,6 +137,16 @@ class Claimer:
                 cause="stale",
                 counted=True,
                 stalls=job.stalls,
+                together=len(claimed),
+            )
+        if claimed:
+            self._events.emit(
+                "stale.recovered",
+                jobs=len(claimed),
+                owners=sorted({owners[job.id] for job in claimed}),
+                cause="stale",
+                counted=len(claimed),
+                to={"processing": len(claimed)},
             )
         self._late.taken_back(job.id for job in claimed)
 

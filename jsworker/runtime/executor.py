@@ -19,6 +19,7 @@ from jsworker.runtime.quarantine.ward import Ward
 from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.settler import Settler
 from jsworker.runtime.slots import Slots
+from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
 from jsworker.runtime.values import Values
 
@@ -40,6 +41,7 @@ class Executor:
         settler: Settler,
         tracing: RunTracing,
         events: Events,
+        ties: Ties | None,
         on_room: Callable[[], None],
         on_requeued: Callable[[], None],
         died: Callable[[str, BaseException], None],
@@ -56,6 +58,7 @@ class Executor:
             settler: writes outcomes.
             tracing: makes spans, where somebody wants them.
             events: told what became of each run.
+            ties: whoever supervises this process, if anybody does.
             on_room: called when more may be claimed.
             on_requeued: called when a job went back to the queue and waits to be published.
             died: told of an error that is nobody's outcome.
@@ -69,6 +72,7 @@ class Executor:
         self._settler = settler
         self._tracing = tracing
         self._events = events
+        self._ties = ties
         self._on_room = on_room
         self._on_requeued = on_requeued
         self._died = died
@@ -172,6 +176,8 @@ class Executor:
                 self._tasks.discard(task)
 
     async def _execute(self, run: Run) -> None:
+        if self._ties is not None:
+            self._ties.began(run.id)
         # Only from here on may a signal cancel the task: one that never began would settle nothing.
         run.phase = Phase.RUNNING
         if fault_points.armed():
@@ -260,6 +266,8 @@ class Executor:
 
     def _let_go(self, run: Run) -> None:
         self._hand.runs.pop(run.id, None)
+        if self._ties is not None:
+            self._ties.ended(run.id)
         if self._slots.settled():
             self._on_room()
 

@@ -227,6 +227,7 @@ class Parts:
             settler=self.settler,
             tracing=self.tracing,
             events=around.events,
+            ties=around.ties,
             on_room=self.wake_pullers,
             on_requeued=self.wake_relay,
             died=around.died,

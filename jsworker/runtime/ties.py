@@ -12,6 +12,14 @@ class Ties(Protocol):
         """Tell under which id the worker owns jobs, before it claims the first one."""
         ...
 
+    def began(self, job_id: UUID) -> None:
+        """Note that a job's run begins, before anything of the job can do harm: it is counted for a death."""
+        ...
+
+    def ended(self, job_id: UUID) -> None:
+        """Note that a run is over and its outcome written; nothing for one that never began."""
+        ...
+
     def quiet_until(self, boottime: float) -> None:
         """Announce that the event loop may be silent.
 

@@ -206,7 +206,6 @@ class TestLevels:
                     "worker.draining",
                     "worker.stopped",
                     "worker.restored",
-                    "stale.recovered",
                     "reconcile.completed",
                     "job.released",
                     "job.cleared",
@@ -231,6 +230,7 @@ class TestLevels:
                     "prune.failed",
                     "worker.degraded",
                     "stale.detected",
+                    "stale.recovered",
                 ],
             ),
             ("error", ["job.stop_ignored"]),
@@ -244,6 +244,22 @@ class TestLevels:
             events, out = start()
             events.emit(name)
             assert (only_line(out)["level"], only_line(out)["event"]) == (level, name)
+
+    def test_jobs_that_were_taken_back_together_are_told_in_one_line(self) -> None:
+        events, out = start(level="info")
+        for job_id in range(300):
+            events.emit("job.stalled", job_id=str(job_id), counted=False, together=300)
+            events.emit("job.cleared", job_id=str(job_id), to="queued", together=300)
+        events.emit("stale.recovered", jobs=300, cause="dead", counted=0, to={"queued": 300})
+        line = only_line(out)
+        assert (line["event"], line["level"], line["jobs"]) == ("stale.recovered", "warning", 300)
+        assert (line["counted"], line["to"]) == (0, {"queued": 300})
+
+    def test_a_single_job_keeps_its_own_line(self) -> None:
+        events, out = start(level="info")
+        events.emit("job.stalled", job_id="1", counted=True, together=1)
+        events.emit("stale.recovered", jobs=1, cause="dead", counted=1, to={"queued": 1})
+        assert only_line(out)["event"] == "job.stalled"
 
     @pytest.mark.parametrize(
         ("level", "seen"),

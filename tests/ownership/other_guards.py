@@ -19,7 +19,12 @@ _TO_PUBLISH = r"CAST\(needs_publish AS integer\) = 1|j\.needs_publish(?= AND)"
 
 
 def _as_seen(job: Row) -> Parameters:
-    return {"ids": [job["id"]], "tokens": [job["fencing_token"]], "activities": [job["last_activity_at"]]}
+    return {
+        "ids": [job["id"]],
+        "tokens": [job["fencing_token"]],
+        "activities": [job["last_activity_at"]],
+        "in_line": [False],
+    }
 
 
 def _seen(beyond: str, column: str) -> list[Flip]:
@@ -150,6 +155,7 @@ NOT_OWNER = [
             "reason": "killed",
             "counted": True,
             "culprits": [],
+            "in_line": [],
             "ids": None,
             "limit": 500,
         },

@@ -204,6 +204,7 @@ class TestByPrimaryKey:
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
+        seen |= {"in_line": [False] * batch}
         assert access_paths(table, reset_rules.RESET_STALE, seen) == {"jobs_pkey"}
         assert access_paths(table, reset_rules.RESET_CRASHED, seen) == {"jobs_pkey"}
         assert access_paths(table, reset_rules.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
@@ -260,11 +261,14 @@ class TestSweeps:
             "reason": "r",
             "counted": True,
             "culprits": some(table, "processing", 3)[:culprits],
+            "in_line": [],
             "ids": None,
             "limit": 500,
         }
         assert access_paths(table, reset_rules.RESET_DEAD, parameters) == {"jobs_owned", "jobs_pkey"}
         assert access_paths(table, reset_rules.OWNED, {"owner": OTHER_WORKER}) == {"jobs_owned"}
+        in_line = access_paths(table, reset.OWNED_IN_LINE, {"owner": OTHER_WORKER})
+        assert of_jobs(in_line) == {"jobs_owned"}
 
     def test_workers(self, table: Connection) -> None:
         me = {"id": WORKER, "hostname": "alpha", "pod_uid": "uid", "name": "alpha"}

@@ -97,6 +97,7 @@ class Winner:
             "ids": [job_id],
             "tokens": [1],
             "activities": [read_job(self._sql, job_id)["last_activity_at"]],
+            "in_line": [False],
         }
         self.run(reset_rules.RESET_STALE, parameters)
 

@@ -1,12 +1,16 @@
 """A stall is the job's only when nothing else can have silenced its owner."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
 from jsworker.embedded import EmbeddedPostgres
+from jsworker.ownership import reset
 from jsworker.ownership.database import Database
+from jsworker.ownership.reset import Suspect, TakenBack
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.settings import Settings
 from tests.runtime.lives import Lives
@@ -41,8 +45,20 @@ async def two_silent_jobs_are_taken_back(lives: Lives, rows: Rows) -> dict[str, 
 
 
 async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
-    start: StartWorker, rows: Rows, database: Database, settings: Settings, database_url: str
+    start: StartWorker,
+    rows: Rows,
+    database: Database,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    reset_stale, given_free = reset.reset_stale, dict[bool, set[UUID]]()
+
+    async def noted(*arguments: Any, counted: bool, stale: Sequence[Suspect], **rest: Any) -> TakenBack:
+        proven = running.worker._parts.late.proven
+        given_free.setdefault(counted, set()).update(row.id for row in stale if row.id in proven)
+        return await reset_stale(*arguments, counted=counted, stale=stale, **rest)
+
+    monkeypatch.setattr(reset, "reset_stale", noted)
     up_for = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8"
 
     async def the_database_is_no_cause() -> None:
@@ -57,13 +73,16 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
 
     await eventually(beats)
     assert not heartbeat.had_a_gap_within(1e6)  # a start is none
-    with psycopg.connect(database_url) as holder:
+    with psycopg.connect(settings.database_dsn()) as holder:
         holder.execute("SELECT FROM jsworker.workers FOR UPDATE")
         await running.events.told("heartbeat.failed")
         holder.rollback()
     taken = await two_silent_jobs_are_taken_back(Lives(database, rows, settings), rows)
     # The short one began to be late after the gap was over.
     assert taken == {"patient": (False, 0, 0), "strict": (True, 1, 1)}
+    # A claim straight from the owner always counts the stall: it was not offered where it is none.
+    assert given_free[False] == set()
+    assert len(given_free[True]) == 1
 
 
 @pytest.fixture

@@ -18,15 +18,24 @@ class RecordedTies:
     """Keeps what a worker told whoever supervises it.
 
     Attributes:
+        begun: jobs whose outcome is not written yet.
         condemned: boot time, culprits and reason of each call.
     """
 
     ids: list[str] = field(default_factory=list)
+    begun: list[UUID] = field(default_factory=list)
     quiet: list[float] = field(default_factory=list)
     condemned: list[tuple[float, list[tuple[UUID, int]], str]] = field(default_factory=list)
 
     def registered(self, worker_id: str) -> None:
         self.ids.append(worker_id)
+
+    def began(self, job_id: UUID) -> None:
+        self.begun.append(job_id)
+
+    def ended(self, job_id: UUID) -> None:
+        if job_id in self.begun:
+            self.begun.remove(job_id)
 
     def quiet_until(self, boottime: float) -> None:
         self.quiet.append(boottime)

@@ -100,14 +100,20 @@ class Sweeper:
             self._events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
 
     async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
+        counts = {
+            owner: not proof.braked and not self._has_a_cause(lateness, rows)
+            for owner, rows in _by_owner(proof.stale).items()
+        }
+        # A claim straight from the owner counts the stall: what is no stall goes by the queue.
+        self._late.taken_back(row.id for row in proof.stale if row.in_line or not counts[row.worker_id])
         for owner, rows in _by_owner(proof.stale).items():
             self._events.emit("stale.detected", jobs=len(rows), owners=[owner])
-            counted = not proof.braked and not self._has_a_cause(lateness, rows)
+            counted = counts[owner]
             reason = f"worker {owner} stopped responding"
             taken = await reset.reset_stale(
                 self._database, worker_id=self._worker_id, stale=rows, reason=reason, counted=counted
             )
-            await self._tell(owner, taken, "stale")
+            await self._tell(taken, "stale")
 
     def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
         """Tell whether something else than the job may have silenced the owner: then no stall is counted."""
@@ -126,19 +132,17 @@ class Sweeper:
             taken = await reset.reset_crashed(
                 self._database, worker_id=self._worker_id, crashed=rows, reason=reason
             )
-            await self._tell(owner, taken, "crashed")
+            await self._tell(taken, "crashed")
 
-    async def _tell(self, owner: str, taken: TakenBack, cause: str) -> None:
+    async def _tell(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
-        resets = await report(
+        await report(
             taken,
             cause=cause,
             events=self._events,
             refused_rows=self._refused_rows,
             on_requeued=self._on_requeued,
         )
-        if resets:
-            self._events.emit("stale.recovered", jobs=len(resets), owners=[owner], cause=cause)
 
     async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)

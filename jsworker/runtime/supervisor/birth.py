@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Self
 
+from jsworker.runtime.supervisor.begun import BegunJobs
 from jsworker.runtime.supervisor.leash import follow_parent
 
 DUMP_SIGNAL: Final = signal.SIGUSR1
 """Makes a child write the stacks of its threads to stderr."""
 
 _FOREVER: Final = "forever"
+_NONE: Final = "none"
 _FOR_THE_PARENT: Final = frozenset({signal.SIGINT, signal.SIGHUP})
 """What a terminal sends to the whole process group; the parent passes it on in its own way."""
 _HELD_BACK: Final = _FOR_THE_PARENT | {signal.SIGTERM}
@@ -31,17 +33,20 @@ class Birth:
         parent: the parent's process id.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
         number: its place among the children, from 1.
+        begun: the file descriptor of ``begun.BegunJobs``; None: the system has no such memory.
     """
 
     link: int
     parent: int
     connect_seconds: float | None
     number: int
+    begun: int | None
 
     def arguments(self) -> list[str]:
         """Return it as arguments."""
         patience = _FOREVER if self.connect_seconds is None else repr(self.connect_seconds)
-        return [str(self.link), str(self.parent), patience, str(self.number)]
+        begun = _NONE if self.begun is None else str(self.begun)
+        return [begun, str(self.link), str(self.parent), patience, str(self.number)]
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
@@ -50,9 +55,10 @@ class Birth:
         Raises:
             ValueError: a parent's arguments look different.
         """
-        *rest, link, parent, patience, number = arguments
+        *rest, begun, link, parent, patience, number = arguments
         seconds = None if patience == _FOREVER else float(patience)
-        return cls(int(link), int(parent), seconds, int(number)), rest
+        known = None if begun == _NONE else int(begun)
+        return cls(int(link), int(parent), seconds, int(number), known), rest
 
     def open_link(self) -> socket.socket:
         """Take over the child's end of the link; processes that the child starts do not get it.
@@ -62,6 +68,14 @@ class Birth:
         """
         os.set_inheritable(self.link, False)
         return socket.socket(fileno=self.link)
+
+    def take_over_begun(self) -> BegunJobs | None:
+        """Take over the memory for what the child begins, where there is any.
+
+        Raises:
+            OSError: there is no such memory.
+        """
+        return None if self.begun is None else BegunJobs.take_over(self.begun)
 
 
 @contextmanager

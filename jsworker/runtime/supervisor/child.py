@@ -6,13 +6,14 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
 from jsworker.runtime.clock import boottime
+from jsworker.runtime.supervisor.begun import BegunJobs
 from jsworker.runtime.supervisor.birth import Birth, signals_held_back
 from jsworker.runtime.supervisor.messages import (
     MOST_PARTS,
@@ -100,6 +101,7 @@ class Child:
         number: int,
         generation: int,
         name: Callable[[int], str],
+        concurrency: int,
         watchdog_timeout: float,
         watcher: Watcher,
     ) -> None:
@@ -112,6 +114,7 @@ class Child:
             number: its place among the children.
             generation: how many children there were at this place, this one included.
             name: returns its worker id without the random end, from its process id.
+            concurrency: its job slots.
             watchdog_timeout: seconds without a tick that are too many.
             watcher: told what it says.
 
@@ -138,11 +141,12 @@ class Child:
         self._budget = _BYTES_A_ROUND
         self._loop = asyncio.get_running_loop()
         self._born_at = boottime()
+        self._begun: BegunJobs | None = None
         self._socket, theirs = socket.socketpair()
         try:
-            with theirs:
-                birth = Birth(theirs.fileno(), os.getpid(), connect_seconds, number)
-                self._process = _start(command, environment, theirs, birth)
+            with theirs, self._shared(concurrency) as begun:
+                birth = Birth(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
+                self._process = _start(command, environment, birth)
         except BaseException:
             self._socket.close()
             raise
@@ -185,6 +189,10 @@ class Child:
                 self._process.send_signal(number)
             else:
                 signal.pidfd_send_signal(self._pidfd, number)
+
+    def begun(self) -> tuple[UUID, ...] | None:
+        """Return the jobs that it had begun when it died; None: they are not all known."""
+        return None if self._begun is None else self._begun.read()
 
     def stop(self, *, force: bool) -> None:
         """Ask it to stop; said twice over, for its loop may hang, or it may not listen to its link yet."""
@@ -273,6 +281,19 @@ class Child:
             self.holds_jobs = True
             self.silence.tighten(self._watchdog_timeout)
 
+    @contextmanager
+    def _shared(self, concurrency: int) -> Iterator[int | None]:
+        """Make the memory for what it begins, and keep its file descriptor open for the start."""
+        shared = BegunJobs.share(concurrency)
+        if shared is None:
+            yield None
+            return
+        self._begun, descriptor = shared
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
     def _tell(self, line: bytes) -> None:
         # Full or gone: the child does not listen, or is dead; nothing that is told here is needed then.
         with suppress(BlockingIOError, OSError):
@@ -282,14 +303,13 @@ class Child:
 def _start(
     command: Sequence[str],
     environment: Mapping[str, str],
-    link: socket.socket,
     birth: Birth,
 ) -> subprocess.Popen[bytes]:
     with signals_held_back():
         return subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
             [*command, *birth.arguments()],
             env=environment,
-            pass_fds=[link.fileno()],
+            pass_fds=[birth.link] if birth.begun is None else [birth.link, birth.begun],
             # Named, so that they are inherited even where they were closed and opened again.
             stdin=0,
             stdout=1,

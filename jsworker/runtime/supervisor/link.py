@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from jsworker.runtime.clock import boottime
+from jsworker.runtime.supervisor.begun import BegunJobs
 from jsworker.runtime.supervisor.birth import on_sigterm
 from jsworker.runtime.supervisor.messages import (
     LONGEST_PART,
@@ -48,13 +49,15 @@ _READ_BYTES: Final = 65_536
 class Link:
     """Ties a worker to the parent of its process. Everything but ``last_words`` belongs to the event loop."""
 
-    def __init__(self, end: socket.socket, *, parent: int) -> None:
+    def __init__(self, end: socket.socket, *, parent: int, begun: BegunJobs | None) -> None:
         """Take an end of the link; nothing is said or heard yet.
 
         Args:
             end: the child's end.
             parent: the parent's process id.
+            begun: where the parent finds, after the child's death, what it had begun.
         """
+        self._begun = begun
         end.setblocking(False)
         self._socket = end
         self._parent = parent
@@ -111,6 +114,16 @@ class Link:
     def ready(self) -> None:
         """Tell that the worker works."""
         self._say(Ready())
+
+    def began(self, job_id: UUID) -> None:
+        """Note, for the parent to find, that a job's run begins."""
+        if self._begun is not None:
+            self._begun.add(job_id)
+
+    def ended(self, job_id: UUID) -> None:
+        """Note that its outcome is written."""
+        if self._begun is not None:
+            self._begun.remove(job_id)
 
     def report(self, readiness: str | None, figures: str | None) -> bool:
         """Tell how the worker is, unless the parent has not read what was told before.

@@ -16,7 +16,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import DUMP_SIGNAL
 from jsworker.runtime.supervisor.burial import Burials, Dead
 from jsworker.runtime.supervisor.child import Child, Fate
-from jsworker.runtime.supervisor.messages import Bury
+from jsworker.runtime.supervisor.messages import MOST_CULPRITS, Bury
 from jsworker.runtime.supervisor.orphans import reap_orphans
 from jsworker.runtime.supervisor.places import Place, Places
 from jsworker.runtime.supervisor.view import CONDEMNED, EXITED, HUNG, KILLED, View
@@ -178,6 +178,7 @@ class Supervisor:
                 number=place.number,
                 generation=place.generation,
                 name=partial(self._name_of, place.number),
+                concurrency=self._settings.concurrency,
                 watchdog_timeout=self._settings.watchdog_timeout,
                 watcher=self,
             )
@@ -268,7 +269,11 @@ class Supervisor:
         reason = f"its process ended: {child.ending()}"
         fate = child.fate or Fate(KILLED, reason, counted=not (self._stopping or self._just_woke()))
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
-        dead = Dead(child.worker_id, fate.reason, fate.counted, fate.culprits, in_flight)
+        counted, culprits = fate.counted, fate.culprits
+        if counted and not culprits and (begun := child.begun()) is not None:
+            # Whatever ended the process was not a job that waited for its slot.
+            counted, culprits = bool(begun), begun
+        dead = Dead(child.worker_id, fate.reason, counted, culprits, in_flight)
         self._burials.add(dead, asked_sibling=self._ask_sibling(dead))
 
     def _ask_sibling(self, dead: Dead) -> bool:
@@ -276,7 +281,7 @@ class Supervisor:
         able = [
             child for child in self._children() if child.ready and not child.stopped and child.fate is None
         ]
-        if not able or self._stopping:
+        if not able or self._stopping or len(dead.culprits) > MOST_CULPRITS:
             return False
         culprits = list(dead.culprits)
         told = Bury(worker_id=dead.worker_id, reason=dead.reason, counted=dead.counted, culprits=culprits)
