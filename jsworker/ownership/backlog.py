@@ -1,4 +1,4 @@
-"""What waits: live jobs by kind, the outbox, messages that nobody could use. Read-only; decides nothing.
+"""What waits: live jobs by kind, the outbox, refused rows, messages that nobody could use. Read-only; decides nothing.
 
 Each part reads an index that holds only what waits, however many jobs have ended.
 """
@@ -25,6 +25,8 @@ UNION ALL
 SELECT kind, 'outbox', count(*),
   CAST(extract(epoch FROM clock_timestamp() - min(queued_at)) AS double precision)
 FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1 GROUP BY kind
+UNION ALL
+SELECT attempted, 'refused rows', count(*), NULL FROM jsworker.refused_rows GROUP BY attempted
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """)
@@ -54,19 +56,25 @@ class Backlog:
     Attributes:
         kinds: by kind; those asked for are there even without a job.
         dead_messages: messages that nobody could use.
+        refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
     kinds: dict[str, Waiting]
     dead_messages: int
+    refused_rows: dict[str, int]
 
 
 async def backlog(database: Database, kinds: Sequence[str]) -> Backlog:
     """Return what waits, of every kind that has live jobs, and of ``kinds``."""
     found = {kind: Waiting() for kind in kinds}
     dead_messages = 0
+    refused_rows: dict[str, int] = {}
     for row in await database.run(BACKLOG):
         if row.what == "dead messages":
             dead_messages = int(row.number)
+            continue
+        if row.what == "refused rows":
+            refused_rows[row.kind] = int(row.number)
             continue
         waiting = found.setdefault(row.kind, Waiting())
         if row.what == "outbox":
@@ -75,7 +83,7 @@ async def backlog(database: Database, kinds: Sequence[str]) -> Backlog:
         waiting.jobs[row.what] = int(row.number)
         if row.what == "queued":
             waiting.oldest_seconds = _age(row.oldest)
-    return Backlog(found, dead_messages)
+    return Backlog(found, dead_messages, refused_rows)
 
 
 def _age(seconds: float | None) -> float:
