@@ -84,6 +84,10 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
         "For how long the oldest job of the outbox has been queued.",
         fleet.outbox_oldest_seconds,
     )
+    refused = _gauge("refused_rows", "Jobs set aside because PostgreSQL refuses their row.", "attempted")
+    for attempted, number in fleet.refused_rows.items():
+        refused.add_metric([attempted], number)
+    yield refused
     yield _single("dead_messages", "Messages kept because nobody could use them.", fleet.dead_messages)
 
 

@@ -85,6 +85,12 @@ class Metrics:
             "jsworker_messages_republished", "Messages that were proven to be gone.", registry=registry
         )
         self._dead = Counter("jsworker_messages_dead", "Messages that nobody could use.", registry=registry)
+        self._refused = Counter(
+            "jsworker_rows_refused",
+            "Rows whose writing PostgreSQL refused to this process for the first time.",
+            ["attempted"],
+            registry=registry,
+        )
         self._pruned = Counter(
             "jsworker_jobs_pruned",
             "Ended jobs that this process deleted, by their retention.",
@@ -125,6 +131,7 @@ class Metrics:
         events.on("job.skipped", self._skip)
         events.on("message.republished", lambda event: self._republished.inc(event.fields["jobs"]))
         events.on("message.dead", lambda event: self._dead.inc(event.fields["messages"]))
+        events.on("row.refused", self._refuse)
         events.on("jobs.pruned", lambda event: self._pruned.inc(event.fields["jobs"]))
         events.on("heartbeat.failed", lambda _: self._unheard.inc())
         events.on("worker.degraded", lambda event: self._set_degraded(event, 1))
@@ -162,6 +169,10 @@ class Metrics:
 
     def _skip(self, event: Event) -> None:
         self._skipped.labels(self._kind(event), str(event.fields["status"])).inc()
+
+    def _refuse(self, event: Event) -> None:
+        attempted = str(event.fields.get("attempted", "other"))
+        self._refused.labels(attempted).inc(event.fields.get("jobs", 1))
 
     def _set_degraded(self, event: Event, value: int) -> None:
         if event.fields["what"] in _SERVERS:

@@ -1,7 +1,7 @@
 """How a worker is: what it knows of itself without asking anybody, and what a survey found last."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from jsworker.events import Events
@@ -103,12 +103,14 @@ class Fleet:
         outbox_jobs: queued jobs whose message is still to be sent.
         outbox_oldest_seconds: for how long the oldest of them has been queued; 0 when there is none.
         dead_messages: messages that nobody could use.
+        refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
     queues: Mapping[str, Queue]
     outbox_jobs: int
     outbox_oldest_seconds: float
     dead_messages: int
+    refused_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 class Patient(Protocol):

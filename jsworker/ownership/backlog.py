@@ -1,4 +1,4 @@
-"""What waits: live jobs by kind, the outbox, messages that nobody could use. Read-only; decides nothing.
+"""What waits: live jobs by kind, the outbox, refused rows, messages that nobody could use. Read-only; decides nothing.
 
 Each part reads an index that holds only what waits, however many jobs have ended. Producers invent kinds as they
 like, so only those that workers are for are told apart, and no more of them than are asked for.
@@ -41,6 +41,8 @@ UNION ALL
 SELECT {named}, 'outbox', count(*), {oldest}
 FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1 GROUP BY 1
 UNION ALL
+SELECT attempted, 'refused rows', count(*), NULL FROM jsworker.refused_rows GROUP BY attempted
+UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """.replace("{named}", "CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END").replace(
         "{oldest}",
@@ -74,11 +76,13 @@ class Backlog:
         kinds: by kind: those asked for and those of other workers, even without a job.
         others: all other kinds together; None: they have no live jobs.
         dead_messages: messages that nobody could use.
+        refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
     kinds: dict[str, Waiting]
     others: Waiting | None
     dead_messages: int
+    refused_rows: dict[str, int]
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
@@ -96,15 +100,18 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
     found = {kind: Waiting() for kind in named}
     others: Waiting | None = None
     dead_messages = 0
+    refused_rows: dict[str, int] = {}
     for row in await database.run(BACKLOG, {"kinds": named}):
         if row.what == "dead messages":
             dead_messages = int(row.number)
+        elif row.what == "refused rows":
+            refused_rows[row.kind] = int(row.number)
         elif row.kind is None:
             others = others or Waiting()
             _note(others, row)
         else:
             _note(found[row.kind], row)
-    return Backlog(found, others, dead_messages)
+    return Backlog(found, others, dead_messages, refused_rows)
 
 
 def _note(waiting: Waiting, row: Any) -> None:

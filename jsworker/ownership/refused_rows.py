@@ -143,12 +143,16 @@ class RefusedRows:
         """Tell whether rows are known to be set aside for any of these transitions."""
         return not self._attempts.isdisjoint(attempted)
 
+    def expect(self, attempted: str) -> None:
+        """Take it that rows are set aside for this transition, until a look shows that there are none."""
+        self._attempts.add(attempted)
+
     async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
         """Set rows aside, and tell of those that are new."""
         found = dict(refused)
         if not found:
             return
-        self._attempts.add(attempted)
+        self.expect(attempted)
         self.noted += len(found)
         values = {
             "attempted": attempted,
@@ -173,7 +177,9 @@ class RefusedRows:
 
     async def look(self) -> None:
         """Take away the marks of rows that are gone or have moved on, and learn what is still set aside."""
-        self._attempts = {row.attempted for row in await self._database.run(TIDY)}
+        before = frozenset(self._attempts)
+        found = {row.attempted for row in await self._database.run(TIDY)}
+        self._attempts = found | (self._attempts - before)  # what was refused meanwhile it may not have seen
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
         by_reason: dict[tuple[str, str | None], list[Row]] = {}
@@ -246,7 +252,7 @@ async def sweep(
         try:
             return Swept(await database.run(what.whole, values), None, [])
         except RowRefused:
-            pass  # some row of it: found below
+            refused_rows.expect(what.attempted)  # some row of it: found below, or set aside by others
     found = await database.run(what.find, {**values, "attempted": list(what.aside)})
     ids = [row.id for row in found]
 

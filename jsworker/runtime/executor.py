@@ -287,7 +287,7 @@ class Executor:
                 if isinstance(outcome, Failed) and outcome.stalled:
                     crash = {"cause": "crashed in quarantine", "counted": True}
                     self._events.emit("job.stalled", **run.facts(), **crash)
-                self._events.emit("job.failed", **facts, error=error)
+                self._events.emit("job.failed", **facts, error=error or run.refusal)
             case Settled.CANCELLED:
                 self._events.emit("job.cancelled", **facts)
             case Settled.QUEUED:
@@ -304,7 +304,9 @@ class Executor:
         processor = run.kind.processor
         try:
             if run.settled is Settled.FAILED:
-                await processor.on_failed(job, error or RuntimeError("the result could not be stored"))
+                await processor.on_failed(
+                    job, error or RuntimeError(run.refusal or "the result could not be stored")
+                )
             elif run.settled is Settled.LOST:
                 await processor.on_lost(job)
         except (asyncio.CancelledError, GeneratorExit):

@@ -80,6 +80,7 @@ def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
             (waiting.to_publish_oldest_seconds for waiting in kinds.values()), default=0.0
         ),
         dead_messages=found.dead_messages,
+        refused_rows=found.refused_rows,
     )
 
 

@@ -69,6 +69,7 @@ class Run:
         abandoned: True once nobody waits for the run's end any more.
         settled: what became of the job.
         spans: traces it; None: nobody wants spans.
+        refusal: why its outcome could not be written as it was; None: it could.
     """
 
     # Defaults of the class: most runs never change them, and one is made for every job.
@@ -94,6 +95,7 @@ class Run:
     abandoned: bool = False
     settled: Settled | None = None
     spans: "RunSpans | None" = None
+    refusal: str | None = None
     quiet_seconds: float = 0.0
     quiet_until: float = 0.0
     _patience_lock: asyncio.Lock | None = None

@@ -125,8 +125,8 @@ class Settler:
         settled = settled or await self._persist(complete, completion)
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
-            reason = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
-            return await self._failed(Failure(*run.held, reason, "result", 0.0))
+            run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
+            return await self._failed(Failure(*run.held, run.refusal, "result", 0.0))
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
