@@ -20,7 +20,6 @@ from jsworker.cli.targets import load_processor_class
 from jsworker.cli.telling import tell
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
-from jsworker.errors import DatabaseUnavailable, StreamUnavailable
 from jsworker.names import check_kind, shown
 
 _BATCH = 10_000
@@ -142,11 +141,8 @@ async def _enqueue_many(client: JobClient, wish: _Wish, take: Callable[[list[Enq
 
 async def _publish(client: JobClient) -> str | None:
     """Publish what is due and return why it was not possible; everything is stored either way."""
-    try:
-        await client.publish_pending()
-    except (StreamUnavailable, DatabaseUnavailable) as error:
-        return str(error)
-    return None
+    await client.publish_pending()
+    return client.unpublished_because
 
 
 def _print_ids(enqueued: list[Enqueued]) -> None:

@@ -1,7 +1,8 @@
 """The client: enqueue in one call, and everything an application or operator may ask of jobs."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -13,7 +14,8 @@ from jsworker.batcher import Batcher
 from jsworker.client.batching import SharedInserts
 from jsworker.client.enqueueing import Kind, kind_name, new_job, new_jobs
 from jsworker.client.inserting import insert
-from jsworker.client.publishing import OutboxPublisher, publish_traced
+from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
+from jsworker.client.stream_link import StreamLink
 from jsworker.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
@@ -56,7 +58,14 @@ _MAY_NOT_MARK = "the login may not note what was published (role jsworker_publis
 class JobClient:
     """Enqueues jobs and acts on them. Open one per process: ``async with JobClient.from_env() as client``.
 
-    A job is accepted once it is committed. NATS may be away: workers publish what the client could not.
+    A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
+    connects in the background.
+
+    Attributes:
+        events: told ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that
+            this client cannot publish to.
+        unpublished_because: why messages were left to workers; None: none was, or the last
+            ``publish_pending`` has published everything.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -64,13 +73,13 @@ class JobClient:
         self._settings = settings
         self.events = Events()
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
-        self._stream: Stream | None = None
+        self._link: StreamLink | None = None
         self._marks: Batcher[Sent, None] = Batcher(
             "marks", self._mark, limit=500, died=self._died, linger=_MARK_SECONDS
         )
         self._inserts = SharedInserts(
             self._database,
-            publish_after=lambda: _OWN_PUBLISHING_SECONDS if self._reachable_stream() else 0.0,
+            publish_after=lambda: _OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0,
             died=self._died,
         )
         self._background: set[asyncio.Task[None]] = set()
@@ -114,7 +123,7 @@ class JobClient:
         try:
             await self._database.check_migrated()
             self._may_mark = await outbox.may_mark(self._database)
-            await self._connect_stream()
+            await self._open_link()
         except BaseException:
             await self.close()
             raise
@@ -122,15 +131,17 @@ class JobClient:
     async def close(self) -> None:
         """Finish publishing what was enqueued, within seconds, and disconnect."""
         if self._background:
-            await asyncio.wait(self._background, timeout=_OWN_PUBLISHING_SECONDS)
+            await asyncio.wait(
+                self._background, timeout=_OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0
+            )
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._inserts.flush()
         await self._marks.flush()
-        if self._stream is not None:
-            await self._stream.close()
-            self._stream = None
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
         await self._database.close()
 
     async def enqueue(
@@ -235,24 +246,42 @@ class JobClient:
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.
 
-        Where the login may INSERT alone (see ``deploy/postgres/roles.sql``) workers publish it, within
-        RELAY_INTERVAL; ``unpublished_because`` says so then.
+        Nothing is raised for what workers publish later; ``unpublished_because`` tells why they have to. Once
+        NATS has failed to answer, this returns 0 without waiting until it answers again. Where the login may
+        INSERT alone (see ``deploy/postgres/roles.sql``) workers publish all of it, within RELAY_INTERVAL.
 
         Raises:
-            StreamUnavailable: NATS does not answer; workers publish it later.
+            StreamUnavailable: the client is not open.
         """
+        if self._link is None:
+            raise StreamUnavailable("the client is not open: use `async with`, or call open()")
         if not self._may_mark:
             self.unpublished_because = _MAY_NOT_MARK
             return 0
-        stream = self._reachable_stream()
+        if self._reachable_stream() is None:
+            return 0
+        stream = self._answering_stream()
         if stream is None:
-            raise StreamUnavailable(self.unpublished_because)
-        return await self._publish_all(OutboxPublisher(self._database, stream, limit=_PUBLISH_BATCH))
-
-    async def _publish_all(self, outbox_publisher: OutboxPublisher) -> int:
-        tally = await outbox_publisher.publish()
-        self.unpublished_because = tally.failed or self.unpublished_because
+            self._publish_in_background(since=-math.inf)
+            return 0
+        tally = Tally()
+        self.unpublished_because = None
+        await self._publish_all(OutboxPublisher(self._database, stream, limit=_PUBLISH_BATCH), tally)
+        self._reachable_stream()  # when the connection was lost meanwhile, not all was published
         return tally.published
+
+    async def _publish_all(self, outbox_publisher: OutboxPublisher, tally: Tally) -> None:
+        """Publish and note why anything was not; workers publish the rest."""
+        try:
+            await outbox_publisher.publish(tally)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self.unpublished_because = str(error)
+        self._note_answers(tally)
+
+    def _note_answers(self, tally: Tally) -> None:
+        self.unpublished_because = tally.failed or self.unpublished_because
+        if self._link is not None and (tally.published or tally.failed):
+            self._link.silent_because = None if tally.published else tally.failed
 
     async def get(self, job_id: UUID | str) -> dict[str, Any]:
         """Return a job by column name, payload and result included.
@@ -321,54 +350,52 @@ class JobClient:
             raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
         return taken.resets[0]
 
-    async def _connect_stream(self) -> None:
+    async def _open_link(self) -> None:
         stream = Stream(
             self._settings,
             installation_id=await installation_id(self._database),
             events=self.events,
             client_name="jsworker client",
         )
-        try:
-            await stream.connect(timeout=_CONNECT_SECONDS)
-            await stream.ensure([], {})
-        except StreamUnavailable as error:
-            self.unpublished_because = str(error)
-            await stream.close()
-        except BaseException:
-            await stream.close()
-            raise
-        else:
-            self._stream = stream
+        self._link = StreamLink(stream, self.events)
+        await self._link.open(_CONNECT_SECONDS)
+        self._reachable_stream()
 
     def _reachable_stream(self) -> Stream | None:
         """Return the stream when it can be reached; else note why nothing is published."""
-        if self._stream is None or self._stream.connected:
-            return self._stream
-        self.unpublished_because = "NATS is not connected"
-        return None
+        if self._link is None:
+            return None
+        if self._link.stream is None:
+            self.unpublished_because = self._link.reason
+        return self._link.stream
+
+    def _answering_stream(self) -> Stream | None:
+        """Return the stream when it is worth waiting for: it can be reached and stored the last message."""
+        if self._link is not None and self._link.silent_because is not None:
+            self.unpublished_because = self._link.silent_because
+            return None
+        return self._reachable_stream()
 
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)
 
     async def _publish(self, job: Outgoing) -> None:
-        stream = self._reachable_stream()
+        """Publish a job's message; while nothing is acknowledged, nobody waits for it."""
+        stream = self._answering_stream()
         if stream is None:
+            self._publish_in_background()
             return
-        try:
-            [published] = await publish_traced(stream, [job], timeout=_PUBLISH_SECONDS)
-        except StreamUnavailable as error:
-            self.unpublished_because = str(error)
-            return
+        [published] = await publish_traced(stream, [job], timeout=_PUBLISH_SECONDS)
         if isinstance(published, PublishFailed):
             # The job is committed; the relay of any worker publishes it in five seconds.
-            self.unpublished_because = str(published)
+            self._note_answers(Tally(failed=str(published)))
             return
         if self._may_mark:
             self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
     def _publish_in_background(self, *, since: float | None = None) -> None:
         """Publish what was queued since, or just now; what is older is left to the relays of workers."""
-        if not self._may_mark or self._reachable_stream() is None:
+        if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
             return
         began = asyncio.get_running_loop().time() if since is None else since
         self._publish_since = began if self._publish_since is None else min(self._publish_since, began)
@@ -378,17 +405,40 @@ class JobClient:
             task.add_done_callback(self._background.discard)
 
     async def _publish_queued(self) -> None:
-        """Publish until nobody has asked for it since the last time."""
-        try:
-            while self._publish_since is not None and (stream := self._reachable_stream()) is not None:
-                take = partial(_take_since, self._database, self._publish_since)
-                self._publish_since = None
-                own = OutboxPublisher(
-                    self._database, stream, limit=_PUBLISH_BATCH, take=take, at_once=_AT_ONCE_BESIDE_ENQUEUES
-                )
-                await self._publish_all(own)
-        except (DatabaseUnavailable, DatabaseRefused, StreamUnavailable) as error:
-            self.unpublished_because = str(error)
+        """Publish until nobody has asked for it since the last time, or nothing is acknowledged."""
+        while self._publish_since is not None and (stream := self._reachable_stream()) is not None:
+            since, self._publish_since = self._publish_since, None
+            if not self._may_mark:
+                await self._hear(stream)
+                return
+            take = partial(_take_since, self._database, since)
+            if self._answering_stream() is None and not await self._probe(stream, take):
+                return
+            own = OutboxPublisher(
+                self._database,
+                stream,
+                limit=_PUBLISH_BATCH,
+                take=partial(take, _PUBLISH_BATCH),
+                at_once=_AT_ONCE_BESIDE_ENQUEUES,
+            )
+            await self._publish_all(own, Tally())
+
+    async def _probe(self, stream: Stream, take: Callable[[int], Awaitable[Any]]) -> bool:
+        """Tell whether the stream stores messages again, and keep no more than one of them from workers."""
+        tally = Tally()
+        await self._publish_all(
+            OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1)), tally
+        )
+        if tally.published or tally.failed:
+            return tally.published > 0
+        return await self._hear(stream)
+
+    async def _hear(self, stream: Stream) -> bool:
+        """Tell whether NATS answers again."""
+        answers = await stream.flush(_PUBLISH_SECONDS)
+        if answers and self._link is not None:
+            self._link.silent_because = None
+        return answers
 
     async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
         try:
@@ -402,10 +452,11 @@ class JobClient:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
 
 
-async def _take_since(database: Database, began: float) -> list[Outgoing]:
+async def _take_since(database: Database, began: float, limit: int) -> list[Outgoing]:
     """Take what has been queued since then, by the event loop's clock, or a little before."""
-    within = asyncio.get_running_loop().time() - began + _OWN_PUBLISHING_SECONDS
-    return await outbox.take_outgoing(database, limit=_PUBLISH_BATCH, within=within)
+    elapsed = asyncio.get_running_loop().time() - began
+    within = elapsed + _OWN_PUBLISHING_SECONDS if math.isfinite(elapsed) else None
+    return await outbox.take_outgoing(database, limit=limit, within=within)
 
 
 def job_uuid(job_id: UUID | str) -> UUID:

@@ -92,15 +92,18 @@ class OutboxPublisher:
         await self._publish_batch(tally)
         return tally
 
-    async def publish(self) -> Tally:
+    async def publish(self, tally: Tally | None = None) -> Tally:
         """Publish until a batch is short or NATS is gone.
 
         What is not acknowledged stays in the outbox and is due again in five seconds.
 
+        Args:
+            tally: where it is counted, also of what was published before an error.
+
         Raises:
             DatabaseUnavailable: PostgreSQL did not answer.
         """
-        tally = Tally()
+        tally = Tally() if tally is None else tally
         await self._publish_batch(tally)  # alone, for as a rule that was all
         lanes = [self._publish_on(tally) for _ in range(self._at_once)]
         for ended in await asyncio.gather(*lanes, return_exceptions=True):

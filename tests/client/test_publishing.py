@@ -42,7 +42,8 @@ async def outbox(
 @pytest.fixture
 def publishing(client: JobClient, database: Database) -> Publish:
     """Makes publishers of small batches on the client's stream."""
-    stream = client._stream
+    assert client._link is not None
+    stream = client._link.stream
     assert stream is not None
 
     def new_publisher(take: Callable[[], Awaitable[list[Outgoing]]]) -> OutboxPublisher:

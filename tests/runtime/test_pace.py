@@ -82,11 +82,11 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
-    assert client._stream is not None
+    assert client._link is not None
     return Relay(
         database=client.database,
         health=DatabaseHealth(Events()),
-        stream=client._stream,
+        stream=client._link._stream,
         refused_rows=RefusedRows(client.database, worker_id="relaying"),
     )
 
