@@ -54,7 +54,7 @@ class Run:
         told_at: boot time at which its task was first cancelled; None: it never was.
         cancelled_at: boot time at which its task was last cancelled.
         cancellations: how often its task was cancelled.
-        is_urgent: whether others may soon run its job, or do so already.
+        is_urgent: whether others may soon run its job, which is still its own.
         ignores_stop: True once it has gone on for too long although it was told to stop.
         left_task: the task in which it goes on although it was given up; None: it was not.
         should_stop: told to the processor; also True while the worker drains.
@@ -179,7 +179,7 @@ class Run:
         self.should_stop = True
         if reason is Stop.CANCELLED:
             self.cancelled = True
-        if reason in (Stop.LOST, Stop.FENCED):
+        if reason is Stop.FENCED:
             self.is_urgent = True
         if self.phase is Phase.RUNNING and self._escalates(reason):
             self.cancelled_for = reason

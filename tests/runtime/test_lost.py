@@ -16,6 +16,7 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.runtime.test_cancel import count_beats
 from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
@@ -225,7 +226,7 @@ async def test_ownership_lost_raised_for_something_else_is_an_ordinary_error(
 
 
 async def test_a_lost_run_may_clean_up_undisturbed_by_further_heartbeats(
-    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+    client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
     cleaned = asyncio.Event()
 
@@ -233,14 +234,21 @@ async def test_a_lost_run_may_clean_up_undisturbed_by_further_heartbeats(
         try:
             await gate.process(job)
         finally:
-            await asyncio.sleep(4 * settings.heartbeat_interval)
+            beats = running.worker._parts.beats
+            rounds = count_rounds(beats)
+            for _ in range(3):
+                beats.wake()
+                await rounds_pass(rounds, 1)
             cleaned.set()
 
     gate = Gate()
-    running = await start(scripted(process))
+    # It may take two intervals.
+    slow = make_settings(heartbeat_interval=10.0)
+    running = await start(scripted(process), with_settings=slow)
     job = await client.enqueue(KIND, {})
     await gate.met()
     await rows.take_back(job.id)
+    running.worker._parts.beats.wake()
     await running.events.told("job.lost")
     assert cleaned.is_set()
 
