@@ -47,10 +47,11 @@ async def nothing_is_left() -> None:
     await eventually(none)
 
 
+@pytest.mark.parametrize("size", [0, 50_000], ids=["small", "large"])
 async def test_the_job_runs_in_another_process_under_the_same_token(
-    running: Running, client: JobClient, rows: Rows
+    running: Running, client: JobClient, rows: Rows, size: int
 ) -> None:
-    job = await client.enqueue("perilous", {"does": "return"})
+    job = await client.enqueue("perilous", {"does": "return", "text": "x" * size})
     row = await rows.becomes(job.id, "completed")
     assert row["result"]["pid"] != os.getpid()
     assert (row["result"]["token"], row["fencing_token"], row["result"]["attempt"]) == (1, 1, 1)
