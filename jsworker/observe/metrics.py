@@ -96,6 +96,11 @@ class Metrics:
         )
         for server in _SERVERS:
             self._degraded.labels(server).set(0)
+        self._refused = Gauge(
+            "jsworker_publishing_refused",
+            "1 while JetStream stores no messages, and jobs are claimed from the table.",
+            registry=registry,
+        )
 
     def watch(self, worker: Patient) -> None:
         """Count what happens to a worker, and show how it is whenever somebody asks, from whichever thread.
@@ -164,6 +169,8 @@ class Metrics:
     def _set_degraded(self, event: Event, value: int) -> None:
         if event.fields["what"] in _SERVERS:
             self._degraded.labels(event.fields["what"]).set(value)
+        elif event.fields["what"] == "publishing":
+            self._refused.set(value)
 
 
 def _kind(event: Event) -> str:

@@ -31,6 +31,9 @@ class Consumer:
     Attributes:
         kind: the kind.
         delivered_at: boot time at which the last message of this kind arrived.
+        delivered_seq: number of the last message that was delivered for the first time: those of this kind
+            before it have been delivered to somebody.
+        put_off: jobs found in the table whose claim was refused by the server, or not answered.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class Consumer:
     ) -> None:
         self.kind = kind
         self.delivered_at = boottime()
+        self.delivered_seq = 0
+        self.put_off: set[UUID] = set()
         self._claimer = claimer
         self._health = health
         self._hand = hand
@@ -68,9 +73,15 @@ class Consumer:
             return 0
         return self._slots.room(self.kind, claiming=len(self._hand.claiming), claiming_kind=self._claiming)
 
+    def most(self) -> int:
+        """Return how many jobs of this kind may be in hand at once now, if no other kind has any."""
+        return self._slots.most(self.kind)
+
     def deliver(self, delivery: Delivery) -> None:
         """Take a message: claim its job, unless this process has it in hand already."""
         self.delivered_at = boottime()
+        if delivery.is_first:
+            self.delivered_seq = delivery.stream_seq
         run = self._hand.runs.get(delivery.job_id)
         if run is not None:
             self._answer_copy(delivery, run.claimed.dispatch)
@@ -149,13 +160,16 @@ class Consumer:
 
     async def _skip(self, ids: Sequence[UUID]) -> None:
         """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps."""
-        if not ids:
+        delivered = [job_id for job_id in ids if self._hand.claiming[job_id].deliveries]
+        for job_id in set(ids).difference(delivered):  # nobody waits for an answer
+            self._let_go(job_id)
+        if not delivered:
             return
-        rows = await self._claimer.look_at_refused(ids)
+        rows = await self._claimer.look_at_refused(delivered)
         if rows is None:
-            self._put_off(ids)
+            self._put_off(delivered)
             return
-        for job_id in ids:
+        for job_id in delivered:
             row = rows.get(job_id)
             for delivery in self._let_go(job_id):
                 self._answer_refused(delivery, row)
@@ -173,7 +187,10 @@ class Consumer:
 
     def _put_off(self, ids: Iterable[UUID]) -> None:
         for job_id in ids:
-            for delivery in self._let_go(job_id):
+            deliveries = self._let_go(job_id)
+            if not deliveries:
+                self.put_off.add(job_id)
+            for delivery in deliveries:
                 delivery.nak(_jittered(_DATABASE_DELAY))
 
     def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:

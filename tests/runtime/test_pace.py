@@ -5,7 +5,7 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.events import Events
 from jsworker.runtime import pace as pace_module
-from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.health import DatabaseHealth, PublishingHealth
 from jsworker.runtime.pace import Pace
 from jsworker.runtime.relay import Relay
 from tests.runtime.rows import Rows
@@ -82,7 +82,12 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
     assert client._stream is not None
-    return Relay(database=client.database, health=DatabaseHealth(Events()), stream=client._stream)
+    return Relay(
+        database=client.database,
+        health=DatabaseHealth(Events()),
+        publishing=PublishingHealth(Events()),
+        stream=client._stream,
+    )
 
 
 async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_afterwards(
