@@ -140,6 +140,7 @@ class Parts:
         self.health.on_change(lambda _: self.lineage.wake())
         self.publishing.on_change(self.relay.wake)
         self.publishing.on_change(self.table.wake)
+        self.publishing.on_change(lambda: self.presence.tell_of_publishing(refused=self.publishing.refused))
         around.stream.on_disconnect(self.wake_pullers)
         around.stream.on_disconnect(self.table.wake)
 

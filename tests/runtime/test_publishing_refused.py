@@ -1,4 +1,4 @@
-"""JetStream is there and stores nothing: jobs are claimed from the table, at full speed, until it stores again."""
+"""JetStream is there and stores nothing: jobs are claimed from the table, at full speed, meanwhile."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -9,6 +9,9 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from jsworker.client import JobClient
+from jsworker.doctor.checks import examine
+from jsworker.doctor.finding import Level
+from jsworker.doctor.gather import gather
 from jsworker.ownership import enqueue
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import NewJob, new_job_id
@@ -71,6 +74,12 @@ def told(running: Running, name: str) -> list[dict[str, Any]]:
     return [event for event in running.events.of(name) if event["what"] == "publishing"]
 
 
+async def doctor_says(settings: Settings) -> Level:
+    findings = examine(await gather(settings, []))
+    [level] = [finding.level for finding in findings if finding.check == "nats.publishing"]
+    return level
+
+
 async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
     start: StartWorker, rows: Rows, database: Database, js: JetStreamContext, settings: Settings
 ) -> None:
@@ -84,6 +93,7 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
     assert vitals is not None
     assert not vitals.readiness.publishing
     assert vitals.readiness.pulling
+    assert await doctor_says(settings) == "error"
     last_seq = (await js.stream_info(settings.stream)).state.last_seq
     await empty(js, settings)
 
@@ -95,6 +105,7 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
     vitals = running.worker.vitals()
     assert vitals is not None
     assert vitals.readiness.publishing
+    assert await doctor_says(settings) == "ok"
     ids = await insert(database, 20)
     await all_complete(rows, ids)
     await running.stream_is_empty(seconds=10)
@@ -122,16 +133,3 @@ async def test_messages_of_producers_tell_that_the_stream_stores_again(
     await eventually(restored, seconds=40)
     await running.stream_is_empty(seconds=10)
     assert len(told(running, "worker.degraded")) == 1
-
-
-async def test_a_message_that_cannot_be_published_stands_in_nobodys_way(
-    start: StartWorker, rows: Rows, database: Database
-) -> None:
-    running = await start(scripted(echo))
-    await rows.query(
-        "INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at) "
-        "VALUES (%s, 'not a subject', '{}', 'queued', 1, true, now(), now())",
-        new_job_id(),
-    )
-    await all_complete(rows, await insert(database, 20))
-    assert told(running, "worker.degraded") == []
