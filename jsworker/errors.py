@@ -72,6 +72,14 @@ class PublishFailed(JsworkerError):
     """A message was not acknowledged by JetStream; it may be stored or not."""
 
 
+class PublishRefused(PublishFailed):
+    """JetStream answered that it does not store a message."""
+
+
+class MessageUnfit(PublishFailed):
+    """A message cannot be published as it is; nothing was sent."""
+
+
 class OwnershipLost(JsworkerError):
     """This run no longer owns its job."""
 

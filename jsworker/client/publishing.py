@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from jsworker import fault_points, tracing
-from jsworker.errors import PublishFailed
+from jsworker.errors import MessageUnfit, PublishFailed, PublishRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing, Sent, mark, take_outgoing
 from jsworker.ownership.refused_rows import RefusedRows
@@ -42,12 +42,16 @@ class Tally:
 
     Attributes:
         published: messages that the stream acknowledged.
+        stored: those among them that the stream did not have already.
         failed: why one of the others was not; None: all were.
+        refused: why the stream takes no messages now; None: it does, as far as is known.
         ended: no more batches are begun: one was short, not taken, or not acknowledged at all.
     """
 
     published: int = 0
+    stored: int = 0
     failed: str | None = None
+    refused: str | None = None
     ended: bool = False
 
 
@@ -125,17 +129,31 @@ class OutboxPublisher:
             outgoing = await self._take() if wanted else []
         if len(outgoing) < self._limit:
             tally.ended = True
+        await self._send(outgoing, tally)
+
+    async def try_out(self, outgoing: Sequence[Outgoing], *, seconds: float) -> Tally:
+        """Publish a few messages to learn whether the stream takes any; give up after ``seconds``.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL did not answer.
+        """
+        tally = Tally()
+        await self._send(outgoing, tally, seconds)
+        return tally
+
+    async def _send(self, outgoing: Sequence[Outgoing], tally: Tally, seconds: float = 5.0) -> None:
         if not outgoing:
             return
-        answers = await publish_traced(self._stream, outgoing)
+        answers = await publish_traced(self._stream, outgoing, timeout=seconds)
         sent = _acknowledged(outgoing, answers)
         tally.published += len(sent)
+        tally.stored += sum(isinstance(each, Published) and not each.duplicate for each in answers)
         tally.failed = next((str(each) for each in answers if isinstance(each, PublishFailed)), tally.failed)
-        if (
-            not sent
-        ):  # a stream without a leader: what failed is due again before the last batch has failed, too
+        tally.refused = tally.refused or _refusal(answers)
+        # Without a leader, say: what failed is due again before the last batch has failed, too.
+        if tally.refused is not None or not sent:
             tally.ended = True
-        else:
+        if sent:
             await fault_points.reach("after_publish_before_mark")
             await mark(self._database, sent, self._refused_rows)
 
@@ -160,6 +178,20 @@ async def publish_traced(
             told = partial(spans.sent, subject, job.id, context, began_ns=began_ns, stored=stored)
             tracing.attempt(told)
     return answers
+
+
+def _refusal(answers: Sequence[object]) -> str | None:
+    """Return why the stream stores nothing, or not everything; None: it does.
+
+    It said so, or it acknowledged nothing at all. One message without an answer among others says nothing
+    about them: its subject may not be permitted.
+    """
+    refused: list[PublishFailed] = [each for each in answers if isinstance(each, PublishRefused)]
+    if not refused and not any(isinstance(each, Published) for each in answers):
+        refused = [
+            each for each in answers if isinstance(each, PublishFailed) and not isinstance(each, MessageUnfit)
+        ]
+    return str(refused[0]) if refused else None
 
 
 def _acknowledged(outgoing: Sequence[Outgoing], answers: Sequence[object]) -> list[Sent]:

@@ -76,6 +76,7 @@ CHECKS = (
     Check("nats.encryption", nats.encryption, ("nats",)),
     Check("nats.payload", nats.payload, ("nats",)),
     Check("nats.storage", nats.storage),
+    Check("nats.publishing", nats.publishing, ("refused",)),
     Check("nats.sync_interval", nats.sync_interval),
     Check("nats.stream", stream.shape),
     Check("nats.pairing", stream.pairing, ("stream", "rows", "settings")),

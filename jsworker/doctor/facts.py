@@ -1,7 +1,7 @@
 """Facts: all that an examination could learn, and why it could not learn the rest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from jsworker.doctor.monitoring import ServerConfiguration
@@ -70,6 +70,7 @@ class Facts(PostgresFacts):
     Attributes:
         place: where PostgreSQL is, for messages.
         monitoring: what each monitoring address told, by the address.
+        refused: workers that say that JetStream stores none of their messages.
     """
 
     settings: Settings
@@ -79,3 +80,4 @@ class Facts(PostgresFacts):
     stream: Learnt[Found]
     consumers: Learnt[list[ConsumerReport]]
     monitoring: Mapping[str, Learnt[ServerConfiguration]]
+    refused: Learnt[list[str]] = field(default_factory=list)

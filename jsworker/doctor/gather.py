@@ -30,6 +30,8 @@ LATE_SECONDS: Final = 30.0
 
 _PATIENCE_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 3.0
+_ASKED: Final = 60
+"""Workers that are asked how they publish; those that were seen last."""
 
 
 @asynccontextmanager
@@ -71,6 +73,7 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
                 stream=stream,
                 consumers=consumers,
                 monitoring=await configurations,
+                refused=await _refused(inspector, nats, found.rows),
             )
         finally:
             postgres.cancel()
@@ -139,6 +142,15 @@ async def _of_stream(
     if stream.stream is None:
         return await _learn(inspector.account()), stream, Unknown("there is no stream")
     return await _learn(inspector.account()), stream, await _learn(inspector.consumers(kinds))
+
+
+async def _refused(inspector: Inspector, nats: Learnt[NatsServer], rows: Learnt[Rows]) -> Learnt[list[str]]:
+    if isinstance(nats, Unknown):
+        return Unknown("NATS cannot be used")
+    if isinstance(rows, Unknown):
+        return Unknown("which workers there are is not known")
+    alive = [worker.id for worker in rows.workers if worker.alive]
+    return await _learn(inspector.refused(alive[:_ASKED]))
 
 
 async def _stream(inspector: Inspector) -> Found:

@@ -115,16 +115,30 @@ def storage(facts: Facts) -> Iterator[Remark]:
         places.append(("the account", account.stored, account.limit))
     full = [place for place in places if place[1] >= _NEARLY_FULL * place[2]]
     for whose, stored, limit in full:
-        yield warning(
-            f"JetStream of {whose} uses {stored:,} of {limit:,} bytes: soon nothing can be published, and "
-            "jobs start late, from the table",
-            "Give it more room (max_file_store, or the account's limit), or look what fills it.",
-        )
+        uses = f"JetStream of {whose} uses {stored:,} of {limit:,} bytes"
+        repair = "Give it more room (max_file_store, or the account's limit), or look what fills it."
+        if stored >= limit:
+            yield error(f"{uses}: nothing can be published, and jobs are claimed from the table", repair)
+        else:
+            yield warning(f"{uses}: soon nothing can be published", repair)
     if not full and isinstance(account, Unknown) and not places:
         yield unchecked(account.because)
     elif not full:
         room = f"{account.stored:,} bytes stored" if not isinstance(account, Unknown) else "enough room"
         yield ok(f"{room}, no limit is near")
+
+
+def publishing(refused: list[str]) -> Iterator[Remark]:
+    """Whether workers find that their messages are stored."""
+    if refused:
+        yield error(
+            f"JetStream stores no messages of {counted(len(refused), 'worker')}, "
+            f"{printable(listed(refused), 200)}: jobs are claimed from the table",
+            "The workers' logs have JetStream's reason, worker.degraded with what=publishing: a full volume, "
+            "a limit of the account or of the stream. Once it is gone they publish again by themselves.",
+        )
+    else:
+        yield ok("no worker says that its messages are not stored")
 
 
 def sync_interval(facts: Facts) -> Iterator[Remark]:

@@ -104,6 +104,11 @@ class Metrics:
         )
         for server in _SERVERS:
             self._degraded.labels(server).set(0)
+        self._publishing_refused = Gauge(
+            "jsworker_publishing_refused",
+            "1 while JetStream stores no messages, and jobs are claimed from the table.",
+            registry=registry,
+        )
 
     def watch(self, worker: Patient) -> None:
         """Count what happens to a worker, and show how it is whenever somebody asks, from whichever thread.
@@ -177,6 +182,8 @@ class Metrics:
     def _set_degraded(self, event: Event, value: int) -> None:
         if event.fields["what"] in _SERVERS:
             self._degraded.labels(event.fields["what"]).set(value)
+        elif event.fields["what"] == "publishing":
+            self._publishing_refused.set(value)
 
     def _kind(self, event: Event) -> str:
         return self._kinds.label(str(event.fields.get("kind", "")))

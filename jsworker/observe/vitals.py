@@ -37,6 +37,7 @@ class Readiness:
         draining: whether it was told to stop.
         ailing: what else does not work, in a few words.
         misfit: why the schema does not fit this version, and what to do; None: it does.
+        publishing: whether JetStream stores messages, as far as is known.
     """
 
     postgresql: bool
@@ -46,6 +47,7 @@ class Readiness:
     draining: bool
     ailing: Sequence[str]
     misfit: str | None = None
+    publishing: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,10 @@ from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refused_rows import RefusedRows
 
+_PASSED_OVER = 1000
+"""Rows of a kind, the oldest ones, among which a search looks for those whose message went to somebody. Behind so
+many others a row is not late: the jobs in front of it are older."""
+
 _BATCH = 500
 """Rows that one statement republishes at most."""
 
@@ -42,13 +46,17 @@ WAITING = text(
     """
 SELECT oldest.id, k.kind
 FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL ({walk}
-  SELECT id, queued_at, place FROM walk WHERE place > 0 AND id <> ALL(CAST(:besides AS uuid[])) LIMIT :limit
+  SELECT id, queued_at, place FROM walk
+  WHERE place > 0 AND id <> ALL(CAST(:besides AS uuid[]))
+    AND (CAST(:delivered AS bigint) IS NULL OR needs_publish OR stream_seq IS NULL
+      OR stream_seq <= CAST(:delivered AS bigint))
+  LIMIT :limit
 ) AS oldest
 ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place), oldest.queued_at LIMIT :limit
 """.replace("{walk}", _WALK)
     .replace("{after}", "'-infinity'")
     .replace("{after_id}", "'00000000-0000-0000-0000-000000000000'")
-    .replace("{length}", "CAST(:limit AS integer) + cardinality(CAST(:besides AS uuid[]))")
+    .replace("{length}", "CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[]))")
 )
 
 # Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose
@@ -136,6 +144,7 @@ async def waiting(
     older_than: float,
     limit: int,
     besides: Collection[UUID],
+    delivered: int | None = None,
     seconds: float | None = None,
 ) -> list[Waiting]:
     """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
@@ -148,9 +157,18 @@ async def waiting(
         older_than: seconds that they have been queued.
         limit: how many at most.
         besides: ids that this process has in hand or is claiming.
+        delivered: only jobs that no first delivery of a message will bring: it is not published, or its
+            number is at most this one, up to which all messages have been delivered; None: all.
         seconds: that the search may take, instead of the statement time-out.
     """
-    values = {"kinds": list(kinds), "older_than": older_than, "limit": limit, "besides": list(besides)}
+    values = {
+        "kinds": list(kinds),
+        "older_than": older_than,
+        "limit": limit,
+        "besides": list(besides),
+        "delivered": delivered,
+        "length": limit if delivered is None else max(limit, _PASSED_OVER),
+    }
     return [Waiting(row.id, row.kind) for row in await database.run(WAITING, values, seconds=seconds)]
 
 

@@ -27,6 +27,7 @@ def check_up(parts: Parts, *, draining: bool) -> Vitals:
         draining=draining,
         ailing=[*_in_words(not_pulled), *_ignoring(parts)],
         misfit=parts.schema.misfit,
+        publishing=not parts.publishing.refused,
     )
     return Vitals(
         readiness=readiness,

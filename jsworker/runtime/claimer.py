@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -150,15 +151,27 @@ class Claimer:
             )
         self._late.taken_back(job.id for job in claimed)
 
-    async def look_at_refused(self, ids: Sequence[UUID]) -> dict[UUID, RefusedJob] | None:
-        """Return why jobs were not claimed, without those that have no row; None: no answer."""
+    async def look_at_refused(
+        self, ids: Sequence[UUID], delivered: Sequence[UUID]
+    ) -> dict[UUID, RefusedJob] | None:
+        """Return why jobs were not claimed, without those that have no row; None: no answer.
+
+        Args:
+            ids: the jobs.
+            delivered: those that a message brought; only their timelines tell of the skip.
+        """
+        found = set(ids).difference(delivered)
+        look = partial(claims.look_at_refused, self._database, kind=self._kind.name)
+        rows: dict[UUID, RefusedJob] = {}
         try:
-            return await claims.look_at_refused(
-                self._database, worker_id=self._worker_id, kind=self._kind.name, ids=ids
-            )
+            if delivered:
+                rows |= await look(ids=delivered, worker_id=self._worker_id)
+            if found:
+                rows |= await look(ids=found)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             return None
+        return rows
 
     async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
         """Return what is mine of an unclear claim; None when the database stays silent for too long.

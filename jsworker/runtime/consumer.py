@@ -39,6 +39,9 @@ class Consumer:
     Attributes:
         kind: the kind.
         delivered_at: boot time at which the last message of this kind arrived.
+        delivered_seq: number of the last message that was delivered for the first time: those of this kind
+            before it have been delivered to somebody.
+        put_off: jobs found in the table whose claim was refused by the server, or not answered.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Consumer:
     ) -> None:
         self.kind = kind
         self.delivered_at = boottime()
+        self.delivered_seq = 0
+        self.put_off: set[UUID] = set()
         self._claimer = claimer
         self._health = health
         self._hand = hand
@@ -80,9 +85,15 @@ class Consumer:
             return 0
         return self._slots.room(self.kind, claiming=len(self._hand.claiming), claiming_kind=self._claiming)
 
+    def most(self) -> int:
+        """Return how many jobs of this kind may be in hand at once now, if no other kind has any."""
+        return self._slots.most(self.kind)
+
     def deliver(self, delivery: Delivery) -> None:
         """Take a message: claim its job, unless this process has it in hand already."""
         self.delivered_at = boottime()
+        if delivery.is_first:
+            self.delivered_seq = delivery.stream_seq
         run = self._hand.runs.get(delivery.job_id)
         if run is not None:
             self._answer_copy(delivery, run.claimed.dispatch)
@@ -193,7 +204,8 @@ class Consumer:
         """
         if not ids:
             return []
-        rows = await self._claimer.look_at_refused(ids)
+        delivered = [job_id for job_id in ids if self._hand.claiming[job_id].deliveries]
+        rows = await self._claimer.look_at_refused(ids, delivered)
         if rows is None:
             self._put_off(ids)
             return []
@@ -217,7 +229,10 @@ class Consumer:
 
     def _put_off(self, ids: Iterable[UUID], seconds: float = _DATABASE_DELAY) -> None:
         for job_id in ids:
-            for delivery in self._let_go(job_id):
+            deliveries = self._let_go(job_id)
+            if not deliveries:
+                self.put_off.add(job_id)
+            for delivery in deliveries:
                 delivery.nak(_jittered(seconds))
 
     def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:

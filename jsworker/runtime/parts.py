@@ -17,7 +17,7 @@ from jsworker.runtime.dead_letters import DeadLetters
 from jsworker.runtime.executor import Executor
 from jsworker.runtime.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
 from jsworker.runtime.fleet_survey import FleetSurvey
-from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.health import DatabaseHealth, PublishingHealth
 from jsworker.runtime.heartbeat import Heartbeat
 from jsworker.runtime.kinds import Kind
 from jsworker.runtime.lag import LoopLag
@@ -104,6 +104,7 @@ class Parts:
         self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
         self.refused_rows = RefusedRows(around.database, worker_id=around.me.id, tell=self._tell_refused)
+        self.publishing = PublishingHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
         self.schema = SchemaLevel(around.migration, database=around.database)
         self.presence = Presence(
@@ -146,7 +147,11 @@ class Parts:
         self._wire_loops()
         self.health.on_change(lambda _: self.wake_pullers())
         self.health.on_change(lambda _: self.lineage.wake())
+        self.publishing.on_change(self.relay.wake)
+        self.publishing.on_change(self.table.wake)
+        self.publishing.on_change(lambda: self.presence.tell_of_publishing(refused=self.publishing.refused))
         around.stream.on_disconnect(self.wake_pullers)
+        around.stream.on_disconnect(self.table.wake)
 
     @property
     def before_pulling(self) -> list[Loop]:
@@ -158,15 +163,17 @@ class Parts:
         return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
 
     def wake_pullers(self) -> None:
-        """Ask for messages now, or for rows while there can be no messages."""
+        """Ask for messages now, in as far as rows that were found in the table leave room for them."""
+        self.poll.on_room()
         for puller in self.pullers:
             puller.wake()
-        if not self.stream.connected:
-            self.table.wake()
 
     def wake_relay(self) -> None:
         """Publish what waits now."""
         self.relay.wake()
+
+    def _look_into_the_table(self) -> None:
+        self.table.wake()
 
     def _wire_heartbeat(self) -> Heartbeat:
         around = self._around
@@ -287,10 +294,14 @@ class Parts:
 
         interval = _LINEAGE_HEARTBEATS * beat
         self.lineage = Loop("lineage", look, interval=interval, jitter=_SCAN_JITTER, died=died)
-        self.publishing = Relay(
-            database=self.database, health=self.health, stream=self.stream, refused_rows=self.refused_rows
+        self.publisher = Relay(
+            database=self.database,
+            health=self.health,
+            publishing=self.publishing,
+            stream=self.stream,
+            refused_rows=self.refused_rows,
         )
-        self.relay = Loop("relay", self.publishing.step, interval=settings.relay_interval, died=died)
+        self.relay = Loop("relay", self.publisher.step, interval=settings.relay_interval, died=died)
         retention = Retention(
             retention=settings.retention,
             database=self.database,
@@ -335,13 +346,16 @@ class Parts:
             on_requeued=self.wake_relay,
             search=self._search("lost messages"),
         )
-        poll = IdlePoll(
+        self.poll = IdlePoll(
             self.consumers,
             scan_interval=settings.scan_interval,
+            relay_interval=settings.relay_interval,
             database=around.database,
             health=self.health,
             hand=self.hand,
             nats_connected=lambda: around.stream.connected,
+            publishing_refused=lambda: self.publishing.refused,
+            on_more=self._look_into_the_table,
             new_search=lambda kind: self._search(f"waiting jobs of {kind}"),
             pace=Pace(longest_rest=self._longest_rest()),
         )
@@ -349,14 +363,18 @@ class Parts:
         async def look_after_the_queue() -> None:
             if self.health.up:
                 await self._look_at_refused_rows()
-                await poll.step()
+                await self.poll.step()
                 await repair.step()
+
+        async def take_from_the_table() -> None:
+            await self.publisher.try_again()
+            await self.poll.go_on()
 
         interval = settings.scan_interval
         self.scans = Loop("scan", sweeper.step, interval=interval, jitter=_SCAN_JITTER, died=died)
         # By itself: the jobs of the dead wait for no search that has become slow.
         self.repairs = Loop("repair", look_after_the_queue, interval=interval, jitter=_SCAN_JITTER, died=died)
-        self.table = Loop("table", poll.step_without_nats, interval=settings.relay_interval, died=died)
+        self.table = Loop("table", take_from_the_table, interval=settings.relay_interval, died=died)
         reconciler = Reconciler(
             worker=around.me,
             statement_timeout=settings.statement_timeout,

@@ -2,7 +2,7 @@
 
 from jsworker.runtime.clock import boottime
 from jsworker.stream.jetstream import Stream
-from jsworker.stream.witness import Answer
+from jsworker.stream.witness import REFUSED, WELL, Answer
 
 
 class Presence:
@@ -39,6 +39,10 @@ class Presence:
         if self._proven_at is None or not self._stream.connected:
             return False
         return boottime() - self._proven_at <= self._interval + 2 * self._patience
+
+    def tell_of_publishing(self, *, refused: bool) -> None:
+        """Answer from now on with whether JetStream stores messages."""
+        self._witness.says = REFUSED if refused else WELL
 
     async def step(self) -> None:
         """Prove that this worker's subject is answered."""

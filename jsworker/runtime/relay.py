@@ -3,33 +3,44 @@
 from collections.abc import Awaitable, Callable, Sized
 from typing import TypeVar
 
-from jsworker.client.publishing import OutboxPublisher
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.client.publishing import OutboxPublisher, Tally
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.ownership import outbox
 from jsworker.ownership.database import Database
 from jsworker.ownership.outbox import Outgoing
 from jsworker.ownership.refused_rows import RefusedRows
-from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.health import DatabaseHealth, PublishingHealth
 from jsworker.runtime.pace import RECENT_SECONDS, Pace
 from jsworker.stream.jetstream import Stream
 
 TakenT = TypeVar("TakenT", bound=Sized)
 
 _BATCH = 1000
+_TRIAL = 10
+"""Messages that are published to learn whether the stream stores any again."""
+_TRIAL_SECONDS = 1.0
 
 
 class Relay:
-    """Promotes and publishes until a batch is short."""
+    """Promotes and publishes until a batch is short; while the stream refuses, it only tries now and then."""
 
     def __init__(
-        self, *, database: Database, health: DatabaseHealth, stream: Stream, refused_rows: RefusedRows
+        self,
+        *,
+        database: Database,
+        health: DatabaseHealth,
+        publishing: PublishingHealth,
+        stream: Stream,
+        refused_rows: RefusedRows,
     ) -> None:
         self._database = database
         self._health = health
+        self._outlet = publishing
         self._stream = stream
         self._refused_rows = refused_rows
         self._promoting = Pace()
         self._publishing = Pace()
+        self._last_seq: int | None = None
         self._publisher = OutboxPublisher(
             database, stream, limit=_BATCH, take=self._take, refused_rows=refused_rows
         )
@@ -42,8 +53,8 @@ class Relay:
         try:
             while len(await self._at_pace(self._promoting, self._promote)) == _BATCH and not self._ending:
                 continue
-            if self._stream.connected and not self._ending:
-                await self._publisher.publish()
+            if self._stream.connected and not self._outlet.refused and not self._ending:
+                self._judge(await self._publisher.publish())
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
 
@@ -54,7 +65,7 @@ class Relay:
 
     async def publish_latest(self) -> None:
         """Publish one batch of what has become due lately: jobs that were just handed back."""
-        if not self._health.up:
+        if not self._health.up or self._outlet.refused:
             return
         latest = OutboxPublisher(
             self._database,
@@ -70,6 +81,45 @@ class Relay:
 
     async def _take_latest(self) -> list[Outgoing]:
         return await self._take_within(RECENT_SECONDS)
+
+    async def try_again(self) -> None:
+        """While the stream refuses: learn now and then whether it stores messages again.
+
+        To be called before jobs are claimed from the table, which leaves nothing to publish.
+        """
+        due = self._outlet.refused and self._outlet.is_trial_due
+        if not due or not self._health.up or not self._stream.connected:
+            return
+        within = None if self._publishing.is_due else RECENT_SECONDS
+        try:
+            outgoing = await outbox.take_outgoing(
+                self._database, limit=_TRIAL, within=within, refused_rows=self._refused_rows
+            )
+            if outgoing:
+                self._judge(await self._publisher.try_out(outgoing, seconds=_TRIAL_SECONDS))
+            elif await self._has_grown():
+                self._outlet.stored()
+            else:
+                self._outlet.put_off()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+
+    def _judge(self, tally: Tally) -> None:
+        if tally.refused is not None:
+            if self._stream.connected:  # else that is why
+                self._last_seq = None
+                self._outlet.failed(tally.refused)
+        elif tally.stored:
+            self._outlet.stored()
+
+    async def _has_grown(self) -> bool:
+        """Tell whether anybody's messages, producers' say, were stored since the last look."""
+        before = self._last_seq
+        try:
+            self._last_seq = (await self._stream.state()).last_seq
+        except (StreamUnavailable, StreamRefused):
+            return False
+        return before is not None and self._last_seq > before
 
     async def _take(self) -> list[Outgoing]:
         return await self._at_pace(self._publishing, self._take_within)

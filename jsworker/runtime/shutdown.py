@@ -98,11 +98,11 @@ class Shutdown:
         await parts.repairs.stop()
         await parts.burial.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
-        parts.publishing.end()
+        parts.publisher.end()
         await parts.relay.finish(self._settings.statement_timeout)
         try:
             async with asyncio.timeout(self._settings.statement_timeout):
-                await parts.publishing.publish_latest()
+                await parts.publisher.publish_latest()
         except TimeoutError:
             pass  # what was taken is due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too

@@ -60,6 +60,12 @@ class Slots:
         own_ahead = min(ahead, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
         return min(free, kind.concurrency + own_ahead - in_line - self._running[kind.name])
 
+    def most(self, kind: Kind) -> int:
+        """Return how many jobs of a kind may be in hand now, some of them ahead, if no other kind has any."""
+        ahead = self._ahead(kind)
+        own_ahead = min(ahead, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
+        return min(self._capacity + ahead, kind.concurrency + own_ahead)
+
     @property
     def serve_one_kind(self) -> bool:
         """Whether all jobs of the process are of one kind."""

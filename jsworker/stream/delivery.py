@@ -79,13 +79,15 @@ class Delivery(_Arrival):
         job_id: the job that wants to be looked at.
         kind: its kind, which is also the consumer's.
         dispatch: which entry into the queue the message belongs to.
+        is_first: whether it was never delivered before, as far as the server knows.
     """
 
-    __slots__ = ("dispatch", "job_id", "kind")
+    __slots__ = ("dispatch", "is_first", "job_id", "kind")
 
     job_id: UUID
     kind: str
     dispatch: int
+    is_first: bool
 
     def __repr__(self) -> str:
         return f"<Delivery {self.stream_seq} of {self.kind} {self.job_id}:{self.dispatch}>"
@@ -130,4 +132,5 @@ def read(
     delivery.job_id = message.job_id
     delivery.kind = kind
     delivery.dispatch = message.dispatch
+    delivery.is_first = tokens[first - 1] == b"1"
     return delivery

@@ -28,6 +28,7 @@ from jsworker.stream.shape import (
     stream_config,
     stream_differences,
 )
+from jsworker.stream.witness import REFUSED, SUBJECT
 
 _NAME: Final = "jsworker doctor"
 _GREETING_SECONDS: Final = 2.0
@@ -37,6 +38,9 @@ _LIST_SECONDS: Final = 10.0
 """For all pages of consumers; a cluster that misses a server takes four seconds for each."""
 _PAGE: Final = 256
 """Consumers that a server tells at once."""
+
+_ASKED_AT_ONCE: Final = 20
+_ANSWER_SECONDS: Final = 1.0
 
 MOST_CONSUMERS: Final = 20 * _PAGE
 """That are looked at; those of the kinds that are asked for are looked at all the same."""
@@ -217,6 +221,25 @@ class Inspector:
             ahead=ahead,
             within=within,
         )
+
+    async def refused(self, workers: Sequence[str]) -> list[str]:
+        """Return those workers that say that JetStream stores none of their messages.
+
+        Who does not answer, or may not be asked, says nothing.
+        """
+        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def ask(worker_id: str) -> bool:
+            async with at_once:
+                with suppress(nats.errors.Error, StreamUnavailable, OSError, TimeoutError):
+                    answer = await self._connection.client.request(
+                        SUBJECT + worker_id, b"", timeout=_ANSWER_SECONDS
+                    )
+                    return answer.data == REFUSED
+            return False
+
+        found = await asyncio.gather(*map(ask, workers))
+        return [worker_id for worker_id, is_refused in zip(workers, found, strict=True) if is_refused]
 
     async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:
         """Return the stream's consumers; where they may not be listed, or are too many, those of these kinds.

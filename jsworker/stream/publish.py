@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 from typing_extensions import TypedDict
 
-from jsworker.errors import PublishFailed, StreamUnavailable
+from jsworker.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
 from jsworker.names import check_kind
 from jsworker.stream.client import Client
 from jsworker.stream.connection import Connection
@@ -25,6 +25,8 @@ _SUBJECTS_KEPT: Final = 1_000
 """Kinds whose subject is remembered: relays publish jobs of whatever kinds producers invent."""
 
 _UNAVAILABLE: Final = 503
+_FULL: Final = frozenset({10023, 10047, 10077})
+"""JetStream's numbers for no room: on the server, in its storage, in the stream. It does not pass at once."""
 _BACKOFF: Final = wait_random_exponential(multiplier=0.05, max=1.0)
 
 Headers = Mapping[str, str]
@@ -46,6 +48,7 @@ class Published(NamedTuple):
 
 class _ApiError(TypedDict):
     code: int
+    err_code: NotRequired[int]
     description: NotRequired[str]
 
 
@@ -57,6 +60,11 @@ class _PubAck(TypedDict):
 
 
 _validate = TypeAdapter(_PubAck).validator.validate_json
+
+
+class _Fault(NamedTuple):
+    reason: str
+    error: type[PublishFailed]
 
 
 class _Unacknowledged(Exception):
@@ -151,11 +159,11 @@ class Publisher:
             headers = header_block(message, flight.headers[index] if flight.headers else None)
             subject = self._subject_of(message.kind)
         except ValueError as fault:
-            flight.fail(index, str(fault))
+            flight.fail(index, str(fault), MessageUnfit)
             return
         content = encode(message)
         if len(headers) + len(content) > LIMIT_BYTES:
-            flight.fail(index, f"with its headers it is larger than {LIMIT_BYTES} bytes")
+            flight.fail(index, f"with its headers it is larger than {LIMIT_BYTES} bytes", MessageUnfit)
             return
         self._token += 1
         self._flights[self._token] = flight
@@ -208,7 +216,7 @@ class _Flight:
         self.reason = ""
         self._stream = stream
         self._seconds = seconds
-        self._landed: list[_PubAck | str | None] = [None] * len(messages)
+        self._landed: list[_PubAck | _Fault | None] = [None] * len(messages)
         self._clock = asyncio.get_running_loop().time
         self._progress_at = self._clock()
         self._most = 0
@@ -237,8 +245,8 @@ class _Flight:
         self.reason = reason
         self._moved.set()
 
-    def fail(self, index: int, reason: str) -> None:
-        self._landed[index] = reason
+    def fail(self, index: int, reason: str, error: type[PublishFailed] = PublishFailed) -> None:
+        self._landed[index] = _Fault(reason, error)
 
     def give_up(self, reason: str) -> None:
         for index in self.missing():
@@ -260,20 +268,25 @@ class _Flight:
         if error is None:
             self._progress_at = self._clock()
             self._landed[index] = ack
-        elif error["code"] == _UNAVAILABLE:
+        elif error["code"] == _UNAVAILABLE and error.get("err_code") not in _FULL:
             self.reason = error.get("description", "JetStream is not available")
         else:
-            self.fail(index, error.get("description", f"JetStream answered {error['code']}"))
+            reason = error.get("description", f"JetStream answered {error['code']}")
+            self.fail(index, reason, PublishRefused)
 
     def outcomes(self, created: datetime | None) -> list[Published | PublishFailed]:
         return [self._outcome(index, landed, created) for index, landed in enumerate(self._landed)]
 
     def _outcome(
-        self, index: int, landed: _PubAck | str | None, created: datetime | None
+        self, index: int, landed: "_PubAck | _Fault | None", created: datetime | None
     ) -> Published | PublishFailed:
         if isinstance(landed, dict) and landed.get("stream") == self._stream and "seq" in landed:
             return Published(landed["seq"], created, landed.get("duplicate", False))
         message = self.messages[index]
-        reason = landed if isinstance(landed, str) else "it was stored by another stream"
         identity = message_id(message.job_id, message.dispatch)
-        return PublishFailed(f"message {identity} was not stored in stream {self._stream}: {reason}")
+        fault = (
+            landed
+            if isinstance(landed, _Fault)
+            else _Fault("it was stored by another stream", PublishRefused)
+        )
+        return fault.error(f"message {identity} was not stored in stream {self._stream}: {fault.reason}")

@@ -10,7 +10,12 @@ from jsworker.errors import StreamUnavailable
 from jsworker.stream.client import Client
 from jsworker.stream.connection import Connection
 
-_SUBJECT: Final = "jsworker.worker."
+SUBJECT: Final = "jsworker.worker."
+"""Followed by a worker's id: where it answers."""
+
+WELL: Final = b"alive"
+REFUSED: Final = b"alive, and JetStream stores no messages"
+"""What a worker answers."""
 
 
 class Answer(Enum):
@@ -29,11 +34,15 @@ class Witness:
     Args:
         connection: the worker's connection to NATS.
         worker_id: who it answers for.
+
+    Attributes:
+        says: the answer: that it is there counts, the words are for people.
     """
 
     def __init__(self, connection: Connection, *, worker_id: str) -> None:
+        self.says = WELL
         self._connection = connection
-        self._subject = _SUBJECT + worker_id
+        self._subject = SUBJECT + worker_id
         self._listening: Client | None = None
 
     async def prove(self, seconds: float) -> bool:
@@ -50,7 +59,7 @@ class Witness:
 
     async def ask(self, worker_id: str, seconds: float) -> Answer:
         """Ask whether a worker is reachable, and wait for the answer for at most ``seconds``."""
-        return await self._ask(_SUBJECT + worker_id, seconds)
+        return await self._ask(SUBJECT + worker_id, seconds)
 
     def forget(self) -> None:
         """Note that the connection was lost, and the subscription with it."""
@@ -63,7 +72,7 @@ class Witness:
 
         def answer(_subject: str, reply: bytes, _content: bytes, _status: dict[str, str] | None) -> None:
             if reply:
-                client.answer(reply, b"alive")
+                client.answer(reply, self.says)
 
         self._listening = client  # before it is waited for: a connection that is lost meanwhile is forgotten
         try:

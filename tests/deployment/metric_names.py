@@ -17,6 +17,7 @@ PER_PROCESS = {
     "jsworker_run_duration_seconds_bucket": {"kind", "le"},
     "jsworker_runs_in_flight": {"kind"},
     "jsworker_degraded": {"server"},
+    "jsworker_publishing_refused": set[str](),
     "jsworker_heartbeat_lag_seconds": set[str](),
     "jsworker_event_loop_lag_seconds": set[str](),
     "jsworker_database_connections_in_use": {"pool"},

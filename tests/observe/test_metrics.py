@@ -96,6 +96,17 @@ def test_a_server_that_is_away_shows_until_it_is_back(registry: CollectorRegistr
     assert registry.get_sample_value("jsworker_degraded", {"server": "job 1"}) is None
 
 
+def test_that_jetstream_refuses_shows_until_it_stores_again(
+    registry: CollectorRegistry, events: Events
+) -> None:
+    shown = [registry.get_sample_value("jsworker_publishing_refused")]
+    for name in ("worker.degraded", "worker.restored"):
+        events.emit(name, what="publishing")
+        shown.append(registry.get_sample_value("jsworker_publishing_refused"))
+    assert shown == [0, 1, 0]
+    assert registry.get_sample_value("jsworker_degraded", {"server": "publishing"}) is None
+
+
 def test_what_ends_no_run_of_this_process_counts_as_none(registry: CollectorRegistry, events: Events) -> None:
     events.emit("worker.started", worker_id="w", kinds=["k"])
     events.emit("job.error", kind="k", error="in a hook: ValueError")

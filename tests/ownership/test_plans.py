@@ -287,7 +287,8 @@ class TestBacklog:
     LIMIT = 200
 
     def waiting(self, kinds: list[str], older_than: float) -> dict[str, Any]:
-        return {"kinds": kinds, "older_than": older_than, "limit": self.LIMIT, "besides": []}
+        page = {"limit": self.LIMIT, "length": self.LIMIT, "besides": [], "delivered": None}
+        return {"kinds": kinds, "older_than": older_than} | page
 
     @pytest.mark.parametrize(("older_than", "found"), [(0.0, LIMIT), (7200.0, 0)])
     def test_waiting(self, table: Connection, older_than: float, found: int) -> None:
@@ -295,6 +296,13 @@ class TestBacklog:
         assert access_paths(table, repair.WAITING, parameters) == {"jobs_queued"}
         assert len(table.execute(repair.WAITING, parameters).all()) == found
         assert rows_read(table, repair.WAITING, parameters) <= 3 * found + 1
+
+    def test_waiting_for_no_first_delivery(self, table: Connection) -> None:
+        """No more than a page is read, however few are found."""
+        parameters = self.waiting([KIND], 0.0) | {"limit": 5000, "length": 1000, "delivered": 0}
+        assert access_paths(table, repair.WAITING, parameters) == {"jobs_queued"}
+        assert len(table.execute(repair.WAITING, parameters).all()) == 1000
+        assert rows_read(table, repair.WAITING, parameters) <= 3 * 1000 + 1
 
     @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
     def test_posted(self, table: Connection, place: int | None) -> None:

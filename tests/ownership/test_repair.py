@@ -44,6 +44,21 @@ class TestWaiting:
         job_id = insert_job(sql, queued_at=ago(60), needs_publish=True)
         assert await self.waiting(database) == [Waiting(job_id, KIND)]
 
+    async def test_only_those_that_no_first_delivery_will_bring(self, database: Database, sql: Sql) -> None:
+        unpublished = insert_job(sql, queued_at=ago(60), needs_publish=True)
+        passed, at_it, unmarked, _ = (
+            insert_job(sql, queued_at=ago(age), stream_seq=seq)
+            for age, seq in ((50, 6), (49, 7), (48, None), (47, 8))
+        )
+        expected = [unpublished, passed, at_it, unmarked]
+        found = await self.waiting(database, delivered=7)
+        assert [one.id for one in found] == expected
+        assert [one.id for one in await self.waiting(database, delivered=7, limit=2)] == expected[:2]
+        # However many stand before it that messages will bring.
+        for _ in range(60):
+            insert_job(sql, queued_at=ago(70), stream_seq=9)
+        assert [one.id for one in await self.waiting(database, delivered=7)] == expected
+
     async def test_jobs_of_one_instant(self, database: Database, sql: Sql) -> None:
         ids = {insert_job(sql, queued_at=datetime(2020, 1, 1, tzinfo=UTC)) for _ in range(7)}
         assert {one.id for one in await self.waiting(database)} == ids

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +10,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from jsworker.client import JobClient
+from jsworker.job import Job
 from jsworker.runtime.clock import boottime
 from jsworker.settings import Settings
 from tests.conftest import FAST
@@ -18,6 +18,7 @@ from tests.runtime.processors import KIND, Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker, new_worker
 from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 
 SCAN = FAST["scan_interval"]
@@ -91,34 +92,84 @@ async def test_a_job_whose_message_nobody_answers_is_claimed_after_two_scans(
     assert running.events.of("message.republished") == []
 
 
-async def test_a_worker_that_is_kept_busy_takes_one_such_job_a_scan(
+class Order:
+    """The jobs that were run, in this order; each keeps its slot for a while."""
+
+    def __init__(self) -> None:
+        self.ran: list[UUID] = []
+
+    async def process(self, job: Job[Any]) -> None:
+        self.ran.append(job.id)
+        await asyncio.sleep(0.05)  # the work itself
+
+
+async def enqueue_behind(client: JobClient, rows: Rows, count: int) -> list[UUID]:
+    """Enqueue jobs whose messages are in the stream, as old as all others."""
+    ids = [job.id for job in await client.enqueue_many(KIND, [{}] * count)]
+    await client.publish_pending()
+
+    async def all_are_marked() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+
+    await eventually(all_are_marked, seconds=20)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = clock_timestamp() - interval '1 minute'")
+    return ids
+
+
+async def test_half_of_the_slots_of_a_busy_worker_are_for_such_jobs(
+    client: JobClient, swallow: Callable[[int], Any], start: StartWorker, rows: Rows, settings: Settings
+) -> None:
+    forgotten = set(await swallow(40))
+    behind = await enqueue_behind(client, rows, 400)
+    order = Order()
+    await start(scripted(order.process), with_settings=settings.model_copy(update={"concurrency": 4}))
+
+    async def all_have_run() -> None:
+        assert {*order.ran} == {*forgotten, *behind}
+
+    await eventually(all_have_run, seconds=60)
+    assert len(order.ran) == len(forgotten) + len(behind)
+    places = [place for place, job_id in enumerate(order.ran) if job_id in forgotten]
+    # Neither after the others, which are as old and whose messages come all the time, nor instead of them.
+    assert places[-1] < 0.75 * len(order.ran)
+    assert places[-1] - places[0] > 1.5 * len(forgotten)
+
+
+async def test_a_deep_backlog_is_left_to_its_messages(
     client: JobClient,
-    swallow: Callable[[int], Any],
     start: StartWorker,
     rows: Rows,
+    settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    forgotten = await swallow(4)
-    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 minute'")
+    await start(scripted(echo, kind="other"))  # makes the stream
+    ids = await enqueue_behind(client, rows, 200)
+    order = Order()
+    running = await start(
+        scripted(order.process), with_settings=settings.model_copy(update={"concurrency": 4})
+    )
+    taken = Taken(running, monkeypatch)
+    for job_id in ids:
+        await rows.becomes(job_id, "completed", seconds=30)
+    assert order.ran == ids
+    assert taken.claims == []
+
+
+async def test_a_row_that_postgresql_refuses_is_not_tried_again_and_again(
+    swallow: Callable[[int], Any], start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, *others = await swallow(3)
+    constraint = f"CHECK (NOT (status = 'processing' AND id = '{refused}'))"
+    await rows.query(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT test_refused {constraint}")
     running = await start(scripted(echo))
     taken = Taken(running, monkeypatch)
-    enough = asyncio.Event()
-
-    async def keep_busy() -> None:
-        while not enough.is_set():
-            await client.enqueue(KIND, {})
-            await asyncio.sleep(SCAN / 10)  # the load itself
-
-    async with asyncio.TaskGroup() as load:
-        load.create_task(keep_busy())
-        for job_id in forgotten:
-            await rows.becomes(job_id, "completed")
-        enough.set()
-    claims = [(at, job_id) for at, job_id in taken.claims if job_id in forgotten]
-    assert len(claims) == 4
-    assert all(later - earlier > SCAN / 2 for (earlier, _), (later, _) in pairwise(claims))
-    # Whoever waits for the longest time comes first.
-    assert [job_id for _, job_id in claims] == forgotten
+    scans = count_rounds(running.worker._parts.repairs)
+    for job_id in others:
+        await rows.becomes(job_id, "completed")
+    await rounds_pass(scans, 4)
+    assert (await rows.job(refused))["status"] == "queued"
+    tries = [job_id for _, job_id in taken.claims if job_id == refused]
+    assert 1 <= len(tries) <= len(scans) + 2
 
 
 async def test_a_worker_without_free_slots_takes_nothing(

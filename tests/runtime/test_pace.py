@@ -6,7 +6,7 @@ from jsworker.client import JobClient
 from jsworker.events import Events
 from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime import pace as pace_module
-from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.health import DatabaseHealth, PublishingHealth
 from jsworker.runtime.pace import Pace
 from jsworker.runtime.relay import Relay
 from tests.runtime.rows import Rows
@@ -86,6 +86,7 @@ def relay(client: JobClient) -> Relay:
     return Relay(
         database=client.database,
         health=DatabaseHealth(Events()),
+        publishing=PublishingHealth(Events()),
         stream=client._link._stream,
         refused_rows=RefusedRows(client.database, worker_id="relaying"),
     )

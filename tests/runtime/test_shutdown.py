@@ -14,7 +14,7 @@ from jsworker.job import Job
 from jsworker.ownership import claim as claims
 from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.processor import JobProcessor
-from jsworker.runtime.health import DatabaseHealth
+from jsworker.runtime.health import DatabaseHealth, PublishingHealth
 from jsworker.runtime.relay import Relay
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
@@ -243,11 +243,12 @@ async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
     monkeypatch.setattr("jsworker.runtime.relay._BATCH", 10)
     publish_traced = publishing.publish_traced
     monkeypatch.setattr(publishing, "publish_traced", publish_and_end)
-    assert client._stream is not None
+    assert client._link is not None
     relay = Relay(
         database=client.database,
         health=DatabaseHealth(Events()),
-        stream=client._stream,
+        publishing=PublishingHealth(Events()),
+        stream=client._link._stream,
         refused_rows=RefusedRows(client.database, worker_id="relaying"),
     )
     await fill_outbox(client, rows, 100)

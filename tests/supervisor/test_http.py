@@ -92,6 +92,7 @@ async def test_a_fleet_that_works(supervise: Supervise, client: JobClient) -> No
             "jsworker_event_loop_lag_seconds",
             "jsworker_database_connections_in_use",
             "jsworker_degraded",
+            "jsworker_publishing_refused",
             "jsworker_processes_ready",
         } <= names
         fleet = {name: value for (name, labels), value in found.items() if ("process", "1") in labels}

@@ -82,6 +82,13 @@ def test_degraded_modes_are_named(place: PlaceView, says: str) -> None:
     assert livez(view(place)).status == (503 if place.silent_seconds > 4 else 200)
 
 
+def test_a_child_that_cannot_publish_stays_ready_and_says_so() -> None:
+    answer = readyz(view(ailing(publishing=False)))
+    assert answer.status == 200
+    says = "ok\nprocess 1: publishing: JetStream stores no messages; jobs are claimed from the table\n"
+    assert answer.body.decode() == says
+
+
 def test_a_quiet_phase_is_no_silence() -> None:
     """During an announced quiet phase the supervisor counts no silence, though no report comes."""
     quiet = replace(WORKING, report_seconds=600.0, silent_seconds=0.0)

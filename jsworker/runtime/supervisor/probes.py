@@ -81,6 +81,7 @@ def readyz(view: View) -> Answer:
         return _answer(["draining"])
     complaints = {place.number: list(complaints_of(place)) for place in view.places}
     lines = [f"process {number}: {what}" for number, found in complaints.items() for what in found]
+    lines += [f"process {place.number}: {what}" for place in view.places for what in remarks_on(place)]
     able = any(not found for found in complaints.values())
     return _answer(lines, able=able) if lines else _all_well(view)
 
@@ -98,6 +99,13 @@ def complaints_of(place: PlaceView) -> Iterator[str]:
         yield since if silent > FRESH_SECONDS else f"no report for {place.report_seconds:.0f} s"
     else:
         yield from _degraded(readiness)
+
+
+def remarks_on(place: PlaceView) -> Iterator[str]:
+    """Yield what is not as it should be with a child that can do its work all the same."""
+    readiness = _readiness(place)
+    if readiness is not None and readiness.nats and not readiness.publishing:
+        yield "publishing: JetStream stores no messages; jobs are claimed from the table"
 
 
 def families(view: View) -> list[Metric]:
