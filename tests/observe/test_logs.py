@@ -229,6 +229,7 @@ class TestLevels:
                     "database.changed",
                     "heartbeat.failed",
                     "prune.failed",
+                    "row.refused",
                     "worker.degraded",
                     "stale.detected",
                 ],

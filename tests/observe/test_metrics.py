@@ -50,6 +50,8 @@ def events(registry: CollectorRegistry) -> Events:
             {"kind": "k", "reason": "completed"},
         ),
         ("message.dead", {}, "jsworker_messages_dead", {}),
+        ("row.refused", {"attempted": "mark"}, "jsworker_rows_refused", {"attempted": "mark"}),
+        ("row.refused", {"job_id": None}, "jsworker_rows_refused", {"attempted": "other"}),
         ("heartbeat.failed", {}, "jsworker_heartbeats_failed", {}),
     ],
 )
