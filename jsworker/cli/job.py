@@ -12,14 +12,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli.connection import connected_database
-from jsworker.cli.jobs import COLOURS
+from jsworker.cli.jobs import COLOURS, refusal
 from jsworker.cli.options import Json, new_app
 from jsworker.cli.output import console, iso, print_json, print_line, print_table
 from jsworker.cli.runs import runs_in_words
-from jsworker.cli.words import cell, headline
+from jsworker.cli.words import cell, headline, since, until
 from jsworker.errors import JobNotFound
 from jsworker.names import printable
 from jsworker.ownership import listing
+from jsworker.ownership.refused_rows import marks_of
 
 _LONGEST_VALUE = 100_000
 
@@ -36,14 +37,20 @@ def job(
 
     The timeline holds what is out of the ordinary: claims after the first one, errors, resets, late writes
     that were refused, retries, cancellations. Below it stands, for each run of a job that ran more than once,
-    how it ended. With --json, the object has every column and the timeline under "timeline".
+    how it ended. With --json, the object has every column, the timeline under "timeline", and under "refused"
+    what PostgreSQL refuses to do with the job's row.
     """
     found = asyncio.run(_job(job_id))
     if as_json:
         print_json(found)
         return
-    timeline = found.pop("timeline")
+    timeline, refused = found.pop("timeline"), found.pop("refused")
     _print_columns(found)
+    if refused:
+        print_line("")
+    for mark in refused:
+        again = f"first {since(mark.first_at)} ago, tries: {mark.tries}, again in {until(mark.retry_at)}"
+        print_line(f"{refusal(mark)}; {again}")
     if timeline:
         print_line("")
         _print_timeline(timeline)
@@ -58,7 +65,9 @@ async def _job(job_id: UUID) -> dict[str, Any]:
         found = await listing.get_job(database, job_id)
         if found is None:
             raise JobNotFound(f"no job has id {job_id}")
-        return found | {"timeline": await listing.timeline(database, job_id)}
+        marks = await marks_of(database, [job_id])
+        timeline = await listing.timeline(database, job_id)
+        return found | {"refused": marks.get(job_id, []), "timeline": timeline}
 
 
 def _print_columns(found: Mapping[str, Any]) -> None:

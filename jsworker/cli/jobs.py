@@ -14,6 +14,7 @@ from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, headline, seconds_in_words, since, until
 from jsworker.names import check_kind
 from jsworker.ownership import listing
+from jsworker.ownership.refused_rows import Mark, marks_of
 
 COLOURS = {
     "scheduled": "blue",
@@ -57,7 +58,9 @@ def jobs(
 
 async def _jobs(status: str | None, kind: str | None, limit: int) -> list[dict[str, Any]]:
     async with connected_database() as database:
-        return await listing.list_jobs(database, status=status, kind=kind, limit=limit)
+        found = await listing.list_jobs(database, status=status, kind=kind, limit=limit)
+        marks = await marks_of(database, [job["id"] for job in found])
+        return [job | {"refused": marks.get(job["id"], [])} for job in found]
 
 
 def _row(job: Mapping[str, Any]) -> list[Text | str]:
@@ -68,8 +71,14 @@ def _row(job: Mapping[str, Any]) -> list[Text | str]:
         Text(job["status"], COLOURS[job["status"]]),
         f"{job['attempts']}/{'-' if most is None else most}",
         since(job["created_at"]),
-        Text(", ".join(part for part in _detail(job) if part)),
+        Text(", ".join(part for part in [*map(refusal, job["refused"]), *_detail(job)] if part)),
     ]
+
+
+def refusal(mark: Mark) -> str:
+    """Tell what PostgreSQL refuses to do with a job's row."""
+    constraint = "" if mark.constraint_name is None else f" {cell(mark.constraint_name)}"
+    return f"PostgreSQL refuses to {mark.attempted}: SQLSTATE {mark.sqlstate}{constraint}"
 
 
 def _detail(job: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -56,5 +57,7 @@ def _json_value(value: Any) -> Any:
             return value.total_seconds()
         case Decimal():
             return float(value)
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
         case _:
             raise TypeError(f"a value of type {type(value).__name__} has no place in JSON output")

@@ -66,6 +66,7 @@ CHECKS = (
     Check("jobs.promotion", jobs.promotion, ("rows",)),
     Check("jobs.queues", jobs.queues, ("rows",)),
     Check("jobs.owners", jobs.owners, ("rows",)),
+    Check("jobs.refused_rows", jobs.refused_rows, ("rows",)),
     Check("jobs.failures", jobs.failures, ("rows",)),
     Check("jobs.pruning", jobs.pruning, ("rows", "settings")),
     Check("jobs.timelines", jobs.timelines, ("rows",)),

@@ -13,6 +13,8 @@ _FEW_ENDED: Final = 20
 _MANY_FAILED: Final = 0.1
 _LAG_SECONDS: Final = 86_400.0
 _RECENT_SECONDS: Final = 3_600.0
+_REFERENCED: Final = "23503"
+"""SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 
 
@@ -128,6 +130,27 @@ def dead_messages(rows: Rows) -> Iterator[Remark]:
     yield warning(says, do) if rows.newest_dead_message < _RECENT_SECONDS else info(says, do)
 
 
+def refused_rows(rows: Rows) -> Iterator[Remark]:
+    """Whether PostgreSQL refuses to write the rows of some jobs."""
+    for each in rows.refused:
+        constraint = "" if each.constraint is None else f", {printable(each.constraint, 120)}"
+        jobs = counted(each.jobs, "job")
+        if (each.attempted, each.sqlstate) == ("prune", _REFERENCED):
+            yield info(
+                f"{jobs} kept beyond JSWORKER_RETENTION: a foreign key refers to them{constraint}",
+                "Leave it, or give the foreign key ON DELETE CASCADE or SET NULL (docs/runbook.md).",
+            )
+        else:
+            yield warning(
+                f"{jobs} set aside: PostgreSQL refuses to {each.attempted}, SQLSTATE {each.sqlstate}{constraint}, "
+                f"first {seconds(each.oldest)} ago, one of them {each.job_id}",
+                "A trigger, a constraint or a value of the row; once that is mended, `jsworker doctor --fix` "
+                "tries them again at once.",
+            )
+    if not rows.refused:
+        yield ok("PostgreSQL refuses no job's row")
+
+
 def failures(rows: Rows) -> Iterator[Remark]:
     """Whether many of the jobs that ended last have failed."""
     ended = rows.ended
@@ -149,6 +172,8 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
     oldest, kept = rows.ended.oldest, settings.retention
     if oldest is None or kept is None:
         yield ok("nothing is to be deleted")
+    elif any(each.attempted == "prune" for each in rows.refused):
+        yield info("ended jobs are kept that PostgreSQL refuses to delete: see jobs.refused_rows")
     elif oldest > kept + _LAG_SECONDS:
         yield warning(
             f"the oldest ended job is {seconds(oldest)} old, though JSWORKER_RETENTION is {seconds(kept)}",

@@ -17,6 +17,7 @@ from jsworker.events import Event, Events
 from jsworker.names import check_kind
 from jsworker.ownership.inspection.orphans import delete_orphaned_events
 from jsworker.ownership.outbox import promote
+from jsworker.ownership.refused_rows import RefusedRows, try_again
 from jsworker.ownership.registry import forget_workers, installation_id
 from jsworker.runtime.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
 from jsworker.settings import Settings
@@ -151,8 +152,9 @@ def _jobs_are_late(facts: Facts) -> bool:
 async def _queue_and_publish(facts: Facts) -> str:
     queued = 0
     async with opened(facts.settings) as database:
+        refused_rows = RefusedRows(database, worker_id=None)
         while True:
-            promoted = await promote(database, limit=_PROMOTE_AT_ONCE)
+            promoted = await promote(database, limit=_PROMOTE_AT_ONCE, refused_rows=refused_rows)
             queued += promoted
             if promoted < _PROMOTE_AT_ONCE:
                 break
@@ -163,6 +165,16 @@ async def _queue_and_publish(facts: Facts) -> str:
         published = await client.publish_pending()
         refused = f"; others were not: {client.unpublished_because}" if client.unpublished_because else ""
     return f"{done}, published {counted(published, 'message')}{refused}"
+
+
+def _rows_are_refused(facts: Facts) -> bool:
+    return not isinstance(facts.rows, Unknown) and bool(facts.rows.refused)
+
+
+async def _try_refused_rows(facts: Facts) -> str:
+    async with opened(facts.settings) as database:
+        found = await try_again(database)
+    return f"{counted(found, 'refused row')} tried again by the workers' next rounds"
 
 
 def _workers_are_forgotten(facts: Facts) -> bool:
@@ -201,6 +213,7 @@ def _deleted(entries: int) -> str:
 REPAIRS: Final = (
     Repair("fix.stream", _stream_differs, _ensure_stream),
     Repair("fix.jobs", _jobs_are_late, _queue_and_publish),
+    Repair("fix.refused_rows", _rows_are_refused, _try_refused_rows),
     Repair("fix.registry", _workers_are_forgotten, _forget_workers),
     Repair("fix.timelines", _entries_are_orphaned, _delete_orphaned_events),
 )

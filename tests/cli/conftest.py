@@ -122,7 +122,7 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
-    for table in ("jobs", "job_events", "workers", "dead_messages"):
+    for table in ("jobs", "job_events", "workers", "dead_messages", "refused_rows"):
         delete_rows(observer, table)
     return observer
 

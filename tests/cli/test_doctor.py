@@ -228,7 +228,7 @@ class TestSound:
 
         def everything() -> list[Any]:
             rows: list[Any] = []
-            for table in ("jobs", "job_events", "workers", "installation", "dead_messages"):
+            for table in ("jobs", "job_events", "workers", "installation", "dead_messages", "refused_rows"):
                 rows += world.sql.execute(
                     SQL("SELECT * FROM jsworker.{}").format(Identifier(table))
                 ).fetchall()
@@ -535,6 +535,32 @@ class TestJobs:
         assert told(mended, "fix.registry")["says"] == "deleted 1 worker of long ago from the registry"
         assert read_value(world.sql, "SELECT count(*) FROM jsworker.workers WHERE id = 'long-gone'") == 0
         assert read_value(world.sql, "SELECT count(*) FROM jsworker.workers") == 2
+
+    def test_refused_rows_are_told_and_tried_again_by_fix(self, world: World) -> None:
+        world.start_worker(KIND)
+        assert told(world.findings(), "jobs.refused_rows")["level"] == "ok"
+        job_id = insert_job(world.sql, "scheduled", run_at=ago(3600))
+        mark = (
+            "INSERT INTO jsworker.refused_rows (job_id, attempted, kind, status, fencing_token, dispatch,"
+            " sqlstate, constraint_name, retry_at)"
+            " VALUES (%s, %s, 'k', 'scheduled', 0, 0, %s, %s, clock_timestamp() + interval '1 hour')"
+        )
+        world.sql.execute(mark, [job_id, "promote", "P0001", None])
+        found = world.findings()
+        says = told(found, "jobs.refused_rows")["says"]
+        assert says.startswith("1 job set aside: PostgreSQL refuses to promote, SQLSTATE P0001, first ")
+        assert says.endswith(f"one of them {job_id}")
+        assert told(found, "jobs.promotion")["level"] == "ok"  # no relay is missing
+        mended = world.findings("--fix")
+        assert (
+            told(mended, "fix.refused_rows")["says"]
+            == "1 refused row tried again by the workers' next rounds"
+        )
+        assert read_value(world.sql, "SELECT count(*) FROM jsworker.refused_rows") == 0
+        world.sql.execute(mark, [job_id, "prune", "23503", "their_key"])
+        kept = told(world.findings(), "jobs.refused_rows")
+        assert kept["level"] == "info"
+        assert kept["says"].endswith("a foreign key refers to them, their_key")
 
     def test_failures_dead_messages_and_what_was_kept_too_long(self, world: World) -> None:
         world.start_worker(KIND)

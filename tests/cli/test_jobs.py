@@ -17,7 +17,7 @@ COLUMNS = {
     *("id", "kind", "status", "worker_id", "fencing_token", "attempts", "errors", "stalls", "max_attempts"),
     *("max_stalls", "stage", "progress", "message", "unique_key", "run_at", "queued_at", "claimed_at"),
     *("last_activity_at", "deadline_at", "cleared", "clear_reason", "cancel_requested", "last_error"),
-    *("failure_reason", "created_at", "started_at", "finished_at"),
+    *("failure_reason", "created_at", "started_at", "finished_at", "refused"),
 }
 
 
@@ -80,6 +80,21 @@ class TestJobs:
         assert job.keys() == COLUMNS
         assert job["created_at"].endswith("Z")
         assert job["status"] == "completed"
+
+    def test_what_postgresql_refuses_is_told(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql, "scheduled", run_at=ago(-7200.5))
+        sql.execute(
+            "INSERT INTO jsworker.refused_rows (job_id, attempted, kind, status, fencing_token, dispatch,"
+            " sqlstate, constraint_name, retry_at) VALUES (%s, 'promote', 'count-lines', 'scheduled', 0, 0,"
+            " '23514', 'their_rule', clock_timestamp() + interval '2 hours')",
+            [job_id],
+        )
+        says = "PostgreSQL refuses to promote: SQLSTATE 23514 their_rule"
+        assert f"{says}, due in 2h" in cli("jobs").ok().out
+        assert f"{says}; first 0s ago, tries: 1, again in 2h" in cli("job", job_id).ok().lines
+        for found in (cli("jobs", "--json").ok().json[0], cli("job", job_id, "--json").ok().json):
+            [mark] = found["refused"]
+            assert (mark["job_id"], mark["sqlstate"], mark["tries"]) == (str(job_id), "23514", 1)
 
     def test_the_limit_is_told(self, cli: Cli, sql: Sql) -> None:
         for _ in range(3):

@@ -96,6 +96,23 @@ class TestWhatGoes:
         assert left(sql) == 2
 
 
+class TestRefused:
+    def test_what_a_foreign_key_keeps_is_told_and_the_others_go(self, cli: Cli, sql: Sql) -> None:
+        kept, _ = insert_old(sql), insert_old(sql)
+        sql.execute("CREATE TABLE orders (job_id uuid CONSTRAINT of_job REFERENCES jsworker.jobs)")
+        try:
+            sql.execute("INSERT INTO orders VALUES (%s)", [kept])
+            found = cli("prune").ok()
+            assert found.lines == ["1 job deleted; timeline entries: 0; kept because PostgreSQL refuses: 1"]
+            refusal = f"job {kept} kept: PostgreSQL refuses to delete, SQLSTATE 23503, constraint of_job"
+            assert refusal in found.err
+            again = cli("prune", "--json").ok().json
+            assert (again["jobs"], again["kept"]) == (0, 1)
+        finally:
+            sql.execute("DROP TABLE orders")
+        assert left(sql) == 1
+
+
 class TestDryRun:
     def test_it_counts_and_deletes_nothing(self, cli: Cli, sql: Sql) -> None:
         insert_old(sql)

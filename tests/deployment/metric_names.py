@@ -11,6 +11,7 @@ PER_PROCESS = {
     "jsworker_claims_refused_total": {"kind", "reason"},
     "jsworker_messages_republished_total": set[str](),
     "jsworker_messages_dead_total": set[str](),
+    "jsworker_rows_refused_total": {"attempted"},
     "jsworker_jobs_pruned_total": set[str](),
     "jsworker_heartbeats_failed_total": set[str](),
     "jsworker_queue_wait_seconds_bucket": {"kind", "le"},
@@ -31,6 +32,7 @@ FLEET_WIDE = {
     "jsworker_queue_drift_jobs": {"kind"},
     "jsworker_consumer_pending_messages": {"kind"},
     "jsworker_consumer_unacknowledged_messages": {"kind"},
+    "jsworker_refused_rows": {"attempted"},
     "jsworker_dead_messages": set[str](),
 }
 """The same from every pod: to be read by their maximum, never by their sum."""

@@ -228,6 +228,7 @@ class TestLevels:
                     "database.changed",
                     "heartbeat.failed",
                     "prune.failed",
+                    "row.refused",
                     "worker.degraded",
                     "stale.detected",
                     "stale.recovered",

@@ -51,6 +51,8 @@ def events(registry: CollectorRegistry) -> Events:
             {"kind": "k", "reason": "completed"},
         ),
         ("message.dead", {"messages": 1}, "jsworker_messages_dead", {}),
+        ("row.refused", {"attempted": "mark"}, "jsworker_rows_refused", {"attempted": "mark"}),
+        ("row.refused", {"job_id": None}, "jsworker_rows_refused", {"attempted": "other"}),
         ("heartbeat.failed", {}, "jsworker_heartbeats_failed", {}),
     ],
 )

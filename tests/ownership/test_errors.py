@@ -205,5 +205,5 @@ class TestConflict:
 
     async def test_it_gives_up_in_the_end(self, database: Database) -> None:
         victim = text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'deadlock_detected'; END $$")
-        with pytest.raises(DatabaseRefused, match="SQLSTATE 40P01$"):
+        with pytest.raises(DatabaseRefused, match=r"SQLSTATE 40P01$"):
             await database.run(victim)

@@ -1,6 +1,6 @@
 """A row that PostgreSQL refuses to write, for its content, a foreign key or a trigger, stops nobody else."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
@@ -73,8 +73,8 @@ class Refusing:
 
 
 @pytest.fixture
-async def refusing(rows: Rows) -> AsyncIterator[Refusing]:
-    yield Refusing(rows)
+def refusing(rows: Rows) -> Refusing:
+    return Refusing(rows)
 
 
 async def insert(
@@ -87,7 +87,8 @@ async def insert(
         " (id, kind, payload, status, dispatch, queued_at, run_at, needs_publish, publish_after)"
         " SELECT %s, %s, jsonb_build_object(%s::text, true), %s, CASE WHEN %s = 'queued' THEN 1 ELSE 0 END,"
         " old, old, %s, old FROM ("
-        "SELECT least(min(publish_after), clock_timestamp()) - interval '1 minute' FROM jsworker.jobs) AS o(old)",
+        "SELECT least(min(publish_after), clock_timestamp()) - interval '1 minute'"
+        " FROM jsworker.jobs) AS o(old)",
         job_id,
         kind,
         payload,
@@ -327,7 +328,8 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
     # It is in nobody's hand now, and then stale: both searches try it once.
     await rows.query(
         "UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour', "
-        "stale_after = interval '1 minute', last_activity_at = last_activity_at - interval '1 hour' WHERE id = %s",
+        "stale_after = interval '1 minute', last_activity_at = last_activity_at - interval '1 hour' "
+        "WHERE id = %s",
         hostile.id,
     )
     running.worker._parts.heartbeat.look_for_strays()

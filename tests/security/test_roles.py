@@ -46,6 +46,8 @@ MAY: dict[str, list[str]] = {
         "DELETE FROM jsworker.job_events",
         "DELETE FROM jsworker.workers",
         "DELETE FROM jsworker.dead_messages",
+        "DELETE FROM jsworker.refused_rows",
+        "UPDATE jsworker.refused_rows SET tries = 2",
     ],
     "producer": [
         insert(),
@@ -62,6 +64,7 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.job_events",
         "SELECT * FROM jsworker.workers",
         "SELECT * FROM jsworker.dead_messages",
+        "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.installation",
     ],
 }
@@ -97,6 +100,7 @@ MAY_NOT: dict[str, list[str]] = {
         "SELECT * FROM jsworker.job_events",
         "SELECT * FROM jsworker.workers",
         "SELECT data FROM jsworker.dead_messages",
+        "SELECT * FROM jsworker.refused_rows",
         "UPDATE jsworker.jobs SET fencing_token = 0",
         "UPDATE jsworker.jobs SET worker_id = 'mine'",
         "UPDATE jsworker.jobs SET status = 'cancelled'",

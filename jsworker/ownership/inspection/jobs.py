@@ -26,6 +26,8 @@ SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
   SELECT extract(epoch FROM statement_timestamp() - publish_after) AS seconds FROM jsworker.jobs
   WHERE CAST(needs_publish AS integer) = 1
     AND publish_after < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r
+                    WHERE r.job_id = jobs.id AND r.attempted IN ('publish', 'mark'))
   ORDER BY publish_after LIMIT :bound) AS late
 """)
 
@@ -34,6 +36,7 @@ SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
   SELECT extract(epoch FROM statement_timestamp() - run_at) AS seconds FROM jsworker.jobs
   WHERE status || '' = 'scheduled'
     AND run_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted = 'promote')
   ORDER BY run_at LIMIT :bound) AS late
 """)
 
@@ -98,6 +101,13 @@ FROM (
 
 DEAD_MESSAGES = text("""
 SELECT count(*) AS messages, extract(epoch FROM statement_timestamp() - max(at)) AS newest FROM jsworker.dead_messages
+""")
+
+REFUSED = text("""
+SELECT attempted, sqlstate, constraint_name AS "constraint", count(*) AS jobs,
+  (array_agg(job_id ORDER BY first_at))[1] AS job_id,
+  extract(epoch FROM statement_timestamp() - min(first_at)) AS oldest
+FROM jsworker.refused_rows GROUP BY attempted, sqlstate, constraint_name ORDER BY count(*) DESC, attempted LIMIT 20
 """)
 
 ENDED = text("""
@@ -165,6 +175,25 @@ class SilentOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRows:
+    """Jobs that are set aside because PostgreSQL refuses to write their rows, all for one reason.
+
+    Attributes:
+        attempted: the transition that was to be made.
+        constraint: None: it was none.
+        job_id: one of them.
+        oldest: seconds since the first of these refusals.
+    """
+
+    attempted: str
+    sqlstate: str
+    constraint: str | None
+    jobs: int
+    job_id: UUID
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The jobs that ended last.
 
@@ -193,6 +222,7 @@ class Rows:
         events: entries of timelines that were looked at.
         orphaned_events: of these, those whose job is gone.
         newest_dead_message: seconds; None: there is none.
+        refused: jobs that are set aside, by the reason.
     """
 
     installation: UUID | None
@@ -207,6 +237,7 @@ class Rows:
     dead_messages: int
     newest_dead_message: float | None
     ended: Ended
+    refused: tuple[RefusedRows, ...] = ()
 
 
 async def read_rows(database: Database, *, late_after: float, forgotten_after: float) -> Rows:
@@ -249,6 +280,10 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
         dead_messages=int(dead.messages),
         newest_dead_message=_seconds(dead.newest),
         ended=Ended(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
+        refused=tuple(
+            RefusedRows(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
+            for row in await database.run(REFUSED)
+        ),
     )
 
 
