@@ -1,6 +1,6 @@
 """Rows that PostgreSQL refuses to write are set aside, for every worker.
 
-Revision: 0007, after 0004
+Revision: 0007, after 0006
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0007"
-down_revision = "0004"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 

@@ -33,6 +33,12 @@ SCHEMA = "jsworker"
 STATUSES = ("scheduled", "queued", "processing", "completed", "failed", "cancelled")
 FINAL = ("completed", "failed", "cancelled")
 
+_MOST = 2**53
+"""Of what is counted up: exact in every language's JSON, and never reached by counting."""
+_FIRST, _LAST = "TIMESTAMPTZ '2000-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 00:00:00+00'"
+"""A datetime of Python holds the last in every time zone."""
+_BOUNDED = ("run_at", "queued_at", "publish_after", "published_at", "stream_created", "created_at")
+
 metadata = MetaData(schema=SCHEMA)
 
 
@@ -119,7 +125,18 @@ jobs = Table(
         name="jobs_conservation",
     ),
     CheckConstraint("errors >= 0 AND stalls >= 0", name="jobs_counters"),
-    CheckConstraint("max_attempts >= 1 AND max_stalls >= 1", name="jobs_limits"),
+    # What producers may write. A job that was claimed holds what its owner's class or settings allow.
+    CheckConstraint(
+        "max_attempts BETWEEN 1 AND 1000000 AND max_stalls >= 1 AND (max_stalls <= 100 OR fencing_token > 0)",
+        name="jobs_limits",
+    ),
+    CheckConstraint(
+        f"dispatch BETWEEN 0 AND {_MOST} AND fencing_token BETWEEN 0 AND {_MOST} AND stream_seq BETWEEN 0 AND {_MOST}",
+        name="jobs_numbers",
+    ),
+    CheckConstraint(
+        " AND ".join(f"{each} BETWEEN {_FIRST} AND {_LAST}" for each in _BOUNDED), name="jobs_times"
+    ),
     CheckConstraint("progress >= 0 AND progress <= 1", name="jobs_progress"),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -229,7 +246,8 @@ GUARD_FUNCTION = """
 CREATE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'jsworker refuses % token % dispatch % -> % token % dispatch %',
-    OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch
+    OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch || CASE
+      WHEN OLD.status IN ('completed', 'failed', 'cancelled') THEN ': what a job was and came to stays' ELSE '' END
     USING ERRCODE = 'restrict_violation', CONSTRAINT = 'jobs_guard', SCHEMA = 'jsworker', TABLE = 'jobs';
 END
 $$
@@ -268,10 +286,16 @@ FOR EACH STATEMENT EXECUTE FUNCTION jsworker.refuse_jobs_truncate()
 """
 
 GUARD_TRIGGER = """
-CREATE TRIGGER jobs_guard BEFORE UPDATE OF status, fencing_token, dispatch ON jsworker.jobs
+CREATE TRIGGER jobs_guard BEFORE UPDATE OF status, fencing_token, dispatch,
+  id, kind, payload, unique_key, result, attempts, errors, stalls, last_error, failure_reason ON jsworker.jobs
 FOR EACH ROW WHEN (
-     (OLD.status IN ('completed', 'cancelled') AND NEW.status <> OLD.status)
-  OR (OLD.status = 'failed' AND NEW.status NOT IN ('failed', 'queued'))
+     (OLD.status IN ('completed', 'failed', 'cancelled') AND (
+          (OLD.status <> NEW.status AND NOT (OLD.status = 'failed' AND NEW.status = 'queued'))
+       OR (NEW.id, NEW.kind, NEW.payload, NEW.unique_key, NEW.result, NEW.last_error) IS DISTINCT FROM
+          (OLD.id, OLD.kind, OLD.payload, OLD.unique_key, OLD.result, OLD.last_error)
+       OR (OLD.status = NEW.status AND
+          (NEW.attempts, NEW.errors, NEW.stalls, NEW.failure_reason) IS DISTINCT FROM
+          (OLD.attempts, OLD.errors, OLD.stalls, OLD.failure_reason))))
   OR NEW.fencing_token < OLD.fencing_token
   OR NEW.dispatch < OLD.dispatch
   OR (NEW.status = 'processing' AND NEW.fencing_token = OLD.fencing_token

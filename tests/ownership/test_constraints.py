@@ -11,6 +11,8 @@ from .rows import NOW, OTHER_WORKER, STATES, WORKER, Sql, change_job, insert_job
 FINAL = ("completed", "failed", "cancelled")
 LIVE = ("scheduled", "queued", "processing")
 
+TIMES = ("run_at", "queued_at", "publish_after", "published_at", "stream_created", "created_at")
+
 
 def refused_row(constraint: str, state: str, /, **columns: Any) -> Any:
     shown = ", ".join(f"{name}={value}" for name, value in columns.items() if not hasattr(value, "as_string"))
@@ -60,6 +62,23 @@ BROKEN = [
     refused_row("jobs_counters", "queued", errors=1, stalls=-1),
     refused_row("jobs_limits", "queued", max_attempts=0),
     refused_row("jobs_limits", "queued", max_stalls=0),
+    refused_row("jobs_limits", "queued", max_attempts=1_000_001),
+    refused_row("jobs_limits", "queued", max_stalls=101, fencing_token=0),
+    refused_row("jobs_numbers", "queued", dispatch=-1),
+    refused_row("jobs_numbers", "queued", dispatch=2**53 + 1),
+    refused_row("jobs_numbers", "queued", fencing_token=2**53 + 1),
+    refused_row("jobs_numbers", "queued", stream_seq=-1),
+    *(
+        refused_row("jobs_times", "scheduled", **{column: time})
+        for column in TIMES
+        for time in (
+            "-infinity",
+            "0044-03-15 BC",
+            "1999-12-31 23:59:59+00",
+            "9999-12-31 00:00:01+00",
+            "infinity",
+        )
+    ),
     refused_row("jobs_progress", "processing", progress=-0.1),
     refused_row("jobs_progress", "processing", progress=1.1),
     refused_row("jobs_progress", "processing", progress=float("nan")),
@@ -94,6 +113,11 @@ def test_every_constraint_is_broken_once(sql: Sql) -> None:
         {"max_attempts": 1, "max_stalls": 1},
         {"run_at": NOW},
         {"needs_publish": True},
+        {"max_attempts": 1_000_000, "max_stalls": 100, "fencing_token": 0},
+        {"max_stalls": 1_000_000, "fencing_token": 1},
+        {"dispatch": 2**53, "fencing_token": 2**53, "stream_seq": 2**53},
+        dict.fromkeys(TIMES, "2000-01-01 00:00+00"),
+        dict.fromkeys(TIMES, "9999-12-31 00:00+00"),
     ],
 )
 def test_the_edge_of_a_rule_is_accepted(sql: Sql, columns: dict[str, Any]) -> None:
@@ -154,6 +178,44 @@ def test_a_step_that_the_protocol_does_not_know_is_refused(
 def test_a_step_of_the_protocol_passes_the_guard(sql: Sql, status: str, step: dict[str, Any]) -> None:
     job_id = insert_job(sql, status)
     change_job(sql, job_id, **step)
+
+
+CONTENT: dict[str, Any] = {
+    "kind": "other-kind",
+    "payload": '{"other": 1}',
+    "unique_key": "other-key",
+    "result": '"other"',
+    "last_error": "other",
+}
+
+
+@pytest.mark.parametrize("status", FINAL)
+@pytest.mark.parametrize("column", [*CONTENT, "failure_reason", "counters"])
+def test_what_an_ended_job_was_and_came_to_stays(sql: Sql, status: str, column: str) -> None:
+    job_id = insert_job(sql, status)
+    before = read_job(sql, job_id)
+    counters = {"attempts": before["attempts"] + 1, "errors": before["errors"] + 1}
+    step = counters if column == "counters" else {column: CONTENT.get(column, "other")}
+    with pytest.raises(RestrictViolation, match="what a job was and came to stays") as refused:
+        change_job(sql, job_id, **step)
+    assert refused.value.diag.constraint_name == "jobs_guard"
+    assert read_job(sql, job_id) == before
+
+
+@pytest.mark.parametrize("status", FINAL)
+def test_an_ended_job_keeps_its_id(sql: Sql, status: str) -> None:
+    job_id = insert_job(sql, status)
+    with pytest.raises(RestrictViolation):
+        sql.execute("UPDATE jsworker.jobs SET id = gen_random_uuid() WHERE id = %s", [job_id])
+
+
+@pytest.mark.parametrize("column", CONTENT)
+def test_a_retry_changes_nothing_of_what_the_job_was(sql: Sql, column: str) -> None:
+    job_id = insert_job(sql, "failed")
+    retry = {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0}
+    with pytest.raises(RestrictViolation):
+        change_job(sql, job_id, **retry, **{column: CONTENT[column]})
+    change_job(sql, job_id, **retry)
 
 
 @pytest.mark.parametrize("first", LIVE)

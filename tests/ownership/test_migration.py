@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -28,7 +29,7 @@ from jsworker.ownership.upgrading import current_revision, downgrade_database, u
 from .catalog import describe_schema
 from .conftest import TestDatabases
 from .polling import eventually
-from .rows import Sql, insert_job
+from .rows import Sql, insert_job, read_job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,27 +166,65 @@ def test_a_transaction_that_does_not_end_is_named(empty_url: str, monkeypatch: p
     assert current_revision(empty_url) == "0001"
 
 
-def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(empty_url: str) -> None:
-    upgrade_database(empty_url, "0003")
+@pytest.mark.parametrize(
+    ("written", "validated", "names"),
+    [
+        ("0003", "0004", ["jobs_kind", "jobs_unique_key"]),
+        ("0005", "0006", ["jobs_limits", "jobs_numbers", "jobs_times"]),
+    ],
+)
+def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
+    empty_url: str, written: str, validated: str, names: list[str]
+) -> None:
+    upgrade_database(empty_url, written)
     with connected(empty_url) as sql, connected(empty_url) as writer:
         insert_job(sql)
         with writer.transaction():
             writer.execute("UPDATE jsworker.jobs SET payload = '[1]'")
-            assert upgrade_database(empty_url) == migrations.head()
+            assert upgrade_database(empty_url, validated) == validated
         rules = sql.execute(
-            "SELECT convalidated FROM pg_constraint WHERE conname IN ('jobs_kind', 'jobs_unique_key')"
+            "SELECT convalidated FROM pg_constraint WHERE conname = ANY(%s)", [names]
         ).fetchall()
-    assert [rule["convalidated"] for rule in rules] == [True, True]
+    assert [rule["convalidated"] for rule in rules] == [True] * len(names)
 
 
-def test_in_one_transaction_they_are_not_validated_beside_jobs(empty_url: str) -> None:
-    upgrade_database(empty_url, "0002")
+@pytest.mark.parametrize("before", ["0002", "0004"])
+def test_in_one_transaction_they_are_not_validated_beside_jobs(empty_url: str, before: str) -> None:
+    upgrade_database(empty_url, before)
     with connected(empty_url) as sql:
         insert_job(sql)
     with pytest.raises(CommandError, match=r"keep workers from their jobs .*: run `jsworker db upgrade`"):
         migrate_by_command(empty_url)
-    assert current_revision(empty_url) == "0002"
+    assert current_revision(empty_url) == before
     assert upgrade_database(empty_url) == migrations.head()
+
+
+def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> None:
+    """Whatever producers wrote before: the upgrade goes through, and afterwards every row can be moved on."""
+    upgrade_database(empty_url, "0004")
+    most = 2**53
+    cases: list[tuple[str, str, dict[str, Any]]] = [
+        ("stalls", "queued", {"max_stalls": 2_000_000_000, "max_attempts": 2_000_000_000}),
+        ("claimed", "processing", {"max_stalls": 1000}),
+        ("dispatch", "queued", {"dispatch": 2**63 - 1}),
+        ("ended", "completed", {"dispatch": -5, "fencing_token": 2**63 - 1}),
+        ("late", "scheduled", {"run_at": "infinity"}),
+        ("old", "queued", {"queued_at": "0044-03-15 BC", "stream_created": "-infinity"}),
+        ("usual", "queued", {}),
+    ]
+    with connected(empty_url) as sql:
+        ids = {name: insert_job(sql, status, **columns) for name, status, columns in cases}
+        usual = read_job(sql, ids["usual"])
+        upgrade_database(empty_url)
+        found = {name: read_job(sql, job_id) for name, job_id in ids.items()}
+        assert found["usual"] == usual
+        sql.execute("UPDATE jsworker.jobs SET dispatch = dispatch + 1, fencing_token = fencing_token + 1")
+    assert (found["stalls"]["max_stalls"], found["stalls"]["max_attempts"]) == (100, 1_000_000)
+    assert found["claimed"]["max_stalls"] == 1000
+    assert (found["dispatch"]["dispatch"], found["dispatch"]["stream_created"]) == (most // 2, None)
+    assert (found["ended"]["dispatch"], found["ended"]["fencing_token"]) == (0, most // 2)
+    assert found["late"]["run_at"].year == 9999
+    assert (found["old"]["queued_at"].year, found["old"]["stream_created"].year) == (2000, 2000)
 
 
 def test_every_migration_is_a_transaction_of_its_own(empty_url: str) -> None:
