@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 import jsworker
 from jsworker.observe.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
+from jsworker.observe.gauges import of_logs
 from jsworker.observe.http import Answer, Route
 from jsworker.observe.vitals import Readiness
 from jsworker.runtime.supervisor.view import DEATHS, PlaceView, View
@@ -19,6 +20,8 @@ FRESH_SECONDS: Final = 5.0
 """A report that is older is none any more."""
 
 _OK: Final = "ok"
+_SUPERVISOR: Final = "supervisor"
+"""Its place among the processes, in figures that all of them have."""
 _REBUILT_AFTER_SECONDS: Final = 1.0
 
 
@@ -96,6 +99,7 @@ def complaints_of(place: PlaceView) -> Iterator[str]:
 def families(view: View) -> list[Metric]:
     """Return the figures of all children, and the supervisor's own."""
     processes = {str(place.number): _unpacked(place.figures) for place in view.places}
+    processes[_SUPERVISOR] = [of_logs()]
     wanted = GaugeMetricFamily("jsworker_processes", "Worker processes that there should be.")
     wanted.add_metric([], len(view.places))
     ready = GaugeMetricFamily("jsworker_processes_ready", "Worker processes that work.")
