@@ -5,6 +5,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from jsworker.observe.logs import drain_logs
+
 LEAVE_SECONDS = 3.0
 """For so long the event loop, and then the interpreter, may take to end."""
 
@@ -32,5 +34,6 @@ def leave_now(code: int) -> None:
     under it, Python aborts the process; nothing else is left to do, the worker has closed everything.
     """
     sys.stdout.flush()
+    drain_logs()
     sys.stderr.flush()
     os._exit(code)

@@ -16,8 +16,7 @@ import typer
 import jsworker
 from jsworker.cli.options import new_app
 from jsworker.cli.setting_options import with_setting_options
-from jsworker.cli.telling import tell
-from jsworker.observe.logs import configure_logs
+from jsworker.observe.logs import configure_logs, write_line
 from jsworker.runtime.supervisor.parent import Ending, Supervisor
 from jsworker.settings import Settings, load_settings, unknown_variables, variable_of
 
@@ -51,8 +50,8 @@ def run(
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
     ending = asyncio.run(_supervise(loaded, targets, _environment(given)))
-    for line in (ending.words or "").splitlines():
-        tell(line)
+    if ending.words:
+        write_line(ending.words)
     return ending.code
 
 

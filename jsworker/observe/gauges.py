@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from jsworker.observe.kind_labels import KindLabels
+from jsworker.observe.logs import lines_dropped
 from jsworker.observe.vitals import Fleet, Patient, Vitals
 
 
@@ -18,6 +19,7 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the worker knows of itself, and what its last survey found."""
+        yield of_logs()
         vitals, fleet = self._patient.vitals(), self._patient.fleet()
         if vitals is not None:
             yield from of_worker(vitals, self._kinds)
@@ -27,6 +29,13 @@ class Gauges(Collector):
     def describe(self) -> Iterable[Metric]:
         """Yield nothing: what there is depends on the worker."""
         return ()
+
+
+def of_logs() -> Metric:
+    """Return what became of this process's log lines."""
+    return CounterMetricFamily(
+        "jsworker_log_lines_dropped", "Log lines that nobody read in time.", value=lines_dropped()
+    )
 
 
 def of_worker(vitals: Vitals, kinds: KindLabels) -> Iterator[Metric]:

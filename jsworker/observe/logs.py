@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
@@ -17,6 +17,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 from jsworker.errors import SettingsError
 from jsworker.events import EVENT_NAMES, Event, Events
 from jsworker.names import printable, shown
+from jsworker.observe.line_writer import FLUSH_SECONDS, LineWriter, writer_to
 
 LONGEST_VALUE: Final = 2_000
 """Characters that a line shows of one value."""
@@ -65,6 +66,9 @@ bound_facts: Final[ContextVar[Facts | None]] = ContextVar("jsworker_bound_facts"
 speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_worker", default=None)
 """The worker whose code runs here."""
 
+_writers: Final[dict[int, LineWriter]] = {}
+"""By the file descriptor they write to, of which a process has one for stderr."""
+
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 
@@ -91,7 +95,7 @@ def configure_logs(
         raise SettingsError(f"JSWORKER_LOG_FORMAT={shown(format)} must be json or console")
     if level not in _LEVELS:
         raise SettingsError(f"JSWORKER_LOG_LEVEL={shown(level)} must be one of {', '.join(_LEVELS)}")
-    out = stream or sys.stderr
+    out = _stderr() if stream is None else stream
     prepare: list[Processor] = [
         _with_bound_facts,
         structlog.processors.add_log_level,
@@ -102,18 +106,34 @@ def configure_logs(
     write: list[Processor] = (
         [_json_values, structlog.processors.JSONRenderer()]
         if format == "json"
-        else [_console_line(colours=out.isatty() and "NO_COLOR" not in os.environ)]
+        else [_console_line(colours=(stream or sys.stderr).isatty() and "NO_COLOR" not in os.environ)]
     )
     structlog.configure(
         processors=[*prepare, _in_order, *write],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
     )
     formatter = ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, *prepare],
         processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
     )
     _take_foreign_lines(out, max(_LEVELS[level], logging.WARNING), formatter)
+
+
+def write_line(text: str) -> None:
+    """Write a line, or several, of another form behind the log lines; returns at once."""
+    _stderr().write(f"{text}\n")
+
+
+def lines_dropped() -> int:
+    """Return how many lines were not written because nobody read stderr."""
+    return sum(writer.dropped for writer in _writers.values())
+
+
+def drain_logs(seconds: float = FLUSH_SECONDS) -> None:
+    """Wait until all lines have been read, at most for so long: for ends of a process without ``atexit``."""
+    for writer in _writers.values():
+        writer.drain(seconds)
 
 
 def log_events(events: Events, *, worker_id: str | None = None) -> None:
@@ -161,11 +181,22 @@ def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}_" if name in _TAKEN else name: value for name, value in fields.items()}
 
 
-def _take_foreign_lines(out: TextIO, level: int, formatter: logging.Formatter) -> None:
+def _stderr() -> "TextIO | LineWriter":
+    writer = writer_to(sys.stderr, on_dropped=_tell_dropped)
+    return _writers.setdefault(writer.descriptor, writer) if isinstance(writer, LineWriter) else writer
+
+
+def _tell_dropped(lines: int) -> None:
+    structlog.get_logger().warning(
+        "log.dropped", lines=lines, reason="nobody read stderr; up to 10,000 lines wait"
+    )
+
+
+def _take_foreign_lines(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
     root = logging.getLogger()
     for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
         root.removeHandler(earlier)
-    handler = logging.StreamHandler(out)
+    handler: logging.Handler = logging.StreamHandler(out)
     handler.set_name("jsworker")
     handler.setLevel(level)
     handler.setFormatter(formatter)

@@ -14,6 +14,7 @@ PER_PROCESS = {
     "jsworker_rows_refused_total": {"attempted"},
     "jsworker_jobs_pruned_total": set[str](),
     "jsworker_heartbeats_failed_total": set[str](),
+    "jsworker_log_lines_dropped_total": set[str](),
     "jsworker_queue_wait_seconds_bucket": {"kind", "le"},
     "jsworker_run_duration_seconds_bucket": {"kind", "le"},
     "jsworker_runs_in_flight": {"kind"},

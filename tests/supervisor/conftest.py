@@ -17,7 +17,12 @@ class Supervise(Protocol):
     """Starts ``jsworker run`` on targets of ``jobs_module``; keyword arguments replace settings."""
 
     def __call__(
-        self, *targets: str, prefix: tuple[str, ...] = (), options: tuple[str, ...] = (), **changes: Any
+        self,
+        *targets: str,
+        prefix: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        output: int | None = None,
+        **changes: Any,
     ) -> ParentProcess: ...
 
 
@@ -33,7 +38,11 @@ def supervise(make_settings: Callable[..., Settings], tmp_path: Path) -> Iterato
     started: list[ParentProcess] = []
 
     def start(
-        *targets: str, prefix: tuple[str, ...] = (), options: tuple[str, ...] = (), **changes: Any
+        *targets: str,
+        prefix: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        output: int | None = None,
+        **changes: Any,
     ) -> ParentProcess:
         settings = make_settings(**changes)
         given = {name: getattr(settings, name) for name in settings.model_fields_set}
@@ -43,6 +52,7 @@ def supervise(make_settings: Callable[..., Settings], tmp_path: Path) -> Iterato
             environment={variable_of(name): str(value) for name, value in given.items()},
             options=options,
             prefix=prefix,
+            output=output,
         )
         started.append(parent)
         return parent

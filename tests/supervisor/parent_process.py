@@ -28,6 +28,7 @@ class ParentProcess:
         options: Sequence[str] = (),
         prefix: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, "-m", "jsworker", "run"),
+        output: int | None = None,
     ) -> None:
         self._log = folder / f"log-{len(list(folder.glob('log-*')))}"
         # Compiled once, modules are loaded in a third of the time by all later processes.
@@ -38,8 +39,8 @@ class ParentProcess:
                 cwd=folder,
                 env={**inherited, **environment, "JSWORKER_LOG_FORMAT": "json"},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log if output is None else output,
+                stderr=log if output is None else output,
                 start_new_session=True,
             )
 

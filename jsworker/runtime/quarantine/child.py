@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from jsworker import tracing
 from jsworker.events import Events
-from jsworker.observe.logs import configure_logs, speaking_worker
+from jsworker.observe.logs import configure_logs, drain_logs, speaking_worker
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.runtime.attempt import judged, open_job, process_job
@@ -45,6 +45,7 @@ def main() -> NoReturn:
     asyncio.run(_work(order, link))
     # Threads of the job may never end, and nobody waits for them here.
     sys.stdout.flush()
+    drain_logs()
     sys.stderr.flush()
     os._exit(0)
 

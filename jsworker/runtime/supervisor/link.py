@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
+from jsworker.observe.logs import drain_logs, write_line
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.begun import BegunJobs
 from jsworker.runtime.supervisor.birth import on_sigterm
@@ -44,6 +45,8 @@ _ORPHAN_SECONDS: Final = 15.0
 """Beyond two statement time-outs: what an orphan may take to hand its jobs back."""
 _LAST_WORDS_SECONDS: Final = 1.0
 _READ_BYTES: Final = 65_536
+_SHOW_SECONDS: Final = 0.5
+"""For so long a reader of stderr may take for the stacks before the process is killed."""
 
 
 class Link:
@@ -155,7 +158,7 @@ class Link:
             return
         self._condemned = True
         if sys.stderr is not None:
-            faulthandler.dump_traceback(all_threads=True)
+            _show_stacks()
         named = list(culprits[:MOST_CULPRITS])
         self._say(Condemn(culprits=named, reason=reason[:LONGEST_TEXT]))
 
@@ -249,3 +252,17 @@ class Link:
 
     def _parent_is_dead(self) -> bool:
         return os.getppid() != self._parent
+
+
+def _show_stacks() -> None:
+    """Write where all threads are to stderr, which nobody may read."""
+    try:
+        memory = os.memfd_create("stacks")
+    except (AttributeError, OSError):  # another system
+        faulthandler.dump_traceback(all_threads=True)
+        return
+    with os.fdopen(memory, "rb") as stacks:
+        faulthandler.dump_traceback(stacks, all_threads=True)
+        stacks.seek(0)
+        write_line(stacks.read().decode(errors="replace").rstrip())
+    drain_logs(_SHOW_SECONDS)

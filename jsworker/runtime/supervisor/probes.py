@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 import jsworker
 from jsworker.observe.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
+from jsworker.observe.gauges import of_logs
 from jsworker.observe.http import Answer, Route
 from jsworker.observe.vitals import Readiness
 from jsworker.runtime.supervisor.view import DEATHS, PlaceView, View
@@ -22,6 +23,8 @@ FRESH_FIGURES_SECONDS: Final = 60.0
 """Older figures are not shown: none are better than wrong ones."""
 
 _OK: Final = "ok"
+_SUPERVISOR: Final = "supervisor"
+"""Its place among the processes, in figures that all of them have."""
 _REBUILT_AFTER_SECONDS: Final = 1.0
 
 
@@ -115,6 +118,7 @@ def families(view: View) -> list[Metric]:
         for place in view.places
         if place.figures_seconds < FRESH_FIGURES_SECONDS
     }
+    processes[_SUPERVISOR] = [of_logs()]
     wanted = GaugeMetricFamily("jsworker_processes", "Worker processes that there should be.")
     wanted.add_metric([], len(view.places))
     ready = GaugeMetricFamily("jsworker_processes_ready", "Worker processes that work.")

@@ -1,0 +1,114 @@
+"""Log lines are written without waiting for their reader: a pipe that nobody empties must stop no worker."""
+
+import atexit
+import io
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable
+from typing import Final, TextIO
+
+MOST_LINES: Final = 10_000
+"""So many wait at most; further ones are dropped."""
+FLUSH_SECONDS: Final = 1.0
+"""For so long the end of the process waits for a reader."""
+
+
+class LineWriter:
+    """A stream to which lines are written by a thread of its own.
+
+    Attributes:
+        descriptor: where they are written.
+        dropped: lines that were not written because too many waited, or nobody reads any more.
+    """
+
+    def __init__(self, stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> None:
+        """Prepare; the thread starts with the first line.
+
+        Args:
+            stream: has a file descriptor, and nothing in its buffer.
+            on_dropped: called by the thread, once it has caught up by half, with how many were dropped.
+
+        Raises:
+            OSError: the stream has no file descriptor.
+        """
+        self.descriptor = stream.fileno()
+        self._encoding = stream.encoding or "utf-8"
+        self._on_dropped = on_dropped
+        self.dropped = 0
+        self._registered = False
+        self._begin()
+
+    def write(self, text: str) -> int:
+        """Have text written, which ends with its line; returns at once."""
+        if self._waiting.qsize() >= MOST_LINES:
+            self.dropped += 1
+            return 0
+        self._waiting.put(text)
+        if self._thread is None:
+            self._start()
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: lines are written as soon as somebody reads them."""
+
+    def drain(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Wait until all that was written before has been read; False when ``seconds`` were not enough."""
+        if self._thread is None:
+            return True
+        written = threading.Event()
+        self._waiting.put(written)
+        return written.wait(seconds)
+
+    def _begin(self) -> None:
+        """Begin without lines and without a thread: of a forked process neither is its own."""
+        self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._told = self.dropped
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="jsworker log", daemon=True)
+                thread.start()
+                self._thread = thread
+                if not self._registered:
+                    self._registered = True
+                    os.register_at_fork(after_in_child=self._begin)
+                    atexit.register(self.drain)
+
+    def _work(self) -> None:
+        while True:
+            text = self._waiting.get()
+            if isinstance(text, threading.Event):
+                text.set()
+                continue
+            if not self._write(text.encode(self._encoding, "backslashreplace")):
+                self.dropped += 1
+                self._told += 1  # nobody reads what would tell it
+            elif self.dropped > self._told and self._on_dropped is not None and self._has_room():
+                dropped, self._told = self.dropped - self._told, self.dropped
+                self._on_dropped(dropped)
+
+    def _has_room(self) -> bool:
+        return self._waiting.qsize() <= MOST_LINES // 2
+
+    def _write(self, data: bytes) -> bool:
+        while data:
+            try:
+                data = data[os.write(self.descriptor, data) :]
+            except BlockingIOError:  # whoever shares the pipe does not want to wait at it
+                select.select([], [self.descriptor], [])
+            except OSError:
+                return False
+        return True
+
+
+def writer_to(stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> "TextIO | LineWriter":
+    """Return a writer that never waits, or the stream itself if it is no file."""
+    try:
+        return LineWriter(stream, on_dropped=on_dropped)
+    except (io.UnsupportedOperation, OSError, AttributeError, ValueError):
+        return stream
