@@ -142,8 +142,8 @@ def refused_rows(rows: Rows) -> Iterator[Remark]:
             )
         else:
             yield warning(
-                f"{jobs} set aside: PostgreSQL refuses to {each.attempted}, SQLSTATE {each.sqlstate}{constraint}, "
-                f"first {seconds(each.oldest)} ago, one of them {each.job_id}",
+                f"{jobs} set aside: PostgreSQL refuses to {each.attempted}, SQLSTATE {each.sqlstate}"
+                f"{constraint}, first {seconds(each.oldest)} ago, one of them {each.job_id}",
                 "A trigger, a constraint or a value of the row; once that is mended, `jsworker doctor --fix` "
                 "tries them again at once.",
             )

@@ -107,7 +107,8 @@ class TestFullTables:
     def test_jobs_are_found_by_index(self, name: str, table: Connection) -> None:
         statement, parameters, wanted = OF_JOBS[name]
         paths = access_paths(table, statement, parameters)
-        found = {path for path in paths if "workers" not in path and "job_events" not in path}
+        small = ("workers", "job_events", "refused_rows")
+        found = {path for path in paths if not any(table in path for table in small)}
         assert found == wanted
         assert "Seq Scan on job_events" not in paths
 
