@@ -132,7 +132,7 @@ class TestLockedWhileSettling:
         assert event_names(sql, running) == ["error"]
 
     async def test_a_row_that_is_refused_alone(self, database: Database, sql: Sql, winner: Winner) -> None:
-        job_id = insert_job(sql, "processing", dispatch=2**63 - 1)
+        job_id = insert_job(sql, "processing", dispatch=2**53)
         winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
         ending = asyncio.create_task(release(database, job_id))
         await winner.blocks()
