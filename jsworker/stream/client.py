@@ -1,12 +1,16 @@
 """nats-py's client with what it lacks. Whatever reaches into nats-py's inside does so in this file."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 
+from jsworker.errors import StreamUnavailable
 from jsworker.stream.ending import end_tasks
 
 _PING = b"PING\r\n"
@@ -16,6 +20,61 @@ _BARRIER_SECONDS = 1
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
+
+
+class ConnectionBroken(StreamUnavailable, nats.errors.Error):
+    """The connection to NATS is broken."""
+
+
+@contextmanager
+def _broken_connection() -> Iterator[None]:
+    """Turn what a dead connection makes nats-py raise into one error, which is nats-py's own as well."""
+    try:
+        yield
+    except (nats.errors.Error, TimeoutError):
+        raise
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise ConnectionBroken from error
+
+
+class _Transport(TcpTransport):
+    """nats-py's TCP transport, which fails with an OSError when it is closed.
+
+    asyncio drops what is written to a closed transport, uvloop raises RuntimeError. nats-py takes that for
+    the end of the event loop: its tasks end without a word, and the client stays connected for ever.
+    """
+
+    def __init__(self, opened: TcpTransport) -> None:
+        vars(self).update(vars(opened))
+
+    def write(self, payload: bytes) -> None:
+        with _closed_transport():
+            super().write(payload)  # type: ignore[no-untyped-call]
+
+    def writelines(self, payload: list[bytes]) -> None:
+        with _closed_transport():
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+
+    async def drain(self) -> None:
+        with _closed_transport():
+            await super().drain()  # type: ignore[no-untyped-call]
+
+    async def read(self, buffer_size: int) -> bytes:
+        with _closed_transport():
+            data: bytes = await super().read(buffer_size)
+        return data
+
+    async def connect_tls(self, *args: Any, **options: Any) -> None:
+        with _closed_transport():
+            await super().connect_tls(*args, **options)
+
+
+@contextmanager
+def _closed_transport() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, AttributeError) as error:
+        raise ConnectionResetError(str(error)) from error
 
 
 class Client(NatsClient):
@@ -46,8 +105,9 @@ class Client(NatsClient):
         self._sid += 1
         number = self._sid
         self._inboxes[number] = take
-        await self._send_command(b"SUB %b  %d\r\n" % (subject.encode(), number))
-        await self._flush_pending()
+        with _broken_connection():
+            await self._send_command(b"SUB %b  %d\r\n" % (subject.encode(), number))
+            await self._flush_pending()
         return number
 
     async def close_inbox(self, number: int) -> None:
@@ -55,15 +115,35 @@ class Client(NatsClient):
 
         With nats-py's ``unsubscribe`` it would get lost, and wait for the consumer's ``ack_wait``.
         """
-        if self.is_connected and number in self._inboxes:
-            await self._send_unsubscribe(number)
-        while self.is_connected and number in self._inboxes:
-            try:
-                await self.flush(_BARRIER_SECONDS)
-                break
-            except nats.errors.Error:
-                continue  # a silent server: wait until it answers or nats-py gives the connection up
-        self._inboxes.pop(number, None)
+        try:
+            if self.is_connected and number in self._inboxes:
+                with _broken_connection():
+                    await self._send_unsubscribe(number)
+            while self.is_connected and number in self._inboxes:
+                try:
+                    await self.flush(_BARRIER_SECONDS)
+                    break
+                except nats.errors.TimeoutError:
+                    continue  # a silent server: wait until it answers or nats-py gives the connection up
+        except nats.errors.Error:  # the connection is broken: nothing is on its way
+            pass
+        finally:
+            self._inboxes.pop(number, None)
+
+    async def publish(self, *args: Any, **options: Any) -> None:
+        """Publish as nats-py does."""
+        with _broken_connection():
+            await super().publish(*args, **options)
+
+    async def request(self, *args: Any, **options: Any) -> Msg:
+        """Ask as nats-py does."""
+        with _broken_connection():
+            return await super().request(*args, **options)
+
+    async def flush(self, *args: Any, **options: Any) -> None:
+        """Wait for the server's confirmation as nats-py does."""
+        with _broken_connection():
+            await super().flush(*args, **options)
 
     def lose(self) -> None:
         """Forget what dies with a connection: inboxes, and what waits to be sent.
@@ -137,6 +217,11 @@ class Client(NatsClient):
             if writer is not None:
                 writer.transport.abort()
 
+    async def _connect_to_server(self, s: Any) -> None:
+        await super()._connect_to_server(s)
+        if type(self._transport) is TcpTransport:
+            self._transport = _Transport(self._transport)
+
     async def _attempt_reconnect(self) -> None:
         if (attempt := asyncio.current_task()) is not None:
             self._attempts.add(attempt)
@@ -162,12 +247,21 @@ class Client(NatsClient):
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
 
+    async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT001, FBT002 -- nats-py's signature
+        """Connect again when nats-py, whose own task for it has ended, meets a dead connection here."""
+        try:
+            return await super()._flush_pending(force_flush)
+        except OSError as error:
+            await self._process_op_err(error)
+            raise
+
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         """Queue the PING behind what is pending: nats-py sends it first, and ``flush`` promises nothing."""
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         if self.is_connected:
-            await self._send_command(_PING)
-            await self._flush_pending()
+            with suppress(OSError):  # else the task that pings would end; it is connected again by now
+                await self._send_command(_PING)
+                await self._flush_pending()
 
     async def _process_pong(self) -> None:
         """Survive the answer to a ``flush`` that gave up waiting: nats-py stops reading for good."""

@@ -22,6 +22,7 @@ NEMESES = (
     "postgres_outage",
     "backends_terminated",
     "partition_both_black_hole",
+    "connections_reset_both",
     "forged_messages",
     "producer_killed",
 )

@@ -1,12 +1,16 @@
 """A TCP relay before a server, with the faults of a network: cut, silent, one-way, slow, a lost answer."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 _CHUNK_BYTES = 65536
+_NO_LINGER = struct.pack("ii", 1, 0)
+"""A socket that is closed at once and forgets what it has not sent: its peer gets a reset."""
 
 
 class Proxy:
@@ -62,9 +66,14 @@ class Proxy:
         self._delay, self._dribble_bytes = 0.0, 0
 
     def break_connections(self) -> None:
-        """Reset every connection."""
+        """Close every connection at once."""
         for link in tuple(self._links):
             link.reset()
+
+    def reset_connections(self) -> None:
+        """End every connection with a reset (RST), as a firewall or a server's kernel does."""
+        for link in tuple(self._links):
+            link.reset(linger=False)
 
     def lose_next_answer(
         self, marker: bytes, *, hang: bool = False, then: Callable[[], None] | None = None
@@ -175,8 +184,11 @@ class _Link:
             for _, writer in (self._client, self._server):
                 writer.close()
 
-    def reset(self) -> None:
+    def reset(self, *, linger: bool = True) -> None:
         for _, writer in (self._client, self._server):
+            connection = writer.get_extra_info("socket")
+            if not linger and connection is not None and not writer.transport.is_closing():
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             writer.transport.abort()
 
     async def _requests(self) -> None:

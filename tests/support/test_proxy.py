@@ -125,3 +125,17 @@ async def test_a_slow_proxy_holds_every_piece_back(echo: tuple[Echo, Proxy], con
     )  # three pieces one way; the last of them once more on the other
     proxy.restore()
     assert await _say(streams, b"on the same connection") == b"on the same connection"
+
+
+async def test_a_reset_is_no_orderly_end(echo: tuple[Echo, Proxy], connect: Connect) -> None:
+    served, proxy = echo
+    reader, writer = await connect()
+    writer.write(b"ping")
+    assert await reader.readexactly(4) == b"ping"
+    proxy.reset_connections()
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    reader, writer = await connect()
+    writer.write(b"pong")
+    assert await reader.readexactly(4) == b"pong"
+    assert served.got == b"pingpong"

@@ -1,4 +1,4 @@
-"""Partitions of one pod from NATS, from PostgreSQL, or from both: cut, silent, one way, slow."""
+"""Partitions of one pod from NATS, from PostgreSQL, or from both: cut, silent, one way, slow; and resets."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,6 +18,11 @@ _WAYS: dict[str, Callable[[Proxy], None]] = {
 }
 
 
+_RESETS = 40
+_LONGEST_GAP_SECONDS = 0.4
+"""Some resets meet a connection in use, others one that is just being made."""
+
+
 async def partition(field: Battlefield, *, side: str, way: str) -> None:
     """Part one pod from servers for one and a half stale thresholds."""
     pod = await field.working_pod()
@@ -33,6 +38,18 @@ async def partition(field: Battlefield, *, side: str, way: str) -> None:
                 proxy.restore()
 
 
+async def connections_reset(field: Battlefield, *, side: str) -> None:
+    """Reset one pod's connections (RST, no orderly end) again and again while it works."""
+    pod = await field.working_pod()
+    sides = _SIDES[side]
+    async with field.fault(f"connections_reset_{side}", *sides, pods=[pod]):
+        for _ in range(_RESETS):
+            await asyncio.sleep(field.dice.uniform(0.0, _LONGEST_GAP_SECONDS))
+            for proxy in pod.proxies(*sides):
+                proxy.reset_connections()
+
+
 NEMESES: dict[str, Nemesis] = {
-    f"partition_{side}_{way}": partial(partition, side=side, way=way) for side in _SIDES for way in _WAYS
+    **{f"partition_{side}_{way}": partial(partition, side=side, way=way) for side in _SIDES for way in _WAYS},
+    **{f"connections_reset_{side}": partial(connections_reset, side=side) for side in _SIDES},
 }
