@@ -5,8 +5,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-from jsworker.observe.logs import drain_logs
-
 LEAVE_SECONDS = 3.0
 """For so long the event loop, and then the interpreter, may take to end."""
 
@@ -33,6 +31,8 @@ def leave_now(code: int) -> None:
     The thread of a processor that does not return runs on. If it writes while the interpreter is taken down
     under it, Python aborts the process; nothing else is left to do, the worker has closed everything.
     """
+    from jsworker.observe.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
+
     sys.stdout.flush()
     drain_logs()
     sys.stderr.flush()

@@ -68,6 +68,7 @@ async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
     assert (await parent.tells("child.died"))[0]["how"] == "signal SIGKILL"
     again = (await parent.tells("child.started", 3))[-1]
     assert again["generation"] == 2
+    assert not parent.lines("child.restart_delayed")
 
 
 async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(

@@ -184,7 +184,7 @@ class Supervisor:
             )
         except OSError as error:  # no memory, no process ids: others may end meanwhile
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
-            self._restart_later(place, place.restarts.delay_after(0.0))
+            self._restart_later(place, place.restarts.delay_after(0.0, worked=False))
 
     def _environment_of(self, number: int) -> Mapping[str, str]:
         if self._settings.worker_id is None:
@@ -261,7 +261,7 @@ class Supervisor:
         elif unfit:
             self._end_for(child, code)
         else:
-            self._restart_later(place, place.restarts.delay_after(child.age))
+            self._restart_later(place, place.restarts.delay_after(child.age, worked=child.ready))
 
     def _bury(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:

@@ -1,4 +1,4 @@
-"""When a dead child is started again: at once after a long life, ever later after short ones."""
+"""When a dead child is started again: at once the first time, ever later after further deaths in a row."""
 
 import random
 from typing import Final
@@ -20,13 +20,14 @@ class Restarts:
             heartbeat_interval: seconds.
         """
         self._scale = min(1.0, heartbeat_interval / _DEFAULT_HEARTBEAT)
-        self._short_lives = 0
+        self._in_a_row = 0
 
-    def delay_after(self, lived: float) -> float:
-        """Return the seconds to wait after a child that lived for so many."""
+    def delay_after(self, lived: float, *, worked: bool) -> float:
+        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
         if lived >= _LONG_LIFE_SECONDS * self._scale:
-            self._short_lives = 0
+            self._in_a_row = 0
+        self._in_a_row += 1
+        if self._in_a_row == 1 and worked:
             return 0.0
-        delay: float = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(self._short_lives, 10))
-        self._short_lives += 1
+        delay: float = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(max(0, self._in_a_row - 2), 10))
         return delay * self._scale * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 -- spreads load, hides nothing
