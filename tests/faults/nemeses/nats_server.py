@@ -6,16 +6,19 @@ import shutil
 import signal
 from contextlib import suppress
 
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
+from jsworker.runtime.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
-from tests.faults.stores import STREAM
+from tests.faults.stores import PREFIX, STREAM
 
 _DOWN_SECONDS = 1.5
 _FROZEN_SECONDS = 5.0
 _BETWEEN_SECONDS = 3.0
 _BACKLOG = 100
 """Jobs; three times as many as a fleet has slots."""
+_REFUSED_SECONDS = 8.0
+"""Long enough for jobs whose producer leaves their message to a relay."""
 _BUSY_SECONDS = 2.0
 """For so long each of them takes a slot: longer than a lost message stays unnoticed."""
 _ELECTION_SECONDS = 12.0
@@ -87,6 +90,26 @@ async def consumers_deleted(field: Battlefield) -> None:
                 await nats.jetstream().delete_consumer(STREAM, consumer.name)
 
 
+async def publishing_refused(field: Battlefield) -> None:
+    """JetStream answers and stores nothing: the stream is full, whoever mends it meanwhile."""
+    async with field.stores.connected_to_nats() as nats:
+        jetstream = nats.jetstream()
+        async with field.fault("publishing_refused", "messages", "nats") as fault:
+            try:
+                until = boottime() + _REFUSED_SECONDS
+                while boottime() < until:
+                    with suppress(APIError):  # it was full already
+                        await jetstream.publish(f"{PREFIX}.nobody", b"filler")
+                    info = await jetstream.stream_info(STREAM)
+                    await jetstream.update_stream(info.config, max_msgs=1)
+                    fault.fired = info.state.messages >= 1
+                    await asyncio.sleep(_BETWEEN_SECONDS / 10)
+            finally:
+                info = await jetstream.stream_info(STREAM)
+                await jetstream.update_stream(info.config, max_msgs=-1)
+                await jetstream.purge_stream(STREAM, subject=f"{PREFIX}.nobody")
+
+
 async def leader_killed(field: Battlefield) -> None:
     """SIGKILL of the cluster member that leads the stream; the others elect another one."""
     async with field.fault("cluster_leader_killed", "nats") as fault:
@@ -120,6 +143,7 @@ NEMESES: dict[str, Nemesis] = {
     "stream_purged": stream_purged,
     "stream_deleted": stream_deleted,
     "consumers_deleted": consumers_deleted,
+    "publishing_refused": publishing_refused,
 }
 
 CLUSTER: dict[str, Nemesis] = {
