@@ -12,7 +12,7 @@ from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refused_rows import RefusedRows
 
-_PASSED_OVER = 1000
+_PASSED_OVER = 500
 """Rows of a kind, the oldest ones, among which a search looks for those whose message went to somebody. Behind so
 many others a row is not late: the jobs in front of it are older."""
 
@@ -42,21 +42,39 @@ _WALK = """
   )
 """
 
+# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and in the
+# walk each of them would pass all others.
 WAITING = text(
     """
 SELECT oldest.id, k.kind
-FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL ({walk}
-  SELECT id, queued_at, place FROM walk
-  WHERE place > 0 AND id <> ALL(CAST(:besides AS uuid[]))
+FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
+  WITH RECURSIVE instants AS (
+    SELECT CAST('-infinity' AS timestamptz) AS queued_at, 0 AS place
+    UNION ALL
+    SELECT next.queued_at, instants.place + 1
+    FROM instants CROSS JOIN LATERAL (
+      SELECT j.queued_at FROM jsworker.jobs AS j
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at > instants.queued_at
+        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+      ORDER BY j.queued_at LIMIT 1
+    ) AS next
+    WHERE instants.place < {length}
+  )
+  SELECT id, queued_at, place FROM (
+    SELECT row.id, instants.queued_at, instants.place, row.needs_publish, row.stream_seq
+    FROM instants CROSS JOIN LATERAL (
+      SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at = instants.queued_at LIMIT {length}
+    ) AS row
+    WHERE instants.place > 0 LIMIT {length}
+  ) AS page
+  WHERE id <> ALL(CAST(:besides AS uuid[]))
     AND (CAST(:delivered AS bigint) IS NULL OR needs_publish OR stream_seq IS NULL
       OR stream_seq <= CAST(:delivered AS bigint))
   LIMIT :limit
 ) AS oldest
-ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place), oldest.queued_at LIMIT :limit
-""".replace("{walk}", _WALK)
-    .replace("{after}", "'-infinity'")
-    .replace("{after_id}", "'00000000-0000-0000-0000-000000000000'")
-    .replace("{length}", "CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[]))")
+ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place, oldest.id), oldest.queued_at LIMIT :limit
+""".replace("{length}", "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))")
 )
 
 # Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose

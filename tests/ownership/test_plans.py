@@ -297,6 +297,16 @@ class TestBacklog:
         assert len(table.execute(repair.WAITING, parameters).all()) == found
         assert rows_read(table, repair.WAITING, parameters) <= 3 * found + 1
 
+    def test_waiting_among_thousands_of_one_instant(self, table: Connection) -> None:
+        together = """
+            INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, queued_at)
+            SELECT uuidv7(), 'together', '{}', 'queued', 1, now(), now() - interval '1 hour'
+            FROM generate_series(1, 3000)
+        """
+        table.execute(text(together))
+        parameters = self.waiting(["together"], 0.0)
+        assert rows_read(table, repair.WAITING, parameters) <= 3 * self.LIMIT + 1
+
     def test_waiting_for_no_first_delivery(self, table: Connection) -> None:
         """No more than a page is read, however few are found."""
         parameters = self.waiting([KIND], 0.0) | {"limit": 5000, "length": 1000, "delivered": 0}

@@ -3,11 +3,16 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from uuid import uuid4
 
+from nats import errors as nats_errors
+from nats.aio.msg import Msg
+
+from jsworker.runtime.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.nemeses.producers import producer_killed
-from tests.faults.stores import PREFIX
+from tests.faults.stores import PREFIX, STREAM
 
 _SECONDS = 5.0
 _PER_SECOND = 10
@@ -40,6 +45,19 @@ async def doubled_messages(field: Battlefield) -> None:
             await asyncio.sleep(0.5)
 
 
+async def hoarded_messages(field: Battlefield) -> None:
+    """A client of somebody else's takes messages beside the workers and sits on them."""
+    async with field.fault("hoarded_messages", "messages") as fault, field.stores.connected_to_nats() as nats:
+        pull = await nats.jetstream().pull_subscribe_bind(consumer=_KIND, stream=STREAM)
+        hoard: list[Msg] = []
+        until = boottime() + _SECONDS
+        while boottime() < until:
+            with suppress(nats_errors.TimeoutError):
+                hoard += await pull.fetch(10, timeout=1.0)
+        await pull.unsubscribe()
+        fault.fired = bool(hoard)
+
+
 def _forgeries(known: list[tuple[str, int]]) -> Iterator[bytes]:
     yield b"no JSON at all"
     yield b"\xff\xfe\x00"
@@ -70,5 +88,6 @@ def _message(job: str, *, kind: str = _KIND, v: int = 1, dispatch: int = 1, clea
 NEMESES: dict[str, Nemesis] = {
     "forged_messages": forged_messages,
     "doubled_messages": doubled_messages,
+    "hoarded_messages": hoarded_messages,
     "producer_killed": producer_killed,
 }
