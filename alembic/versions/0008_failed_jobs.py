@@ -15,15 +15,18 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-_FAILED = "WHERE status || '' IN ('failed', 'cancelled')"
 CONCURRENTLY = {
     "jobs_due_of_kind": (
         "CREATE INDEX CONCURRENTLY jobs_due_of_kind ON jsworker.jobs (kind, run_at, id) "
         "WHERE '' || status = 'scheduled'"
     ),
-    "jobs_failed": f"CREATE INDEX CONCURRENTLY jobs_failed ON jsworker.jobs (status, id) {_FAILED}",
+    "jobs_failed": (
+        "CREATE INDEX CONCURRENTLY jobs_failed ON jsworker.jobs (status, id) "
+        "WHERE status || '' IN ('failed', 'cancelled')"
+    ),
     "jobs_failed_of_kind": (
-        f"CREATE INDEX CONCURRENTLY jobs_failed_of_kind ON jsworker.jobs (kind, status, id) {_FAILED}"
+        "CREATE INDEX CONCURRENTLY jobs_failed_of_kind ON jsworker.jobs (kind, status, id) "
+        "WHERE '' || status IN ('failed', 'cancelled')"
     ),
 }
 IS_VALID = """

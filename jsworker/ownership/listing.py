@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from jsworker.errors import JobNotFound
 from jsworker.ownership.database import Database
@@ -87,12 +87,15 @@ RUNNING = text("""
 SELECT id, kind FROM jsworker.jobs WHERE status || '' = 'processing' ORDER BY worker_id LIMIT :most
 """)
 
-FAILED = text("""
+_FAILED = """
 SELECT id FROM jsworker.jobs
-WHERE status || '' IN ('failed', 'cancelled') AND status = :status
-  AND (CAST(:kind AS text) IS NULL OR kind = :kind) AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
+WHERE {failed} AND status = :status AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
 ORDER BY id DESC LIMIT :limit
-""")
+"""
+_FAILED_AT_ALL = "status || '' IN ('failed', 'cancelled')"
+_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
+FAILED = text(_FAILED.replace("{failed}", _FAILED_AT_ALL))
+FAILED_OF_KIND = text(_FAILED.replace("{failed}", _FAILED_OF_KIND))
 
 PLACES = {
     "processing": text("SELECT worker_id AS place FROM jsworker.jobs WHERE id = :after"),
@@ -158,22 +161,12 @@ PAGES = {
             f"(kind, queued_at, id) > (:place_kind, CAST(:queued_at AS timestamptz), {_AFTER})",
         )
     ),
-    "failed": text(
-        _page(
-            f"status || '' IN ('failed', 'cancelled') AND status = 'failed' AND {_IS_OF_KIND}",
-            "id",
-            f"id > {_AFTER}",
-        )
-    ),
+    "failed": text(_page(f"{_FAILED_AT_ALL} AND status = 'failed'", "id", f"id > {_AFTER}")),
 }
 """By status; the order is that in which a filter acts on several."""
+FAILED_PAGE_OF_KIND = text(_page(f"{_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}"))
 
-COUNT = {
-    status: text(
-        f"SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page.text}) AS page"  # noqa: S608 -- both are ours
-    )
-    for status, page in PAGES.items()
-}
+_COUNT = "SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page}) AS page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +297,7 @@ async def count_matching(
     jobs, is_exact = 0, True
     for status in statuses:
         values = _values(kind, stale_for) | {"limit": COUNTED + 1}
-        [row] = await database.run(COUNT[status], values)
+        [row] = await database.run_along_index(_count(_page_of(status, kind)), values)
         jobs += int(row.jobs)
         is_exact = is_exact and row.looked_at <= COUNTED
     return Count(jobs, is_exact)
@@ -325,15 +318,16 @@ async def _find(
         case "scheduled":
             place = await _place(database, status, after)
             statement = NEXT_DUE if kind is None else NEXT_DUE_OF_KIND
-            return _full(await database.run(statement, values | place), limit)
+            return _full(await database.run_along_index(statement, values | place), limit)
         case "queued":
             place = await _place(database, status, after)
-            return _full(await database.run(LAST_QUEUED, values | place), limit)
+            return _full(await database.run_along_index(LAST_QUEUED, values | place), limit)
         case "failed" | "cancelled":
-            return _full(await database.run(FAILED, values), limit)
+            statement = FAILED if kind is None else FAILED_OF_KIND
+            return _full(await database.run_along_index(statement, values), limit)
         case "processing":
             return await _find_running(database, kind, limit, after)
-    [row] = await database.run(NEWEST, values)
+    [row] = await database.run_along_index(NEWEST, values)
     if len(row.ids) == limit:
         return _Found(row.ids, row.ids[-1])
     return _Found(row.ids, row.last if row.looked_at == values["window"] else None)
@@ -341,7 +335,7 @@ async def _find(
 
 async def _find_running(database: Database, kind: str | None, limit: int, after: UUID | None) -> _Found:
     """Look for running jobs: the newest first if they are few, else by their workers."""
-    running = await database.run(RUNNING, {"most": FEW + 1})
+    running = await database.run_along_index(RUNNING, {"most": FEW + 1})
     if len(running) <= FEW:
         ids = sorted((row.id for row in running if kind in (None, row.kind)), reverse=True)
         ids = [job_id for job_id in ids if after is None or job_id < after]
@@ -349,7 +343,7 @@ async def _find_running(database: Database, kind: str | None, limit: int, after:
     place = (await _place(database, "processing", after))["place"]
     length = max(PAGE, limit)
     values = _values(kind, None) | {"after": after, "worker_id": place, "limit": length}
-    rows = await database.run(PAGES["processing"], values)
+    rows = await database.run_along_index(PAGES["processing"], values)
     ids = [row.id for row in rows if row.meant][:limit]
     if len(ids) == limit:
         return _Found(ids, ids[-1])
@@ -385,13 +379,21 @@ async def _walk(
 ) -> AsyncIterator[list[Row]]:
     values = _values(kind, stale_for) | {"limit": PAGE}
     while True:
-        rows = await database.run(PAGES[status], values)
+        rows = await database.run_along_index(_page_of(status, kind), values)
         yield [row for row in rows if row.meant]
         if len(rows) < PAGE:
             return
         last = rows[-1]
         values |= {"after": last.id, "worker_id": last.worker_id, "run_at": last.run_at}
         values |= {"place_kind": last.kind, "queued_at": last.queued_at}
+
+
+def _page_of(status: str, kind: str | None) -> TextClause:
+    return FAILED_PAGE_OF_KIND if status == "failed" and kind is not None else PAGES[status]
+
+
+def _count(page: TextClause) -> TextClause:
+    return text(_COUNT.replace("{page}", page.text))
 
 
 def _values(kind: str | None, stale_for: float | None) -> dict[str, Any]:
