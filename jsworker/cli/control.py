@@ -16,7 +16,7 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import JobIds, Json, OnlyKind, OnlyStatus, Yes, new_app
 from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
-from jsworker.cli.selection import Filter, Found, check_choice, choose_statuses, select
+from jsworker.cli.selection import Filter, Found, Selection, check_choice, choose_statuses, select
 from jsworker.errors import TransitionRefused
 from jsworker.ownership import control, listing, reset
 from jsworker.ownership.database import Database
@@ -104,23 +104,24 @@ def clear(
     filtered = any(given is not None for given in (status, kind, stale_for))
     wanted = Filter(choose_statuses("clear", status, ("processing",)), kind, stale_for)
     check_choice("clear", ids, filtered=filtered, filters="--status/--kind/--stale-for", yes=yes)
-    found = select("clear", ids, wanted, yes=yes)
-    return _perform("clear", partial(_clear, reason=reason), found, as_json=as_json)
+    selection = select("clear", ids, wanted, yes=yes)
+    return _perform("clear", partial(_clear, reason=reason), selection, as_json=as_json)
 
 
-def _perform(call: str, action: Action, found: Found, *, as_json: bool) -> int:
+def _perform(call: str, action: Action, selection: Selection, *, as_json: bool) -> int:
     with OutcomeReport(as_json=as_json) as report:
-        if found:
+        if selection.named or selection.wanted:
             with operators_rights(call):
-                asyncio.run(_act(action, found, report))
+                asyncio.run(_act(action, selection, report))
     return report.exit_code
 
 
-async def _act(action: Action, found: Found, report: OutcomeReport) -> None:
+async def _act(action: Action, selection: Selection, report: OutcomeReport) -> None:
     async with connected_database() as database:
-        for start in range(0, len(found), _BATCH):
-            async for outcome in action(database, found[start : start + _BATCH]):
-                report.add(outcome)
+        async for found in selection.pages(database):
+            for start in range(0, len(found), _BATCH):
+                async for outcome in action(database, found[start : start + _BATCH]):
+                    report.add(outcome)
 
 
 async def _retry(database: Database, found: Found) -> AsyncIterator[Outcome]:

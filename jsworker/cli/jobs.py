@@ -2,19 +2,24 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from rich.table import Column
 from rich.text import Text
 
 from jsworker.cli.connection import connected_database
-from jsworker.cli.options import Json, Limit, OnlyKind, OnlyStatus, new_app
+from jsworker.cli.options import After, Json, Limit, OnlyKind, OnlyStatus, new_app
 from jsworker.cli.output import print_json, print_table
 from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, headline, seconds_in_words, since, until
 from jsworker.names import check_kind
 from jsworker.ownership import listing
+from jsworker.ownership.listing import Page
 from jsworker.ownership.refused_rows import Mark, marks_of
+
+_PATIENCE_SECONDS = 2.0
 
 COLOURS = {
     "scheduled": "blue",
@@ -30,18 +35,28 @@ app = new_app()
 
 @app.command()
 def jobs(
-    *, status: OnlyStatus = None, kind: OnlyKind = None, limit: Limit = 50, as_json: Json = False
+    *,
+    status: OnlyStatus = None,
+    kind: OnlyKind = None,
+    limit: Limit = 50,
+    after: After = None,
+    as_json: Json = False,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
+
+    All jobs of a kind, and completed ones, are searched for from the newest on, for two seconds at most.
+    --after goes on where that ended, as it does behind the last job of a list.
 
     TRY is attempts/max_attempts, AGE the time since the job was enqueued. `jsworker job ID` shows a job with
     its payload, its result and all that happened to it.
     """
     if kind is not None:
         check_kind(kind)
-    found = asyncio.run(_jobs(status, kind, limit))
+    page = asyncio.run(_jobs(status, kind, limit, after))
     if as_json:
-        print_json(found)
+        print_json(page.jobs)
+        if len(page.jobs) < limit:  # who has as many as wanted goes on behind the last one
+            _tell_rest(page)
         return
     columns = [
         Column("ID", no_wrap=True, min_width=36),
@@ -51,16 +66,22 @@ def jobs(
         Column("AGE", no_wrap=True, justify="right"),
         Column("DETAIL", overflow="fold", min_width=12),
     ]
-    print_table(columns, map(_row, found))
-    if len(found) == limit:
-        tell(f"these are the newest {limit}; --limit shows more")
+    print_table(columns, map(_row, page.jobs))
+    _tell_rest(page)
 
 
-async def _jobs(status: str | None, kind: str | None, limit: int) -> list[dict[str, Any]]:
+def _tell_rest(page: Page) -> None:
+    if page.after is not None:
+        tell(f"there may be more: --after {page.after} goes on, --limit shows more at once")
+
+
+async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | None) -> Page:
     async with connected_database() as database:
-        found = await listing.list_jobs(database, status=status, kind=kind, limit=limit)
-        marks = await marks_of(database, [job["id"] for job in found])
-        return [job | {"refused": marks.get(job["id"], [])} for job in found]
+        page = await listing.list_jobs(
+            database, status=status, kind=kind, limit=limit, after=after, seconds=_PATIENCE_SECONDS
+        )
+        marks = await marks_of(database, [job["id"] for job in page.jobs])
+    return replace(page, jobs=[job | {"refused": marks.get(job["id"], [])} for job in page.jobs])
 
 
 def _row(job: Mapping[str, Any]) -> list[Text | str]:

@@ -12,6 +12,10 @@ Json = Annotated[
     typer.Option("--json", metavar="", help="Print JSON, field names = column names.", show_default=False),
 ]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Show at most so many.")]
+After = Annotated[
+    UUID | None,
+    typer.Option("--after", metavar="ID", help="Go on behind this job.", show_default=False),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.", show_default=False)]
 OnlyStatus = Annotated[
     Status | None,

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,10 @@ from jsworker.cli.telling import tell
 from jsworker.errors import JsworkerError
 from jsworker.names import check_kind
 from jsworker.ownership import listing
+from jsworker.ownership.database import Database
+from jsworker.ownership.listing import Count
+
+_PAGE = 500
 
 Found = Sequence[tuple[UUID, int | None]]
 """Jobs, with the fencing token at which a filter saw them."""
@@ -35,6 +39,12 @@ class Filter:
     statuses: tuple[str, ...]
     kind: str | None
     stale_for: float | None = None
+
+    def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
+        """Yield the jobs that it means, with their fencing tokens, as ``listing.matching`` does."""
+        return listing.matching(
+            database, statuses=self.statuses, kind=self.kind, stale_for=self.stale_for, acting=acting
+        )
 
     def __str__(self) -> str:
         limits = {"kind": self.kind, "status": " or ".join(self.statuses), "stale for": self.stale_for}
@@ -68,23 +78,52 @@ def choose_statuses(verb: str, status: str | None, possible: tuple[str, ...]) ->
     return (status,)
 
 
-def select(verb: str, ids: Sequence[UUID] | None, wanted: Filter, *, yes: bool) -> Found:
-    """Return the jobs to act on, each once: those named, else those found.
+def select(verb: str, ids: Sequence[UUID] | None, wanted: Filter, *, yes: bool) -> "Selection":
+    """Return the jobs to act on, each once: those named, else those that the filter means.
 
     Raises:
         Declined: the operator looked at their number and did not agree.
         InvalidName: the kind holds characters that are not allowed.
     """
     if ids:
-        return [(job_id, None) for job_id in dict.fromkeys(ids)]
+        return Selection([(job_id, None) for job_id in dict.fromkeys(ids)], None)
     if wanted.kind is not None:
         check_kind(wanted.kind)
-    found = asyncio.run(_find(wanted))
-    if not found:
+    if yes:
+        return Selection([], wanted)
+    found, count = asyncio.run(_look(wanted))
+    if count.is_exact and not found:
         tell(f"no job matches: {wanted}")
-    elif not yes:
-        confirm(f"{verb} {len(found)} job{'s' * (len(found) > 1)} ({wanted})?")
-    return found
+    else:
+        jobs = f"{count.jobs} job" if count.jobs == 1 else f"{count.jobs} jobs"
+        confirm(f"{verb} {jobs if count.is_exact else f'at least {jobs}'} ({wanted})?")
+    return Selection(found, None if count.is_exact else wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The jobs that a command acts on.
+
+    Attributes:
+        named: those that are known already.
+        wanted: a filter for others; None: there are none.
+    """
+
+    named: Found
+    wanted: Filter | None
+
+    async def pages(self, database: Database) -> AsyncIterator[Found]:
+        """Yield them, a limited number at a time, as they are found: a filter may mean millions."""
+        for start in range(0, len(self.named), _PAGE):
+            yield self.named[start : start + _PAGE]
+        if self.wanted is None:
+            return
+        any_found = False
+        async for page in self.wanted.pages(database, acting=True):
+            any_found = True
+            yield page
+        if not any_found:
+            tell(f"no job matches: {self.wanted}")
 
 
 def confirm(question: str) -> None:
@@ -99,8 +138,14 @@ def confirm(question: str) -> None:
         raise Declined
 
 
-async def _find(wanted: Filter) -> Found:
+async def _look(wanted: Filter) -> tuple[Found, Count]:
+    """Return the jobs that a filter means and their number; if that is large, none of them."""
     async with connected_database() as database:
-        return await listing.matching(
+        count = await listing.count_matching(
             database, statuses=wanted.statuses, kind=wanted.kind, stale_for=wanted.stale_for
         )
+        if not count.is_exact:
+            return [], count
+        pages = wanted.pages(database, acting=False)
+        found = [job for page in [page async for page in pages] for job in page]
+        return found, Count(len(found), is_exact=True)

@@ -299,10 +299,30 @@ class JobClient:
         return await listing.timeline(self._database, job_uuid(job_id))
 
     async def list(
-        self, *, status: str | None = None, kind: str | None = None, limit: int = 50
+        self,
+        *,
+        status: str | None = None,
+        kind: str | None = None,
+        limit: int = 50,
+        after: UUID | str | None = None,
     ) -> list[dict[str, Any]]:
-        """Return jobs by column name, the newest first, without payload and result."""
-        return await listing.list_jobs(self._database, status=status, kind=kind, limit=limit)
+        """Return jobs by column name, without payload and result.
+
+        The newest come first; of scheduled jobs the next one due, of queued ones the last queued. There is no
+        index of completed jobs by their kind: a rare one is searched for from the newest job on, for as
+        long as that takes.
+
+        Args:
+            status, kind: only such jobs.
+            limit: how many at most.
+            after: begin behind this job, the last one of the list before.
+
+        Raises:
+            JobNotFound: where that job has stood is not known any more.
+        """
+        behind = None if after is None else job_uuid(after)
+        page = await listing.list_jobs(self._database, status=status, kind=kind, limit=limit, after=behind)
+        return page.jobs
 
     async def cancel(self, *job_ids: UUID | str) -> Cancelled:
         """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat."""

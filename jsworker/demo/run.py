@@ -33,8 +33,8 @@ _LIVE = ("scheduled", "queued", "processing")
 
 async def cancel_leftovers(client: JobClient) -> None:
     """Cancel what an earlier run that was killed left behind, so that nobody spends time on it."""
-    leftovers = await listing.matching(client.database, statuses=_LIVE, kind=CountLines.kind)
-    if leftovers:
+    pages = listing.matching(client.database, statuses=_LIVE, kind=CountLines.kind, acting=True)
+    async for leftovers in pages:
         await client.cancel(*(job_id for job_id, _ in leftovers))
 
 

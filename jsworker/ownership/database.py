@@ -91,6 +91,10 @@ class Database:
         """
         return await self._within_deadline(self._statements, statement, parameters, seconds=seconds)
 
+    async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
+        """Run one statement like ``run`` that reads the first few of many rows in the order of an index."""
+        return await self._within_deadline(self._statements, statement, parameters, along_index=True)
+
     async def run_by_key(
         self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
     ) -> Sequence[Row]:
@@ -150,11 +154,14 @@ class Database:
         parameters: Parameters | None,
         *,
         plain: bool = False,
+        along_index: bool = False,
         seconds: float | None = None,
     ) -> Sequence[Row]:
         for last in (False,) * (_CONFLICT_TRIES - 1) + (True,):
             try:
-                return await self._call(lambda: pool.execute(statement, parameters, plain=plain), seconds)
+                return await self._call(
+                    lambda: pool.execute(statement, parameters, plain=plain, along_index=along_index), seconds
+                )
             except DatabaseRefused as error:
                 if last or getattr(error, "sqlstate", None) not in {"40001", "40P01"}:
                     raise

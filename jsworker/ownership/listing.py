@@ -1,22 +1,107 @@
-"""Reading jobs: one with its timeline, or many by a filter. Nothing here decides who owns anything."""
+"""Reading jobs: one with its timeline, or many by a filter. Nothing here decides who owns anything.
 
+However many jobs there are, each statement looks at a bounded number of rows, through an index: a partial one for
+jobs that wait, run or have failed, whose predicate is repeated word for word; for the others that of the ids, which
+are UUIDv7, so that their order is the order of creation.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
+from jsworker.errors import JobNotFound
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
 
-# Ids are UUIDv7, so their order is the order of creation.
-JOBS = text("""
+WINDOW: Final = 10_000
+"""Jobs that one statement looks at for the few that are listed."""
+FEW: Final = 2_000
+"""Running jobs that are sorted by their ids; more are listed by their workers."""
+PAGE: Final = 500
+"""Jobs that one statement looks at for those that a filter means."""
+COUNTED: Final = 2_000
+"""Jobs of a status that are looked at to count those that a filter means."""
+_FETCHED: Final = 5_000
+
+COLUMNS = text("""
 SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max_attempts, max_stalls, stage,
   progress, message, unique_key, run_at, queued_at, claimed_at, last_activity_at, deadline_at, cleared, clear_reason,
   cancel_requested, last_error, failure_reason, created_at, started_at, finished_at
-FROM jsworker.jobs
-WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
-ORDER BY id DESC LIMIT :limit
+FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
+
+
+NEWEST = text("""
+WITH looked_at AS MATERIALIZED (
+  SELECT id, status, kind FROM jsworker.jobs
+  WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
+  ORDER BY id DESC LIMIT :window
+), meant AS (
+  SELECT id FROM looked_at
+  WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+  ORDER BY id DESC LIMIT :limit
+)
+SELECT ARRAY(SELECT id FROM meant ORDER BY id DESC) AS ids, (SELECT count(*) FROM looked_at) AS looked_at,
+  (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
+""")
+
+# The first range is there for the index, which is not searched by a row of values whose first is not unique.
+_NEXT_DUE = """
+SELECT id FROM jsworker.jobs
+WHERE {status} AND (CAST(:after AS uuid) IS NULL OR (
+  run_at >= CAST(:place AS timestamptz) AND (run_at, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid))))
+ORDER BY run_at, id LIMIT :limit
+"""
+NEXT_DUE = text(_NEXT_DUE.replace("{status}", "status || '' = 'scheduled'"))
+NEXT_DUE_OF_KIND = text(_NEXT_DUE.replace("{status}", "'' || status = 'scheduled' AND kind = :kind"))
+
+# Each kind's last ones, and of these the last. Kinds are found by leaps through the index, a limited number: there
+# may be one for every job.
+LAST_QUEUED = text("""
+WITH RECURSIVE kinds AS (
+  (SELECT j.kind FROM jsworker.jobs AS j
+   WHERE j.status || '' = 'queued' AND (CAST(:kind AS text) IS NULL OR j.kind = :kind) ORDER BY j.kind LIMIT 1)
+  UNION ALL
+  SELECT (SELECT j.kind FROM jsworker.jobs AS j
+          WHERE j.status || '' = 'queued' AND (CAST(:kind AS text) IS NULL OR j.kind = :kind) AND j.kind > kinds.kind
+          ORDER BY j.kind LIMIT 1)
+  FROM kinds WHERE kinds.kind IS NOT NULL
+), several AS (
+  SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 100
+)
+SELECT page.id FROM several AS k CROSS JOIN LATERAL (
+  SELECT j.id, j.queued_at FROM jsworker.jobs AS j
+  WHERE j.status || '' = 'queued' AND j.kind = k.kind AND (CAST(:after AS uuid) IS NULL OR (
+    j.queued_at <= CAST(:place AS timestamptz)
+    AND (j.queued_at, j.id) < (CAST(:place AS timestamptz), CAST(:after AS uuid))))
+  ORDER BY j.queued_at DESC, j.id DESC LIMIT :limit
+) AS page
+ORDER BY page.queued_at DESC, page.id DESC LIMIT :limit
+""")
+
+RUNNING = text("""
+SELECT id, kind FROM jsworker.jobs WHERE status || '' = 'processing' ORDER BY worker_id LIMIT :most
+""")
+
+_FAILED = """
+SELECT id FROM jsworker.jobs
+WHERE {failed} AND status = :status AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
+ORDER BY id DESC LIMIT :limit
+"""
+_FAILED_AT_ALL = "status || '' IN ('failed', 'cancelled')"
+_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
+FAILED = text(_FAILED.replace("{failed}", _FAILED_AT_ALL))
+FAILED_OF_KIND = text(_FAILED.replace("{failed}", _FAILED_OF_KIND))
+
+PLACES = {
+    "processing": text("SELECT worker_id AS place FROM jsworker.jobs WHERE id = :after"),
+    "scheduled": text("SELECT run_at AS place FROM jsworker.jobs WHERE id = :after"),
+    "queued": text("SELECT queued_at AS place FROM jsworker.jobs WHERE id = :after"),
+}
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
@@ -25,21 +110,63 @@ SELECT at, event, worker_id, fencing_token, error, detail
 FROM jsworker.job_events WHERE job_id = :id ORDER BY id LIMIT 1000
 """)
 
-MATCHING = text("""
-SELECT id, fencing_token FROM jsworker.jobs
-WHERE status = ANY(CAST(:statuses AS text[])) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
-  AND (CAST(:stale_for AS double precision) IS NULL
-       OR last_activity_at < clock_timestamp() - make_interval(secs => CAST(:stale_for AS double precision)))
-ORDER BY id
-""")
-
 SEEN = text("""
 SELECT id, status, fencing_token FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
-COUNTS = text("""
-SELECT kind, status, count(*) AS jobs FROM jsworker.jobs GROUP BY kind, status ORDER BY kind, status
-""")
+# Pages of all jobs of a status, in the order of an index, with those marked that a filter means.
+_PAGE = """
+SELECT id, fencing_token, kind, worker_id, run_at, queued_at, {meant} AS meant FROM jsworker.jobs
+WHERE {status} AND (CAST(:after AS uuid) IS NULL OR ({place}))
+ORDER BY {order} LIMIT :limit
+"""
+_IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
+_IS_SILENT = (
+    "(CAST(:stale_for AS double precision) IS NULL OR"
+    " last_activity_at < clock_timestamp() - make_interval(secs => CAST(:stale_for AS double precision)))"
+)
+_AFTER = "CAST(:after AS uuid)"
+
+
+def _page(status: str, order: str, place: str, meant: str = "true") -> str:
+    return (
+        _PAGE.replace("{status}", status)
+        .replace("{order}", order)
+        .replace("{place}", place)
+        .replace("{meant}", meant)
+    )
+
+
+PAGES = {
+    "processing": text(
+        _page(
+            "status || '' = 'processing'",
+            "worker_id, id",
+            f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
+            f"{_IS_OF_KIND} AND {_IS_SILENT}",
+        )
+    ),
+    "scheduled": text(
+        _page(
+            f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
+            "kind, run_at, id",
+            f"(kind, run_at, id) > (:place_kind, CAST(:run_at AS timestamptz), {_AFTER})",
+        )
+    ),
+    # One that was never told when it was queued stands last of its kind, where no place leads on from it.
+    "queued": text(
+        _page(
+            f"status || '' = 'queued' AND {_IS_OF_KIND}",
+            "kind, queued_at, id",
+            f"(kind, queued_at, id) > (:place_kind, CAST(:queued_at AS timestamptz), {_AFTER})",
+        )
+    ),
+    "failed": text(_page(f"{_FAILED_AT_ALL} AND status = 'failed'", "id", f"id > {_AFTER}")),
+}
+"""By status; the order is that in which a filter acts on several."""
+FAILED_PAGE_OF_KIND = text(_page(f"{_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}"))
+
+_COUNT = "SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page}) AS page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +178,75 @@ class SeenJob:
     fencing_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Jobs of a listing.
+
+    Attributes:
+        jobs: each as a dict by column name, without payload and result.
+        after: behind which job the next page begins; None: there is no other.
+    """
+
+    jobs: list[dict[str, Any]]
+    after: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many jobs a filter means.
+
+    Attributes:
+        jobs: as many as were found.
+        is_exact: whether all were looked at; else there may be more.
+    """
+
+    jobs: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a statement found: ids in their order, and where to go on; None: there are no more."""
+
+    ids: Sequence[UUID]
+    after: UUID | None
+
+
 async def list_jobs(
-    database: Database, *, status: str | None = None, kind: str | None = None, limit: int = 50
-) -> list[dict[str, Any]]:
-    """Return jobs, the newest first, each as a dict by column name, without payload and result."""
-    rows = await database.run(JOBS, {"status": status, "kind": kind, "limit": limit})
-    return [row._asdict() for row in rows]
+    database: Database,
+    *,
+    status: str | None = None,
+    kind: str | None = None,
+    limit: int = 50,
+    after: UUID | None = None,
+    seconds: float | None = None,
+) -> Page:
+    """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
+
+    Thousands of running jobs are listed by their workers.
+
+    Args:
+        database: where.
+        status, kind: only such jobs. Completed jobs of a kind, or all of a kind, are searched for from the newest
+            on, for there is no index of them.
+        limit: how many at most.
+        after: begin behind this job.
+        seconds: end a search after so long with what was found; None: never.
+
+    Raises:
+        JobNotFound: the place of ``after`` in a queue is not known any more.
+    """
+    began = time.monotonic()
+    ids: list[UUID] = []
+    while True:
+        found = await _find(database, status, kind, limit - len(ids), after)
+        ids += found.ids
+        after = found.after
+        if after is None or len(ids) >= limit:
+            break
+        if seconds is not None and time.monotonic() - began >= seconds:
+            break
+    return Page(await _fetch(database, ids, status), after)
 
 
 async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
@@ -72,18 +262,45 @@ async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
 
 
 async def matching(
-    database: Database, *, statuses: tuple[str, ...], kind: str | None = None, stale_for: float | None = None
-) -> list[tuple[UUID, int]]:
-    """Return id and fencing token of the jobs that a filter means.
+    database: Database,
+    *,
+    statuses: Sequence[str],
+    kind: str | None = None,
+    stale_for: float | None = None,
+    acting: bool = False,
+) -> AsyncIterator[list[tuple[UUID, int]]]:
+    """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
     Args:
         database: where.
-        statuses: any of them.
+        statuses: any of them: scheduled, queued, processing, failed.
         kind: only this kind.
         stale_for: only running jobs without a sign of life for this many seconds.
+        acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
+            on; then jobs that went from one of them to another meanwhile are looked for a second time.
     """
-    rows = await database.run(MATCHING, {"statuses": list(statuses), "kind": kind, "stale_for": stale_for})
-    return [(row.id, row.fencing_token) for row in rows]
+    ran: set[UUID] = set()
+    for _ in range(2 if acting and len(statuses) > 1 else 1):
+        for status in (each for each in PAGES if each in statuses):
+            async for rows in _walk(database, status, kind, stale_for):
+                page = [(row.id, int(row.fencing_token)) for row in rows if row.id not in ran]
+                if status == "processing":
+                    ran.update(job_id for job_id, _ in page)
+                if page:
+                    yield page
+
+
+async def count_matching(
+    database: Database, *, statuses: Sequence[str], kind: str | None = None, stale_for: float | None = None
+) -> Count:
+    """Return how many jobs a filter means, counted among a limited number of each status."""
+    jobs, is_exact = 0, True
+    for status in statuses:
+        values = _values(kind, stale_for) | {"limit": COUNTED + 1}
+        [row] = await database.run_along_index(_count(_page_of(status, kind)), values)
+        jobs += int(row.jobs)
+        is_exact = is_exact and row.looked_at <= COUNTED
+    return Count(jobs, is_exact)
 
 
 async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
@@ -92,6 +309,93 @@ async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
     return {row.id: SeenJob(row.id, row.status, row.fencing_token) for row in rows}
 
 
-async def count_jobs(database: Database) -> dict[tuple[str, str], int]:
-    """Return how many jobs there are by kind and status. Reads the whole table."""
-    return {(row.kind, row.status): int(row.jobs) for row in await database.run(COUNTS)}
+async def _find(
+    database: Database, status: str | None, kind: str | None, limit: int, after: UUID | None
+) -> _Found:
+    """Look for jobs by one statement, or two."""
+    values = {"status": status, "kind": kind, "limit": limit, "after": after, "window": max(WINDOW, limit)}
+    match status:
+        case "scheduled":
+            place = await _place(database, status, after)
+            statement = NEXT_DUE if kind is None else NEXT_DUE_OF_KIND
+            return _full(await database.run_along_index(statement, values | place), limit)
+        case "queued":
+            place = await _place(database, status, after)
+            return _full(await database.run_along_index(LAST_QUEUED, values | place), limit)
+        case "failed" | "cancelled":
+            statement = FAILED if kind is None else FAILED_OF_KIND
+            return _full(await database.run_along_index(statement, values), limit)
+        case "processing":
+            return await _find_running(database, kind, limit, after)
+    [row] = await database.run_along_index(NEWEST, values)
+    if len(row.ids) == limit:
+        return _Found(row.ids, row.ids[-1])
+    return _Found(row.ids, row.last if row.looked_at == values["window"] else None)
+
+
+async def _find_running(database: Database, kind: str | None, limit: int, after: UUID | None) -> _Found:
+    """Look for running jobs: the newest first if they are few, else by their workers."""
+    running = await database.run_along_index(RUNNING, {"most": FEW + 1})
+    if len(running) <= FEW:
+        ids = sorted((row.id for row in running if kind in (None, row.kind)), reverse=True)
+        ids = [job_id for job_id in ids if after is None or job_id < after]
+        return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
+    place = (await _place(database, "processing", after))["place"]
+    length = max(PAGE, limit)
+    values = _values(kind, None) | {"after": after, "worker_id": place, "limit": length}
+    rows = await database.run_along_index(PAGES["processing"], values)
+    ids = [row.id for row in rows if row.meant][:limit]
+    if len(ids) == limit:
+        return _Found(ids, ids[-1])
+    return _Found(ids, rows[-1].id if len(rows) == length else None)
+
+
+async def _place(database: Database, status: str, after: UUID | None) -> dict[str, Any]:
+    if after is None:
+        return {"place": None}
+    rows = await database.run(PLACES[status], {"after": after})
+    if not rows or rows[0].place is None:
+        raise JobNotFound(f"no place in the listing of {status} jobs is known of job {after}")
+    return {"place": rows[0].place}
+
+
+def _full(rows: Sequence[Row], limit: int) -> _Found:
+    ids = [row.id for row in rows]
+    return _Found(ids, ids[-1] if len(ids) == limit else None)
+
+
+async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:
+    """Return jobs in the order of their ids given; what has another status by now is left out."""
+    rows: dict[UUID, dict[str, Any]] = {}
+    for start in range(0, len(ids), _FETCHED):
+        for row in await database.run(COLUMNS, {"ids": list(ids[start : start + _FETCHED])}):
+            if status in (None, row.status):
+                rows[row.id] = row._asdict()
+    return [rows[job_id] for job_id in ids if job_id in rows]
+
+
+async def _walk(
+    database: Database, status: str, kind: str | None, stale_for: float | None
+) -> AsyncIterator[list[Row]]:
+    values = _values(kind, stale_for) | {"limit": PAGE}
+    while True:
+        rows = await database.run_along_index(_page_of(status, kind), values)
+        yield [row for row in rows if row.meant]
+        if len(rows) < PAGE:
+            return
+        last = rows[-1]
+        values |= {"after": last.id, "worker_id": last.worker_id, "run_at": last.run_at}
+        values |= {"place_kind": last.kind, "queued_at": last.queued_at}
+
+
+def _page_of(status: str, kind: str | None) -> TextClause:
+    return FAILED_PAGE_OF_KIND if status == "failed" and kind is not None else PAGES[status]
+
+
+def _count(page: TextClause) -> TextClause:
+    return text(_COUNT.replace("{page}", page.text))
+
+
+def _values(kind: str | None, stale_for: float | None) -> dict[str, Any]:
+    beginning = dict.fromkeys(("after", "worker_id", "run_at", "place_kind", "queued_at"))
+    return {"kind": kind, "stale_for": stale_for, **beginning}

@@ -1,11 +1,12 @@
 """Migrations: bring a database to this version's schema, and tell at which one it is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError
 from sqlalchemy import Connection, text
 from sqlalchemy.schema import CreateSchema
@@ -27,14 +28,31 @@ def upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str 
         The revision reached, and whether that is all.
     """
     _lock(connection)
-    config = _config(connection)
-    scripts = ScriptDirectory.from_config(config)
-    try:
-        ahead = [each.revision for each in scripts.iterate_revisions(revision, current(connection) or "base")]
-    except RevisionError:
-        ahead = []  # told by the upgrade itself
-    command.upgrade(config, ahead[-1] if ahead else revision)
+    ahead = _ahead(connection, revision)
+    command.upgrade(_config(connection), ahead[-1].revision if ahead else revision)
     return current(connection), len(ahead) <= 1
+
+
+def build_indexes(connection: Connection, revision: str = "head") -> None:
+    """Build the indexes of the next migration on the way to ``revision`` beside those who write, if jobs are many.
+
+    Args:
+        connection: in autocommit mode; what fails half-way is built anew the next time.
+        revision: where to.
+    """
+    ahead = _ahead(connection, revision)
+    script: Any = ahead[-1].module if ahead else None
+    indexes: Mapping[str, str] = getattr(script, "CONCURRENTLY", {})
+    if not indexes or not connection.exec_driver_sql(script.ARE_MANY).scalar():
+        return
+    # It waits for every transaction that is under way; nobody waits for it.
+    connection.execute(text("SET lock_timeout = '60s'"))
+    for name, statement in indexes.items():
+        if connection.exec_driver_sql(script.IS_VALID.replace("{name}", name)).scalar():
+            continue
+        connection.execute(text(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}"))
+        connection.exec_driver_sql(statement)
+    connection.execute(text("RESET lock_timeout"))
 
 
 def downgrade(connection: Connection, revision: str) -> str | None:
@@ -87,6 +105,15 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
     )
     with context.begin_transaction():
         context.run_migrations()
+
+
+def _ahead(connection: Connection, revision: str) -> list[Script]:
+    """Return the migrations on the way to ``revision``, the next one last."""
+    scripts = ScriptDirectory.from_config(_config(connection))
+    try:
+        return list(scripts.iterate_revisions(revision, current(connection) or "base"))
+    except RevisionError:
+        return []  # told by the upgrade itself
 
 
 def _ours(name: str | None, kind: str, __parents: Any) -> bool:

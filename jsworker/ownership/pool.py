@@ -3,6 +3,7 @@
 import asyncio
 import select
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from traceback import clear_frames
 from typing import Any, Final, TypeAlias
@@ -24,6 +25,9 @@ Row: TypeAlias = Any
 
 _CONNECT_TIMEOUT_SECONDS: Final = 2
 """For each host of the URL: the next one must have its turn within a statement time-out. The driver's least."""
+ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
+"""For the transaction it is said in: the planner has no statistics of the partial indexes' predicates, and would
+rather fetch and sort every row of a long queue than read the first few along the index."""
 _DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
 
@@ -61,9 +65,16 @@ class Pool:
         self._closed = False
 
     async def execute(
-        self, statement: TextClause, parameters: Parameters | None, *, plain: bool = False
+        self,
+        statement: TextClause,
+        parameters: Parameters | None,
+        *,
+        plain: bool = False,
+        along_index: bool = False,
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows: named tuples, ``plain`` ones without names.
+
+        With ``along_index`` its order is read from an index, whatever the planner expects to have to sort.
 
         Raises:
             psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
@@ -71,8 +82,11 @@ class Pool:
         lent = await self._lend()
         try:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
-            await cursor.execute(_sql(statement), parameters or {})
-            rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
+            async with lent.transaction() if along_index else nullcontext():
+                if along_index:
+                    await lent.execute(ALONG_INDEX)
+                await cursor.execute(_sql(statement), parameters or {})
+                rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
         except BaseException as error:
             await self._take_back_after(lent, error)
             raise

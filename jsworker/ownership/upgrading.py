@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _PATIENCE_SECONDS: Final = 60.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
+_DEADLOCK: Final = "40P01"
 _HOLDERS: Final = text("""
 SELECT DISTINCT a.pid, a.usename, CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS integer) AS seconds
 FROM pg_locks AS l
@@ -51,6 +52,12 @@ def upgrade_database(dsn: str, revision: str = "head") -> str | None:
     reached: str | None = None
     done = False
     while not done:
+        turns(
+            _migrating,
+            dsn,
+            lambda connection: migrations.build_indexes(connection, revision),
+            in_transaction=False,
+        )
         reached, done = turns(
             _migrating, dsn, lambda connection: migrations.upgrade_by_one(connection, revision)
         )
@@ -80,7 +87,7 @@ def migration_engine() -> Engine:
 
 
 def _is_locked(error: BaseException) -> bool:
-    return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+    return getattr(error, "sqlstate", None) in (_LOCK_NOT_AVAILABLE, _DEADLOCK)
 
 
 def _holders(engine: Engine) -> str:
@@ -91,9 +98,12 @@ def _holders(engine: Engine) -> str:
     return f"held by {named}: end it, or try again later" if named else "held by somebody: try again"
 
 
-def _migrating(dsn: str, call: Callable[[Connection], T]) -> T:
+def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: bool = True) -> T:
+    """Return what a call returns, in one transaction or in autocommit mode."""
     url = driver_url(dsn)
     engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
+    if not in_transaction:
+        engine = engine.execution_options(isolation_level="AUTOCOMMIT")
     place = place_of(url)
     try:
         with engine.begin() as connection:

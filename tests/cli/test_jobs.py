@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from jsworker.ownership import listing
 from tests.ownership.rows import Sql, ago, insert_job, seconds
 
 from .commands import Cli, Keyboard, Terminal
@@ -101,8 +102,30 @@ class TestJobs:
             insert_job(sql)
         found = cli("jobs", "--limit", 2)
         assert (found.code, len(found.lines)) == (0, 3)
-        assert found.errors == ["these are the newest 2; --limit shows more"]
-        assert len(cli("jobs", "--limit", 2, "--json").ok().json) == 2
+        first = cli("jobs", "--limit", 2, "--json").ok().json
+        assert len(first) == 2
+        last = first[-1]["id"]
+        assert found.errors == [f"there may be more: --after {last} goes on, --limit shows more at once"]
+        assert len(cli("jobs", "--limit", 2, "--after", last, "--json").ok().json) == 1
+        assert len(cli("jobs", "--status", "queued", "--limit", 2, "--after", last).ok().lines) == 2
+
+    def test_a_search_that_takes_too_long_says_where_it_ended(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seldom = insert_job(sql, "completed", kind="seldom")
+        jobs = [insert_job(sql, "completed") for _ in range(3)]
+        monkeypatch.setattr(listing, "WINDOW", 2)
+        assert [job["id"] for job in cli("jobs", "--kind", "seldom", "--json").ok().json] == [str(seldom)]
+        monkeypatch.setattr("jsworker.cli.jobs._PATIENCE_SECONDS", 0.0)
+        found = cli("jobs", "--kind", "seldom", "--limit", 2, "--json")
+        assert (found.code, found.json) == (0, [])
+        assert f"--after {jobs[1]} goes on" in found.errors[0]
+
+    def test_the_place_of_a_job_that_is_gone_is_not_known(self, cli: Cli, sql: Sql) -> None:
+        insert_job(sql)
+        gone = uuid4()
+        line = cli("jobs", "--status", "queued", "--after", gone).refused(1)
+        assert line == f"no place in the listing of queued jobs is known of job {gone}"
 
     @pytest.mark.usefixtures("sql")
     def test_no_jobs_are_an_empty_list(self, cli: Cli) -> None:

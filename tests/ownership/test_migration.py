@@ -227,6 +227,68 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
     assert (found["old"]["queued_at"].year, found["old"]["stream_created"].year) == (2000, 2000)
 
 
+MANY = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, attempts, errors, finished_at)
+SELECT gen_random_uuid(), 'nap', '{}', CASE n % 2 WHEN 0 THEN 'failed' ELSE 'completed' END, 1, 1,
+  CASE n % 2 WHEN 0 THEN 1 ELSE 0 END, now()
+FROM generate_series(1, 10001) AS n
+"""
+BUILT = ("jobs_due_of_kind", "jobs_failed", "jobs_failed_of_kind")
+
+
+def built(sql: Sql) -> dict[str, bool]:
+    """Which indexes of 0008 are there, and whether they are valid."""
+    rows = sql.execute(
+        "SELECT c.relname, i.indisvalid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid "
+        "WHERE c.relname = ANY(%s)",
+        [list(BUILT)],
+    )
+    return {row["relname"]: row["indisvalid"] for row in rows}
+
+
+async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> None:
+    upgrade_database(empty_url, "0004")
+    with connected(empty_url) as holder, connected(empty_url) as other:
+        other.execute(MANY)
+        with holder.transaction():
+            holder.execute(
+                "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
+            )
+            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url, "0008"))
+            waits = "SELECT 1 FROM pg_stat_progress_create_index WHERE lockers_total > 0"
+            await eventually(
+                lambda: other.execute(waits).rowcount == 1, "the build waits for the transaction"
+            )
+            other.execute("SET statement_timeout = '5s'; SET lock_timeout = '100ms'")
+            insert_job(other)  # nobody waits for it
+            assert not migrating.done()
+        assert await migrating == "0008"
+        assert built(other) == dict.fromkeys(BUILT, True)
+
+
+def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    upgrade_database(empty_url, "0004")
+    with connected(empty_url) as sql:
+        sql.execute(MANY)
+        with connected(empty_url) as holder, holder.transaction():
+            holder.execute("UPDATE jsworker.jobs SET message = ''")
+            sql.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                sql.execute("CREATE INDEX CONCURRENTLY jobs_failed ON jsworker.jobs (id)")
+        assert built(sql) == {"jobs_failed": False}
+        assert upgrade_database(empty_url, "0008") == "0008"
+        assert built(sql) == dict.fromkeys(BUILT, True)
+
+
+def test_in_a_transaction_indexes_of_many_jobs_are_not_built(empty_url: str) -> None:
+    upgrade_database(empty_url, "0004")
+    with connected(empty_url) as sql:
+        sql.execute(MANY)
+        with pytest.raises(CommandError, match=r"keep workers from their jobs: run `jsworker db upgrade`"):
+            migrate_by_command(empty_url)
+        assert built(sql) == {}
+
+
 def test_every_migration_is_a_transaction_of_its_own(empty_url: str) -> None:
     upgrade_database(empty_url)
     with connected(empty_url) as sql:

@@ -10,11 +10,23 @@ from psycopg.rows import dict_row
 from sqlalchemy import Connection, TextClause, create_engine, text
 from sqlalchemy.engine import make_url
 
-from jsworker.ownership import claim, control, lease, outbox, registry, repair, reset, reset_rules, settle
+from jsworker.ownership import (
+    claim,
+    control,
+    lease,
+    listing,
+    outbox,
+    registry,
+    repair,
+    reset,
+    reset_rules,
+    settle,
+)
 from jsworker.ownership.backlog import BACKLOG
 from jsworker.ownership.database import Database
 from jsworker.ownership.inspection import jobs as inspection
 from jsworker.ownership.inspection.jobs import BOUND, MOST_QUEUES
+from jsworker.ownership.pool import ALONG_INDEX
 
 from .conftest import TestDatabases
 from .polling import eventually
@@ -92,6 +104,37 @@ def many_kinds(
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
         connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
         connection.execute(JUNK, {"kinds": KINDS})
+        if request.param == "after ANALYZE":
+            connection.execute("ANALYZE")
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.connect() as opened:
+        yield opened
+    engine.dispose()
+
+
+LISTED_JOBS = """
+INSERT INTO jsworker.jobs (
+  id, kind, payload, status, worker_id, fencing_token, attempts, errors, claimed_at, last_activity_at,
+  stale_after, run_at, dispatch, queued_at, finished_at)
+SELECT uuidv7(), CASE n % 2 WHEN 0 THEN 'other-kind' ELSE %(kind)s END, '{}', s.status,
+  CASE s.status WHEN 'processing' THEN 'host-' || n % 100 END, 1,
+  CASE WHEN s.status IN ('processing', 'completed', 'failed') THEN 1 ELSE 0 END,
+  CASE s.status WHEN 'failed' THEN 1 ELSE 0 END, now(),
+  CASE s.status WHEN 'processing' THEN now() END, '30 s', now() + n * interval '1 ms', 1,
+  now() + n * interval '1 ms',
+  CASE WHEN s.status IN ('completed', 'failed', 'cancelled') THEN now() END
+FROM unnest(ARRAY['failed', 'cancelled', 'queued', 'scheduled', 'processing', 'completed']) AS s(status),
+  generate_series(1, %(each)s) AS n
+"""
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
+def listed(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
+    """A connection to a table with many jobs of each status; it explains and writes nothing."""
+    url = databases.create(migrated)
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
+        connection.execute(LISTED_JOBS.replace(" % ", " %% "), {"kind": KIND, "each": TestListings.EACH})
         if request.param == "after ANALYZE":
             connection.execute("ANALYZE")
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
@@ -386,3 +429,56 @@ class TestManyKinds:
             "jobs_owned",
             "jobs_to_publish",
         }
+
+
+MIDDLE = text("""
+SELECT id AS after, run_at AS place FROM jsworker.jobs WHERE status = 'scheduled'
+ORDER BY run_at OFFSET :place LIMIT 1
+""")
+LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
+    "newest": (listing.NEWEST, {"status": None, "window": 500}, {"jobs_pkey"}),
+    "newest of a kind": (listing.NEWEST, {"status": None, "kind": KIND, "window": 500}, {"jobs_pkey"}),
+    "completed": (listing.NEWEST, {"status": "completed", "window": 500}, {"jobs_pkey"}),
+    "failed": (listing.FAILED, {"status": "failed"}, {"jobs_failed"}),
+    "cancelled of a kind": (
+        listing.FAILED_OF_KIND,
+        {"status": "cancelled", "kind": "other-kind"},
+        {"jobs_failed_of_kind"},
+    ),
+    "next due": (listing.NEXT_DUE, {}, {"jobs_due"}),
+    "next due of a kind": (listing.NEXT_DUE_OF_KIND, {"kind": KIND}, {"jobs_due_of_kind"}),
+    "last queued": (listing.LAST_QUEUED, {}, {"jobs_queued"}),
+    "last queued of a kind": (listing.LAST_QUEUED, {"kind": KIND}, {"jobs_queued"}),
+    "running": (listing.RUNNING, {"most": 200}, {"jobs_owned"}),
+    **{
+        f"page of {status} {of}": (page, {"kind": kind, "worker_id": WORKER, "place_kind": KIND}, {index})
+        for of, kind in (("jobs", None), ("a kind", KIND))
+        for status, page, index in (
+            ("processing", listing.PAGES["processing"], "jobs_owned"),
+            ("scheduled", listing.PAGES["scheduled"], "jobs_due_of_kind"),
+            ("queued", listing.PAGES["queued"], "jobs_queued"),
+            ("failed", listing._page_of("failed", kind), "jobs_failed" + "_of_kind" * (kind is not None)),
+        )
+    },
+}
+
+
+class TestListings:
+    """Each looks at a few rows through an index, however many jobs there are of its status, and of others."""
+
+    EACH = 10_000
+
+    @pytest.mark.parametrize("name", LISTED)
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_a_few_rows_are_read_by_index(self, listed: Connection, name: str, *, is_first: bool) -> None:
+        statement, own, wanted = LISTED[name]
+        middle = {"place": self.EACH // 2}
+        place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
+        place = dict.fromkeys(place) if is_first else place
+        times = {"run_at": place["place"], "queued_at": place["place"]}
+        parameters = {"kind": None, "stale_for": None, "limit": 200, **place, **times} | own
+        listed.execute(text(ALONG_INDEX))
+        paths = access_paths(listed, statement, parameters)
+        assert paths - {"jobs_pkey"} == wanted - {"jobs_pkey"}
+        listed.execute(text(ALONG_INDEX))
+        assert rows_read(listed, statement, parameters) <= 2_000

@@ -61,7 +61,7 @@ async def test_jobs_are_listed_and_shown_with_any_times(
         )
         for time in TIMES
     }
-    found = {job["id"]: job for job in await listing.list_jobs(database)}
+    found = {job["id"]: job for job in (await listing.list_jobs(database)).jobs}
     assert {time: str(found[job_id]["run_at"]) for time, job_id in ids.items()} == {
         time: time for time in TIMES
     }

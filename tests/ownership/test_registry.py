@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from jsworker.ownership import control, dead_messages, listing, registry
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.listing import SeenJob
+from jsworker.ownership.listing import Count, SeenJob
 
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, insert_job, read_value
 
@@ -161,13 +162,15 @@ class TestListing:
         )
 
         async def found(status: str | None = None, kind: str | None = None) -> list[UUID]:
-            return [job["id"] for job in await listing.list_jobs(database, status=status, kind=kind)]
+            page = await listing.list_jobs(database, status=status, kind=kind)
+            assert page.after is None
+            return [job["id"] for job in page.jobs]
 
         assert await found() == [other, done, queued]
         assert await found(status="completed") == [other, done]
         assert await found(kind=KIND) == [done, queued]
         assert await found(status="queued", kind="other-kind") == []
-        (job,) = await listing.list_jobs(database, limit=1)
+        (job,) = (await listing.list_jobs(database, limit=1)).jobs
         assert job["id"] == other
         assert not {"payload", "result"} & job.keys()
 
@@ -186,27 +189,19 @@ class TestListing:
         failed = insert_job(sql, "failed")
         silent = insert_job(sql, "processing", last_activity_at=ago(60), fencing_token=4)
         fresh = insert_job(sql, "processing", kind="other-kind")
-        matching = listing.matching
-        assert await matching(database, statuses=("failed", "processing")) == [
-            (failed, 1),
-            (silent, 4),
-            (fresh, 1),
-        ]
-        assert await matching(database, statuses=("processing",), kind="other-kind") == [(fresh, 1)]
-        assert await matching(database, statuses=("processing",), stale_for=30.0) == [(silent, 4)]
-        assert await matching(database, statuses=("completed",)) == []
+
+        async def matching(statuses: tuple[str, ...], **limits: Any) -> list[tuple[UUID, int]]:
+            pages = [page async for page in listing.matching(database, statuses=statuses, **limits)]
+            count = await listing.count_matching(database, statuses=statuses, **limits)
+            assert count == Count(sum(map(len, pages)), is_exact=True)
+            return [job for page in pages for job in page]
+
+        assert await matching(("failed", "processing")) == [(silent, 4), (fresh, 1), (failed, 1)]
+        assert await matching(("processing",), kind="other-kind") == [(fresh, 1)]
+        assert await matching(("processing",), stale_for=30.0) == [(silent, 4)]
+        assert await matching(("queued", "scheduled")) == []
 
     async def test_jobs_as_they_are_now(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", fencing_token=4)
         found = await listing.look_up(database, [job_id, new_job_id()])
         assert found == {job_id: SeenJob(job_id, "processing", 4)}
-
-    async def test_counts(self, database: Database, sql: Sql) -> None:
-        for status in ("queued", "queued", "failed"):
-            insert_job(sql, status)
-        insert_job(sql, kind="other-kind")
-        assert await listing.count_jobs(database) == {
-            (KIND, "queued"): 2,
-            (KIND, "failed"): 1,
-            ("other-kind", "queued"): 1,
-        }

@@ -258,7 +258,7 @@ class TestThroughTheCode:
         job_id = insert_job(sql)
         async with opened(guarded.url("reader")) as database:
             await database.check_migrated()
-            assert [row["id"] for row in await listing.list_jobs(database)] == [job_id]
+            assert [row["id"] for row in (await listing.list_jobs(database)).jobs] == [job_id]
             assert await listing.get_job(database, job_id)
             assert await listing.timeline(database, job_id) == []
             assert await registry.list_workers(database, limit=10) == []
