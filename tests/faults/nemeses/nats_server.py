@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 from contextlib import suppress
-from dataclasses import replace
 
 from nats.js.errors import NotFoundError
 
@@ -91,27 +90,29 @@ async def consumers_deleted(field: Battlefield) -> None:
 
 
 async def publishing_refused(field: Battlefield) -> None:
-    """JetStream delivers but stores nothing: jobs must be done from the table, while it lasts."""
-    async with field.fault("publishing_refused", "nats") as fault, field.stores.connected_to_nats() as nats:
-        stream = nats.jetstream()
-        wanted = (await stream.stream_info(STREAM)).config
-        await stream.update_stream(replace(wanted, max_msg_size=1))
-        try:
-            jobs = await field.enqueue("ordinary", count=_REFUSED_JOBS, published=False, seconds=0.2)
-            fault.fired = await field.ends(jobs, _REFUSED_SECONDS)
-        finally:
-            await stream.update_stream(wanted)
+    """JetStream answers and stores nothing, for the stream is full: jobs must be done from the table meanwhile."""
+    async with field.stores.connected_to_nats() as nats:
+        jetstream = nats.jetstream()
+        async with field.fault("publishing_refused", "messages", "nats") as fault:
+            try:
+                await _keep_full(jetstream)
+                jobs = await field.enqueue("ordinary", count=_REFUSED_JOBS, published=False, seconds=0.2)
+                ended = asyncio.create_task(field.ends(jobs, _REFUSED_SECONDS))
+                while not ended.done():  # whoever mends it meanwhile
+                    await _keep_full(jetstream)
+                    await asyncio.sleep(_BETWEEN_SECONDS / 10)
+                fault.fired = await ended
+            finally:
+                info = await jetstream.stream_info(STREAM)
+                await jetstream.update_stream(info.config, max_msgs=-1)
+                await jetstream.purge_stream(STREAM, subject=f"{PREFIX}.nobody")
 
 
-async def messages_taken(field: Battlefield) -> None:
-    """A client takes messages of the workers' own consumer and sits on them."""
-    jobs = await field.enqueue("ordinary", count=_BACKLOG, seconds=0.3)
-    async with field.fault("messages_taken", "messages") as fault, field.stores.connected_to_nats() as nats:
-        taken = await nats.subscribe(nats.new_inbox())
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.ordinary"
-        await nats.publish(subject, b'{"batch":60,"no_wait":true}', reply=taken.subject)
-        first = await taken.next_msg(timeout=_BETWEEN_SECONDS)
-        fault.fired = "Status" not in (first.headers or {}) and await field.ends(jobs, _REFUSED_SECONDS)
+async def _keep_full(jetstream: JetStreamContext) -> None:
+    with suppress(APIError):  # it was full already
+        await jetstream.publish(f"{PREFIX}.nobody", b"filler")
+    info = await jetstream.stream_info(STREAM)
+    await jetstream.update_stream(info.config, max_msgs=1)
 
 
 async def leader_killed(field: Battlefield) -> None:
@@ -148,7 +149,6 @@ NEMESES: dict[str, Nemesis] = {
     "stream_deleted": stream_deleted,
     "consumers_deleted": consumers_deleted,
     "publishing_refused": publishing_refused,
-    "messages_taken": messages_taken,
 }
 
 CLUSTER: dict[str, Nemesis] = {
