@@ -6,10 +6,11 @@ import shutil
 import signal
 from contextlib import suppress
 
-from nats.js.errors import NotFoundError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NotFoundError
 
 from tests.faults.battlefield import Battlefield, Nemesis
-from tests.faults.stores import STREAM
+from tests.faults.stores import PREFIX, STREAM
 
 _DOWN_SECONDS = 1.5
 _FROZEN_SECONDS = 5.0
@@ -90,7 +91,7 @@ async def consumers_deleted(field: Battlefield) -> None:
 
 
 async def publishing_refused(field: Battlefield) -> None:
-    """JetStream answers and stores nothing, for the stream is full: jobs must be done from the table meanwhile."""
+    """JetStream answers and stores nothing, for the stream is full: jobs must be done from the table."""
     async with field.stores.connected_to_nats() as nats:
         jetstream = nats.jetstream()
         async with field.fault("publishing_refused", "messages", "nats") as fault:
