@@ -26,8 +26,8 @@ BEYOND = f"SELECT id FROM jsworker.jobs WHERE NOT ({LIMITS}) OR NOT ({NUMBERS}) 
 
 NEAREST = f"""
 UPDATE jsworker.jobs SET
-  max_attempts = least(max_attempts, 1000000),
-  max_stalls = CASE WHEN fencing_token > 0 THEN max_stalls ELSE least(max_stalls, 100) END,
+  max_attempts = CASE WHEN max_attempts IS NOT NULL THEN least(max_attempts, 1000000) END,
+  max_stalls = CASE WHEN fencing_token > 0 OR max_stalls IS NULL THEN max_stalls ELSE least(max_stalls, 100) END,
   dispatch = greatest(0, least(dispatch, {MOST} / 2)),
   fencing_token = greatest(0, least(fencing_token, {MOST} / 2)),
   stream_seq = CASE WHEN stream_seq BETWEEN 0 AND {MOST} THEN stream_seq END,

@@ -208,7 +208,7 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
         ("claimed", "processing", {"max_stalls": 1000}),
         ("dispatch", "queued", {"dispatch": 2**63 - 1}),
         ("ended", "completed", {"dispatch": -5, "fencing_token": 2**63 - 1}),
-        ("late", "scheduled", {"run_at": "infinity"}),
+        ("late", "scheduled", {"run_at": "infinity", "max_attempts": None, "max_stalls": None}),
         ("old", "queued", {"queued_at": "0044-03-15 BC", "stream_created": "-infinity"}),
         ("usual", "queued", {}),
     ]
@@ -224,6 +224,7 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
     assert (found["dispatch"]["dispatch"], found["dispatch"]["stream_created"]) == (most // 2, None)
     assert (found["ended"]["dispatch"], found["ended"]["fencing_token"]) == (0, most // 2)
     assert found["late"]["run_at"].year == 9999
+    assert (found["late"]["max_attempts"], found["late"]["max_stalls"]) == (None, None)  # the class decides
     assert (found["old"]["queued_at"].year, found["old"]["stream_created"].year) == (2000, 2000)
 
 
