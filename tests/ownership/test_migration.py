@@ -248,7 +248,7 @@ def built(sql: Sql) -> dict[str, bool]:
 
 
 async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> None:
-    upgrade_database(empty_url, "0004")
+    upgrade_database(empty_url, "0007")
     with connected(empty_url) as holder, connected(empty_url) as other:
         other.execute(MANY)
         with holder.transaction():
@@ -268,7 +268,7 @@ async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> 
 
 
 def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    upgrade_database(empty_url, "0004")
+    upgrade_database(empty_url, "0007")
     with connected(empty_url) as sql:
         sql.execute(MANY)
         with connected(empty_url) as holder, holder.transaction():
@@ -282,7 +282,7 @@ def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch:
 
 
 def test_in_a_transaction_indexes_of_many_jobs_are_not_built(empty_url: str) -> None:
-    upgrade_database(empty_url, "0004")
+    upgrade_database(empty_url, "0007")
     with connected(empty_url) as sql:
         sql.execute(MANY)
         with pytest.raises(CommandError, match=r"keep workers from their jobs: run `jsworker db upgrade`"):
