@@ -5,12 +5,12 @@ from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.refused_rows import RefusedRows, Sweep, sweep
+from jsworker.ownership.refused_rows import NOT_SET_ASIDE, RefusedRows, Sweep, sweep
 
 # statement_timestamp() can be looked up in an index; clock_timestamp() would be compared with every waiting row.
 # publish_after moves on before anything is sent: whoever dies in between leaves the row to the next tick.
@@ -34,23 +34,26 @@ PUBLISH = text(
 )
 
 # Past rows that are refused. One whose MARK is refused would be published again every five seconds.
-PUBLISHING = Sweep.of(
+PUBLISHING = Sweep(
     "publish",
-    also=("mark",),
-    whole=PUBLISH,
-    find="""
+    aside=("publish", "mark"),
+    find=text(
+        """
 SELECT j.id FROM jsworker.jobs AS j
 WHERE CAST(j.needs_publish AS integer) = 1 AND j.status = 'queued' AND j.publish_after <= statement_timestamp()
   AND j.publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
   AND {not set aside}
 ORDER BY j.publish_after LIMIT :limit
-""",
-    write=_PUBLISH.replace(
-        "{mine}",
-        """
+""".replace("{not set aside}", NOT_SET_ASIDE)
+    ),
+    write=text(
+        _PUBLISH.replace(
+            "{mine}",
+            """
   SELECT id FROM jsworker.jobs
   WHERE id = ANY(CAST(:ids AS uuid[])) AND needs_publish AND status = 'queued' AND publish_after <= clock_timestamp()
   ORDER BY id FOR NO KEY UPDATE SKIP LOCKED""",
+        )
     ),
 )
 
@@ -94,22 +97,26 @@ PROMOTE = text(
   ORDER BY run_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED""",
     )
 )
-PROMOTION = Sweep.of(
+PROMOTION = Sweep(
     "promote",
-    whole=PROMOTE,
-    find="""
+    aside=("promote",),
+    find=text(
+        """
 SELECT j.id FROM jsworker.jobs AS j
 WHERE j.status || '' = 'scheduled' AND j.run_at <= statement_timestamp()
   AND j.run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
   AND {not set aside}
 ORDER BY j.run_at LIMIT :limit
-""",
-    write=_PROMOTE.replace(
-        "{mine}",
-        """
+""".replace("{not set aside}", NOT_SET_ASIDE)
+    ),
+    write=text(
+        _PROMOTE.replace(
+            "{mine}",
+            """
   SELECT id FROM jsworker.jobs
   WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'scheduled' AND run_at <= clock_timestamp()
   ORDER BY id FOR NO KEY UPDATE SKIP LOCKED""",
+        )
     ),
 )
 
@@ -167,7 +174,9 @@ async def take_outgoing(
         within: only those that became due within so many seconds; None: all.
         refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
     """
-    return [Outgoing(*row) for row in await _sweep(database, PUBLISHING, limit, within, refused_rows)]
+    return [
+        Outgoing(*row) for row in await _sweep(database, PUBLISH, PUBLISHING, limit, within, refused_rows)
+    ]
 
 
 async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRows | None = None) -> int:
@@ -208,13 +217,18 @@ async def promote(
         within: only those that became due within so many seconds; None: all.
         refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
     """
-    return len(await _sweep(database, PROMOTION, limit, within, refused_rows))
+    return len(await _sweep(database, PROMOTE, PROMOTION, limit, within, refused_rows))
 
 
-async def _sweep(
-    database: Database, what: Sweep, limit: int, within: float | None, refused_rows: RefusedRows | None
+async def _sweep(  # noqa: PLR0917 -- two callers beside it
+    database: Database,
+    statement: TextClause,
+    apart: Sweep,
+    limit: int,
+    within: float | None,
+    refused_rows: RefusedRows | None,
 ) -> Sequence[Row]:
     values = {"limit": limit, "within": _EVER if within is None else within}
     if refused_rows is None:
-        return await database.run(what.whole, values)
-    return (await sweep(database, what, values, refused_rows=refused_rows)).rows
+        return await database.run(statement, values)
+    return (await sweep(database, statement, apart, values, refused_rows=refused_rows)).rows

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.refused_rows import RefusedRows, Sweep, sweep
+from jsworker.ownership.refused_rows import NOT_SET_ASIDE, RefusedRows, Sweep, sweep
 from jsworker.ownership.tables import FINAL
 
 FIRST_LIMIT: Final = 100
@@ -64,17 +64,19 @@ PRUNE = text(
 )
 
 # Past jobs that a foreign key keeps, or a trigger.
-PRUNING = Sweep.of(
+PRUNING = Sweep(
     "prune",
-    whole=PRUNE,
-    find=f"SELECT j.id, j.finished_at{_OLD} AND {{not set aside}} ORDER BY j.finished_at LIMIT :limit",
-    write=_PRUNE.replace(
-        "{old}",
-        """
+    aside=("prune",),
+    find=text(f"SELECT j.id, j.finished_at{_OLD} AND {NOT_SET_ASIDE} ORDER BY j.finished_at LIMIT :limit"),
+    write=text(
+        _PRUNE.replace(
+            "{old}",
+            """
   SELECT j.id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status IN ('completed', 'failed', 'cancelled')
     AND j.finished_at < CAST(:before AS timestamptz)
   ORDER BY j.id FOR UPDATE SKIP LOCKED""",
+        )
     ),
 )
 
@@ -157,7 +159,7 @@ async def prune(
     """
     marks = refused_rows or RefusedRows(database, worker_id=None)
     values = _parameters(ended, since) | {"limit": limit}
-    swept = await sweep(database, PRUNING, values, refused_rows=marks)
+    swept = await sweep(database, PRUNE, PRUNING, values, refused_rows=marks)
     jobs = sum(int(row.jobs) for row in swept.rows)
     if swept.found is None:
         last, is_last = swept.rows[0].last, jobs < limit

@@ -24,10 +24,11 @@ _TOLD_ALONE: Final = 5
 # A mark belongs to the row as it was refused: another claim, dispatch or status is another try.
 _AS_REFUSED = "r.status = j.status AND r.fencing_token = j.fencing_token AND r.dispatch = j.dispatch"
 
-_NOT_SET_ASIDE = f"""NOT EXISTS (
+NOT_SET_ASIDE: Final = f"""NOT EXISTS (
     SELECT FROM jsworker.refused_rows AS r
     WHERE r.job_id = j.id AND r.attempted = ANY(CAST(:attempted AS text[])) AND r.retry_at > statement_timestamp()
       AND {_AS_REFUSED})"""
+"""Of a row ``j``: that it is not set aside now for any transition of ``:attempted``."""
 
 # The second and every later refusal of the same row is silent and doubles the pause, up to a day.
 NOTE = text("""
@@ -195,34 +196,19 @@ class RefusedRows:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A statement that finds the rows it writes, and the two that do the same apart.
+    """What a statement that finds the rows it writes does, as two: one that finds them, one that writes.
 
     Attributes:
         attempted: what it does to them, for the marks.
         aside: marks for which it leaves a row alone.
-        whole: finds and writes.
         find: only finds, first of all the ids.
         write: writes those of ``ids`` that it may.
     """
 
     attempted: str
     aside: tuple[str, ...]
-    whole: TextClause
     find: TextClause
     write: TextClause
-
-    @classmethod
-    def of(
-        cls, attempted: str, *, whole: TextClause, find: str, write: str, also: tuple[str, ...] = ()
-    ) -> "Sweep":
-        """Return a sweep; ``find`` names ``jobs`` as ``j`` and has its place for the marks as ``{not set aside}``."""
-        return cls(
-            attempted,
-            (attempted, *also),
-            whole,
-            text(find.replace("{not set aside}", _NOT_SET_ASIDE)),
-            text(write),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,28 +227,40 @@ class Swept:
 
 
 async def sweep(
-    database: Database, what: Sweep, values: Mapping[str, Any], *, refused_rows: RefusedRows
+    database: Database,
+    statement: TextClause,
+    apart: Sweep,
+    values: Mapping[str, Any],
+    *,
+    refused_rows: RefusedRows,
 ) -> Swept:
     """Write what a sweep finds: with its one statement, or past the rows that are refused.
+
+    Args:
+        database: where they are.
+        statement: finds and writes.
+        apart: the same as two statements.
+        values: for all of them.
+        refused_rows: what is set aside.
 
     Raises:
         DatabaseUnavailable: unclear; some may be written.
     """
-    if not refused_rows.any_of(*what.aside):
+    if not refused_rows.any_of(*apart.aside):
         try:
-            return Swept(await database.run(what.whole, values), None, [])
+            return Swept(await database.run(statement, values), None, [])
         except RowRefused:
-            refused_rows.expect(what.attempted)  # some row of it: found below, or set aside by others
-    found = await database.run(what.find, {**values, "attempted": list(what.aside)})
+            refused_rows.expect(apart.attempted)  # some row of it: found below, or set aside by others
+    found = await database.run(apart.find, {**values, "attempted": list(apart.aside)})
     ids = [row.id for row in found]
 
     def write(half: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
-        return database.run(what.write, {**values, "ids": uuid_array(half)})
+        return database.run(apart.write, {**values, "ids": uuid_array(half)})
 
     rows, refused = await in_halves(ids, write)
-    await refused_rows.note(what.attempted, refused)
+    await refused_rows.note(apart.attempted, refused)
     bad = {job_id for job_id, _ in refused}
-    await refused_rows.forget([what.attempted], [job_id for job_id in ids if job_id not in bad])
+    await refused_rows.forget([apart.attempted], [job_id for job_id in ids if job_id not in bad])
     return Swept(rows, found, refused)
 
 
