@@ -58,7 +58,11 @@ async def test_jobs_are_listed_by_status_and_kind_the_newest_first(client: JobCl
     assert [row["id"] for row in await client.list()] == [other.id, third.id, second.id, first.id]
     assert [row["id"] for row in await client.list(kind=KIND)] == [third.id, second.id, first.id]
     assert [row["id"] for row in await client.list(status="cancelled")] == [second.id]
-    assert [row["id"] for row in await client.list(status="scheduled", kind=KIND, limit=1)] == [third.id]
+    next_due = await client.list(status="scheduled", kind=KIND, limit=1)
+    assert [row["id"] for row in next_due] == [first.id]
+    behind = await client.list(status="scheduled", kind=KIND, after=first.id)
+    assert [row["id"] for row in behind] == [third.id]
+    assert [row["id"] for row in await client.list(after=second.id)] == [first.id]
     assert await client.list(status="failed") == []
     assert "payload" not in (await client.list())[0]
 
