@@ -14,6 +14,8 @@ from jsworker.ownership.database import Database
 
 _WORKERS: Final = 1_000
 """Whose kinds are looked at; those that were seen last."""
+_MOST_REFUSED: Final = 100_000
+"""So many refused rows are counted; a foreign key may keep any number of ended jobs."""
 _LONGEST_SECONDS: Final = 1e10
 """Three centuries: a row may hold an infinite time."""
 
@@ -41,10 +43,13 @@ UNION ALL
 SELECT {named}, 'outbox', count(*), {oldest}
 FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1 GROUP BY 1
 UNION ALL
-SELECT attempted, 'refused rows', count(*), NULL FROM jsworker.refused_rows GROUP BY attempted
+SELECT attempted, 'refused rows', count(*), NULL
+FROM (SELECT attempted FROM jsworker.refused_rows LIMIT {most}) AS r GROUP BY attempted
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
-""".replace("{named}", "CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END").replace(
+""".replace("{most}", str(_MOST_REFUSED))
+    .replace("{named}", "CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END")
+    .replace(
         "{oldest}",
         "CAST(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)) AS double precision)",
     )
