@@ -29,9 +29,9 @@ CONCURRENTLY = {
         "WHERE '' || status IN ('failed', 'cancelled')"
     ),
 }
-IS_VALID = """
-SELECT i.indisvalid FROM pg_index AS i WHERE i.indexrelid = to_regclass('jsworker.{name}')
-"""
+DROP = {name: f"DROP INDEX IF EXISTS jsworker.{name}" for name in CONCURRENTLY}
+DROP_CONCURRENTLY = {name: f"DROP INDEX CONCURRENTLY IF EXISTS jsworker.{name}" for name in CONCURRENTLY}
+IS_VALID = "SELECT i.indisvalid FROM pg_index AS i WHERE i.indexrelid = to_regclass('jsworker.' || %s)"
 # Among fewer an index is built in a moment.
 ARE_MANY = "SELECT count(*) > 10000 FROM (SELECT FROM jsworker.jobs LIMIT 10001) AS first"
 
@@ -39,17 +39,17 @@ ARE_MANY = "SELECT count(*) > 10000 FROM (SELECT FROM jsworker.jobs LIMIT 10001)
 def upgrade() -> None:
     connection = op.get_bind()
     for name, statement in CONCURRENTLY.items():
-        if connection.exec_driver_sql(IS_VALID.replace("{name}", name)).scalar():
+        if connection.exec_driver_sql(IS_VALID, (name,)).scalar():
             continue
         if connection.exec_driver_sql(ARE_MANY).scalar():
             raise CommandError(
                 f"building {name} in a transaction would keep workers from their jobs: "
                 "run `jsworker db upgrade`, which builds it beside them"
             )
-        op.execute(f"DROP INDEX IF EXISTS jsworker.{name}")
+        op.execute(DROP[name])
         op.execute(statement.replace(" CONCURRENTLY", ""))
 
 
 def downgrade() -> None:
     for name in CONCURRENTLY:
-        op.execute(f"DROP INDEX IF EXISTS jsworker.{name}")
+        op.execute(DROP[name])

@@ -167,6 +167,7 @@ PAGES = {
 FAILED_PAGE_OF_KIND = text(_page(f"{_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}"))
 
 _COUNT = "SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page}) AS page"
+_COUNTS = {page: text(_COUNT.replace("{page}", page.text)) for page in (*PAGES.values(), FAILED_PAGE_OF_KIND)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ async def count_matching(
     jobs, is_exact = 0, True
     for status in statuses:
         values = _values(kind, stale_for) | {"limit": COUNTED + 1}
-        [row] = await database.run_along_index(_count(_page_of(status, kind)), values)
+        [row] = await database.run_along_index(_COUNTS[_page_of(status, kind)], values)
         jobs += int(row.jobs)
         is_exact = is_exact and row.looked_at <= COUNTED
     return Count(jobs, is_exact)
@@ -390,10 +391,6 @@ async def _walk(
 
 def _page_of(status: str, kind: str | None) -> TextClause:
     return FAILED_PAGE_OF_KIND if status == "failed" and kind is not None else PAGES[status]
-
-
-def _count(page: TextClause) -> TextClause:
-    return text(_COUNT.replace("{page}", page.text))
 
 
 def _values(kind: str | None, stale_for: float | None) -> dict[str, Any]:

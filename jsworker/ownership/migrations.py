@@ -48,9 +48,9 @@ def build_indexes(connection: Connection, revision: str = "head") -> None:
     # It waits for every transaction that is under way; nobody waits for it.
     connection.execute(text("SET lock_timeout = '60s'"))
     for name, statement in indexes.items():
-        if connection.exec_driver_sql(script.IS_VALID.replace("{name}", name)).scalar():
+        if connection.exec_driver_sql(script.IS_VALID, (name,)).scalar():
             continue
-        connection.execute(text(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}"))
+        connection.exec_driver_sql(script.DROP_CONCURRENTLY[name])
         connection.exec_driver_sql(statement)
     connection.execute(text("RESET lock_timeout"))
 

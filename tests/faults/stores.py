@@ -211,7 +211,7 @@ def _unmount(folder: Path) -> None:
 
 def _cluster(folder: Path) -> list[Node]:
     ports = [free_port() for _ in range(3)]
-    name = secrets.token_hex(4)
+    name = f"c{secrets.token_hex(4)}"  # of digits alone it would be a number
     routes = ", ".join(f'"nats://{LOOPBACK}:{port}"' for port in ports)
     # Without its own addresses in the greeting, clients stay on the ways they were given.
     return [

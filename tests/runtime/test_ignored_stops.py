@@ -56,6 +56,10 @@ class Swallower:
         self._end.set()
 
 
+LIMITS: dict[str, Any] = {"timeout": 3600.0, "progress_timeout": 1800.0}
+"""What a run may be told to have exceeded."""
+
+
 @pytest.fixture
 async def swallower() -> AsyncIterator[Swallower]:
     made = Swallower()
@@ -79,7 +83,7 @@ def ailing(running: Running) -> str:
 async def test_its_process_is_ended_where_somebody_can_end_it(
     client: JobClient, settings: Settings, swallower: Swallower, reason: Stop
 ) -> None:
-    async with tied(scripted(swallower.process), settings=settings) as (running, ties):
+    async with tied(scripted(swallower.process, **LIMITS), settings=settings) as (running, ties):
         job = await client.enqueue(KIND, {})
         await running.events.told("job.started")
         the_run(running).signal(reason)

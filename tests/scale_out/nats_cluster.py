@@ -85,7 +85,7 @@ async def _is_healthy(port: int) -> None:
 
 def _new_cluster(folder: Path) -> Cluster:
     routes, monitors = [free_port() for _ in range(SIZE)], [free_port() for _ in range(SIZE)]
-    name = secrets.token_hex(4)
+    name = f"c{secrets.token_hex(4)}"  # of digits alone it would be a number
     listed = ", ".join(f'"nats://{LOOPBACK}:{port}"' for port in routes)
     nodes = [
         Node(

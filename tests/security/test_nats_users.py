@@ -209,7 +209,7 @@ async def test_a_producer_publishes_and_a_worker_finds_the_message(
     operator = await open_as("operator")
     async with JobClient(harness_settings):  # pairs stream and database
         await operator.ensure(["echo"], WAITS)
-    async with JobClient(guarded_settings("producer", **nats_user("producer"))) as client:
+    async with JobClient(guarded_settings("publisher", **nats_user("producer"))) as client:
         enqueued = await client.enqueue("echo", {}, unique_key="a")
         many = await client.enqueue_many("echo", [{}, {}])
         later = await client.enqueue("echo", {}, delay=60.0)

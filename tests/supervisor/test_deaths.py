@@ -117,10 +117,10 @@ async def test_a_job_that_takes_its_process_down_runs_again(
     job = await ends_completed(sql, job_id)
     assert counters(job) == (2, 0, 1)
     if kind == "aborts":
-        assert parent.lines("child.died")[0]["how"] == "signal SIGABRT"
+        assert (await parent.tells("child.died"))[0]["how"] == "signal SIGABRT"
         return
-    assert len(parent.lines("child.hung")) == 1
-    assert parent.lines("child.died")[0]["how"] in {"signal SIGKILL", "exit code 0"}
+    assert len(await parent.tells("child.hung")) == 1
+    assert (await parent.tells("child.died"))[0]["how"] in {"signal SIGKILL", "exit code 0"}
     assert "my_jobs.py" in parent.log  # the stack
     assert (job["claimed_at"] - job["created_at"]).total_seconds() < WATCHDOG_SECONDS + UNDER_LOAD_SECONDS
 

@@ -47,13 +47,6 @@ PATIENT = MappingProxyType(
 )
 """Settings for tests that hold locks or send signals: nothing is taken for late meanwhile."""
 
-WAITING_CLAIMS = """
-SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock'
-  AND strpos(query, 'status = ''processing'',') > 0
-"""
-"""How many CLAIMs wait for a row's lock."""
-
 
 class Journal:
     """What happens in one process, in a file of its own: one JSON object a line, one write a line."""
