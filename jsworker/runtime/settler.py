@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from jsworker.batcher import Batcher
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import timeline
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Held
@@ -39,6 +39,10 @@ _MOST_SERVER_FAULTS = 16
 """In a row; the pauses between them make eleven minutes."""
 _ALONE_AT_ONCE = 3
 """Outcomes that are written one by one, each on a connection that claims need too."""
+
+_FIRST_WAIT_SECONDS: Final = 0.05
+_LONGEST_WAIT_SECONDS: Final = 2.0
+"""Between tries to write an outcome alone: some errors come at once while all others are answered."""
 
 _LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
 """After these an outcome whose row was locked goes with another batch; a heartbeat's lock is gone by then."""
@@ -192,6 +196,8 @@ class Settler:
                         refusals=refusals,
                         tries=tries,
                     )
+                except DatabaseBusy as error:  # the heartbeats' connection is open already, and would answer
+                    self._health.failed(error)
                 except DatabaseUnavailable:
                     await self._ping()
                 except DatabaseRefused as error:
@@ -200,7 +206,9 @@ class Settler:
                     self._health.answered()
                     await self._set_aside(statement, refusals)
                     return settled
+            wait_seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
             tries += 1
+            await asyncio.sleep(wait_seconds * random.uniform(0.8, 1.2))  # noqa: S311 -- as above
 
     async def _ping(self) -> None:
         """Find out whether the database is silent: one row that stays locked looks the same, and is not."""
