@@ -43,9 +43,7 @@ def new_settler(database: Database) -> tuple[Settler, DatabaseHealth]:
 
     health = DatabaseHealth(Events())
     refused_rows = RefusedRows(database, worker_id=OWNER)
-    settler = Settler(
-        worker_id=OWNER, database=database, health=health, refused_rows=refused_rows, died=died
-    )
+    settler = Settler(worker_id=OWNER, database=database, health=health, refused_rows=refused_rows, died=died)
     return settler, health
 
 
