@@ -96,14 +96,15 @@ WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
 ORDER BY j.id LIMIT 500
 """
 STRAYS = text(_STRAYS.replace("{besides}", ""))
+# A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted. It goes stale.
 STRAYS_BESIDES = text(
     _STRAYS.replace(
         "{besides}",
         """
   AND NOT EXISTS (
     SELECT FROM jsworker.refused_rows AS r
-    WHERE r.job_id = j.id AND r.attempted = 'release' AND r.status = j.status
-      AND r.fencing_token = j.fencing_token AND r.retry_at > statement_timestamp())""",
+    WHERE r.job_id = j.id AND r.status = j.status AND r.fencing_token = j.fencing_token
+      AND (r.attempted = 'fail' OR r.attempted = 'release' AND r.retry_at > statement_timestamp()))""",
     )
 )
 
@@ -237,7 +238,7 @@ async def strays(
         hand: runs in hand, settling ones included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
-        past_refused: leave out rows that are set aside because their RELEASE was refused.
+        past_refused: leave out rows whose FAIL was refused, and those set aside because their RELEASE was.
     """
     parameters = _hand(worker_id, hand) | {"claiming": list(claiming), "older_than": older_than}
     statement = STRAYS_BESIDES if past_refused else STRAYS

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import psycopg
+from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.rows import namedtuple_row, tuple_row
 from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg as dialect
@@ -161,8 +162,12 @@ class Pool:
             self._return()
 
     async def _take_back_after(self, lent: Connection, error: BaseException) -> None:
-        """Take a connection back; one that is broken, or whose statement was given up half-way, is dropped."""
-        if lent.closed or not isinstance(error, psycopg.Error):
+        """Take a connection back; one that is broken, or whose statement was given up half-way, is dropped.
+
+        So is one to a server that has become read only: another may be the primary by now.
+        """
+        is_usable = isinstance(error, psycopg.Error) and not isinstance(error, ReadOnlySqlTransaction)
+        if lent.closed or not is_usable:
             try:
                 await lent.close()
             finally:

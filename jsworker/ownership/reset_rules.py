@@ -5,6 +5,9 @@ Each rule repeats what it was decided on, so that an owner that was faster keeps
 
 from sqlalchemy import TextClause, text
 
+STALL_BACK_OFF = "make_interval(secs => least(600, 5 * 2 ^ least(j.stalls - 1, 20)) * (0.8 + 0.4 * random()))"
+"""How long a job waits after a counted stall that was not its first; ``j.stalls`` are those before it."""
+
 _RESET = """
 WITH taken AS (
   SELECT j.id, j.worker_id AS owner, j.cancel_requested, j.stalls, j.max_stalls, {counted} AS counted
@@ -27,7 +30,7 @@ WITH taken AS (
     publish_after = CASE WHEN decided.next = 'queued' THEN clock_timestamp() ELSE j.publish_after END,
     queued_at = CASE WHEN decided.next = 'queued' THEN clock_timestamp() ELSE j.queued_at END,
     run_at = CASE WHEN decided.next = 'scheduled'
-      THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ least(j.stalls - 1, 20)) * (0.8 + 0.4 * random()))
+      THEN clock_timestamp() + {back-off}
       ELSE j.run_at END,
     finished_at = CASE WHEN decided.next IN ('cancelled', 'failed') THEN clock_timestamp() END,
     failure_reason = CASE WHEN decided.next = 'failed' THEN 'stalled' END,
@@ -50,7 +53,10 @@ SELECT id, kind, status, fencing_token, dispatch, owner, counted, stalls FROM re
 def _reset(cause: str, *, rule: str, counted: str) -> TextClause:
     """Return the statement that takes back the rows of one rule."""
     return text(
-        _RESET.replace("{cause}", cause).replace("{rule}", rule.strip()).replace("{counted}", counted)
+        _RESET.replace("{cause}", cause)
+        .replace("{rule}", rule.strip())
+        .replace("{counted}", counted)
+        .replace("{back-off}", STALL_BACK_OFF)
     )
 
 

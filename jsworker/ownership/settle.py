@@ -17,6 +17,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.reset_rules import STALL_BACK_OFF
 from jsworker.ownership.timeline import REJECTED
 
 COMPLETE = text("""
@@ -36,7 +37,8 @@ FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :wo
 RETURNING j.id, j.status, j.fencing_token
 """)
 
-FAIL = text("""
+FAIL = text(
+    """
 WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:errors AS text[]),
@@ -62,8 +64,9 @@ WITH input AS (
     last_error = mine.error,
     failure_reason = CASE WHEN mine.next = 'failed' THEN mine.reason END,
     cleared = false, clear_reason = NULL,
-    run_at = CASE WHEN mine.next = 'scheduled'
-                  THEN clock_timestamp() + make_interval(secs => mine.delay) ELSE j.run_at END,
+    run_at = CASE WHEN mine.next <> 'scheduled' THEN j.run_at
+                  ELSE clock_timestamp() + CASE WHEN mine.stalled THEN {back-off}
+                                                ELSE make_interval(secs => mine.delay) END END,
     finished_at = CASE WHEN mine.next <> 'scheduled' THEN clock_timestamp() END,
     worker_id = NULL, last_activity_at = NULL
   FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
@@ -78,7 +81,8 @@ WITH input AS (
   FROM ended
 )
 SELECT id, status, fencing_token FROM ended
-""")
+""".replace("{back-off}", STALL_BACK_OFF)
+)
 
 RELEASE = text("""
 WITH input AS (
@@ -175,7 +179,7 @@ class Failure:
     Attributes:
         error: what to store as the attempt's error.
         permanent: why no further attempt may follow (``permanent``, ``payload``), or None.
-        delay: seconds until the next attempt, if there is one.
+        delay: seconds until the next attempt, if there is one; after a stall that is RESET's back-off instead.
         stalled: the run's process died in quarantine: a stall, not an error of the job.
     """
 

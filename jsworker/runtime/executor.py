@@ -276,6 +276,8 @@ class Executor:
         if settled is Settled.COMPLETED and error is None and not self._events.wants("job.completed"):
             return
         facts = run.facts() | {"seconds": boottime() - run.claimed_at}
+        if isinstance(outcome, Failed) and outcome.stalled and settled in {Settled.SCHEDULED, Settled.FAILED}:
+            self._events.emit("job.stalled", **run.facts(), cause="crashed in quarantine", counted=True)
         match settled:
             case Settled.COMPLETED:
                 if error is not None:
@@ -284,9 +286,6 @@ class Executor:
             case Settled.SCHEDULED:
                 self._events.emit("job.error", **facts, error=error)
             case Settled.FAILED:
-                if isinstance(outcome, Failed) and outcome.stalled:
-                    crash = {"cause": "crashed in quarantine", "counted": True}
-                    self._events.emit("job.stalled", **run.facts(), **crash)
                 self._events.emit("job.failed", **facts, error=error or run.refusal)
             case Settled.CANCELLED:
                 self._events.emit("job.cancelled", **facts)

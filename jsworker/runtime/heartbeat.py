@@ -5,6 +5,7 @@ First to start, last to stop: a drain must not look like a death.
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -215,9 +216,16 @@ class Heartbeat:
                 run.signal(Stop.LOST)
 
     async def _retry_alone(self, locked: list[Run]) -> None:
-        """Wait for the locks on a few rows, those first that were not renewed for the longest time."""
+        """Wait for the locks on a few rows, those first that were not renewed for the longest time.
+
+        And try one row that was refused, any of them: it may be refused for ever, and answers at once.
+        """
         locked.sort(key=lambda run: run.beaten_at)
-        await asyncio.gather(*(self._beat_alone(run) for run in locked[:_ALONE_AT_ONCE]))
+        tried = [run for run in locked if run.held not in self._refused][:_ALONE_AT_ONCE]
+        refused = [run for run in locked if run.held in self._refused]
+        if refused:
+            tried.append(random.choice(refused))  # noqa: S311 -- gives each its turn, hides nothing
+        await asyncio.gather(*(self._beat_alone(run) for run in tried))
         gone = not self._presence.reachable()
         for run in locked:
             self.fence.check(run, gone=gone)
@@ -280,7 +288,7 @@ class Heartbeat:
             hand=self._hand.held(),
             claiming=list(self._hand.claiming),
             older_than=2 * self._statement_timeout,
-            past_refused=self._refused_rows.any_of("release"),
+            past_refused=self._refused_rows.any_of("release", "fail"),
         )
 
     def _release_strays(self, strays: list[Held]) -> None:

@@ -42,8 +42,9 @@ class Failed:
     Attributes:
         error: what happened, with the traceback.
         permanent: why no attempt may follow: ``permanent``, ``payload`` or ``result``; None: one may.
-        delay: seconds until the next attempt, if there is one.
-        stalled: whether it counts as a stall, not as an error: the run took its own process down.
+        delay: seconds until the next attempt, if there is one and this was no stall.
+        stalled: whether it counts as a stall, not as an error: the run took its own process down. The next
+            attempt waits as after any counted stall.
     """
 
     error: str

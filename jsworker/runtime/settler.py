@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from jsworker.batcher import Batcher
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import timeline
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Held
@@ -38,10 +38,14 @@ _LONGEST_PAUSE_SECONDS = 60.0
 _MOST_SERVER_FAULTS = 16
 """In a row; the pauses between them make eleven minutes."""
 _ALONE_AT_ONCE = 3
-"""Outcomes that are written one by one, each on a connection that claims need too."""
+"""Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
+
+_FIRST_WAIT_SECONDS: Final = 0.05
+_LONGEST_WAIT_SECONDS: Final = 2.0
+"""Between tries to write an outcome alone: some errors come at once while all others are answered."""
 
 _LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
-"""After these an outcome whose row was locked goes with another batch; a heartbeat's lock is gone by then."""
+"""After these an outcome whose row was locked is waited for; a heartbeat's lock is gone by then."""
 
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
@@ -63,7 +67,8 @@ class Settler:
         self._refusals: Refusals = {}
         self._database = database
         self._health = health
-        self._alone = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._completions: Batcher[Completion, Settled | None] = Batcher(
             "completions", partial(self._write, complete), limit=_BATCH, died=died
         )
@@ -121,8 +126,8 @@ class Settler:
     async def _completed(self, run: Run, result: str | None) -> Settled:
         completion = Completion(*run.held, result)
         is_large = result is not None and len(result) > _LARGE_CHARACTERS
-        settled = None if is_large else await self._in_batch(self._completions, completion)
-        settled = settled or await self._persist(complete, completion)
+        write = partial(self._persist, complete, wait=False) if is_large else self._completions.submit
+        settled = await self._without_waiting(write, completion) or await self._persist(complete, completion)
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
@@ -130,15 +135,19 @@ class Settler:
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
-        return await self._in_batch(self._failures, failure) or await self._persist(fail, failure)
+        settled = await self._without_waiting(self._failures.submit, failure)
+        return settled or await self._persist(fail, failure)
 
     async def _returned(self, given_back: Return) -> Settled:
-        return await self._in_batch(self._returns, given_back) or await self._persist(release, given_back)
+        settled = await self._without_waiting(self._returns.submit, given_back)
+        return settled or await self._persist(release, given_back)
 
-    async def _in_batch(self, batcher: Batcher[EndedT, Settled | None], ended: EndedT) -> Settled | None:
-        """Write an outcome with others; None: not answered, or its row stays locked."""
+    async def _without_waiting(
+        self, write: Callable[[EndedT], Awaitable[Settled | None]], ended: EndedT
+    ) -> Settled | None:
+        """Write an outcome without waiting for locks; None: not answered, or its row stays locked."""
         for pause in _LOCKED_PAUSES:
-            settled = await batcher.submit(ended)
+            settled = await write(ended)
             if settled is not Settled.LOCKED:
                 return settled
             await asyncio.sleep(pause)
@@ -176,12 +185,15 @@ class Settler:
                 self._health.failed(error)
 
     async def _persist(
-        self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT
+        self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT, *, wait: bool = True
     ) -> Settled:
-        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
+        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others.
+
+        Those that ``wait`` for the lock have places of their own: they may keep them for long.
+        """
         tries = 0
         while True:
-            async with self._alone:
+            async with self._waiting if wait else self._large:
                 await self._health.wait_until_up()
                 refusals: Refusals = {}
                 try:
@@ -191,7 +203,10 @@ class Settler:
                         runs=[ended],
                         refusals=refusals,
                         tries=tries,
+                        wait=wait,
                     )
+                except DatabaseBusy as error:  # the heartbeats' connection is open already, and would answer
+                    self._health.failed(error)
                 except DatabaseUnavailable:
                     await self._ping()
                 except DatabaseRefused as error:
@@ -200,7 +215,9 @@ class Settler:
                     self._health.answered()
                     await self._set_aside(statement, refusals)
                     return settled
+            wait_seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
             tries += 1
+            await asyncio.sleep(wait_seconds * random.uniform(0.8, 1.2))  # noqa: S311 -- as above
 
     async def _ping(self) -> None:
         """Find out whether the database is silent: one row that stays locked looks the same, and is not."""

@@ -212,6 +212,17 @@ async def test_a_standby_is_not_available(databases_url_read_only: str) -> None:
             await enqueue(database, KIND, NewJob(new_job_id(), "{}"), publish_after=0.0)
 
 
+async def test_a_connection_to_what_has_become_a_standby_is_not_lent_again(
+    databases_url_read_only: str, sql: Sql
+) -> None:
+    async with opened(databases_url_read_only) as database:
+        with pytest.raises(DatabaseUnavailable, match=r"SQLSTATE 25006$"):
+            await enqueue(database, KIND, NewJob(new_job_id(), "{}"), publish_after=0.0)
+        name = psycopg.sql.Identifier(make_url(databases_url_read_only).database or "")
+        sql.execute(psycopg.sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+        await enqueue(database, KIND, NewJob(new_job_id(), "{}"), publish_after=0.0)
+
+
 @pytest.fixture
 def databases_url_read_only(database_url: str, sql: Sql) -> Iterator[str]:
     """A database that refuses writes as a standby does, after a failover left our connections on it."""

@@ -94,6 +94,32 @@ async def marked(rows: Rows, job_id: Any) -> None:
     assert not (await rows.job(job_id))["needs_publish"]
 
 
+async def test_large_results_do_not_wait_behind_outcomes_whose_rows_are_locked(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    settings: Settings,
+) -> None:
+    gate = Gate()
+    running = await start(
+        scripted(gate.process), with_settings=settings.model_copy(update={"concurrency": 40})
+    )
+    locked = [job.id for job in await client.enqueue_many("scripted", [{}] * 30)]  # twenty seconds of waiting
+    for _ in locked:
+        await gate.met()
+    lock(holder, *locked)
+    gate.open()
+    await asyncio.sleep(HELD_SECONDS)  # all of them wait for their lock alone
+    large = await client.enqueue("scripted", {"text": "x" * 100_000})
+    await rows.becomes(large.id, "completed", seconds=10.0)
+    assert never_silent(running)
+    assert (await rows.job(locked[0]))["status"] == "processing"
+    holder.rollback()
+    for job_id in locked:
+        await rows.becomes(job_id, "completed", seconds=30.0)
+
+
 async def test_outcomes_behind_locks_keep_nobody_waiting(
     client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
 ) -> None:

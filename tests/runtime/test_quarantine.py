@@ -106,6 +106,21 @@ async def test_a_job_that_takes_its_process_down_fails_alone(
     assert how in failed["error"]
 
 
+async def test_a_crash_that_is_not_the_last_stall_is_told_and_followed_by_a_pause(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "be killed"}, max_stalls=100, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET stalls = 6, attempts = 6, run_at = now() WHERE id = %s", job.id
+    )
+    [stalled] = await running.events.told("job.stalled")
+    assert (stalled["job_id"], stalled["counted"]) == (str(job.id), True)
+    row = await rows.job(job.id)
+    assert (row["status"], row["stalls"], row["errors"]) == ("scheduled", 7, 0)
+    pause = "SELECT extract(epoch FROM run_at - clock_timestamp())::float8 FROM jsworker.jobs WHERE id = %s"
+    assert 60 < await rows.value(pause, job.id) < 192
+
+
 @pytest.mark.parametrize(
     ("does", "how"),
     [("blocks", "was killed by SIGKILL before the job began: it had not started"), ("exits", "exit code 3")],

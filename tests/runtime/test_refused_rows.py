@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from nats.js import JetStreamContext
 
 from jsworker.client import JobClient
+from jsworker.job import Job
 from jsworker.observe.vitals import Fleet
+from jsworker.ownership import lease
 from jsworker.ownership.database import Database
+from jsworker.ownership.lease import Held
 from jsworker.runtime import retention
 from jsworker.settings import Settings
 from tests.runtime.lives import Lives, ended_pid
@@ -33,6 +37,7 @@ PUBLISH: LiteralString = "OLD.needs_publish AND NEW.needs_publish AND NEW.publis
 MARK: LiteralString = "OLD.needs_publish AND NOT NEW.needs_publish AND NEW.status = 'queued'"
 CLAIM: LiteralString = "NEW.status = 'processing' AND OLD.status = 'queued'"
 RENEW: LiteralString = "NEW.status = 'processing' AND OLD.status = 'processing'"
+END: LiteralString = "NEW.status IN ('completed', 'failed')"
 COMPLETE: LiteralString = "NEW.status = 'completed'"
 TAKE_BACK: LiteralString = "OLD.status = 'processing' AND NEW.status <> 'processing'"
 REPUBLISH: LiteralString = "OLD.status = 'queued' AND NEW.status = 'queued' AND NEW.dispatch > OLD.dispatch"
@@ -290,6 +295,43 @@ async def test_a_heartbeat_that_is_refused_silences_no_other(
     await marks_are_gone(rows)
 
 
+async def test_heartbeats_that_are_refused_keep_no_other_from_waiting_for_its_lock(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    refusing: Refusing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[UUID] = []
+    beat_alone = lease.heartbeat_alone
+
+    async def noted(*arguments: Any, held: Held, **rest: Any) -> bool:
+        asked.append(held[0])
+        return await beat_alone(*arguments, held=held, **rest)
+
+    monkeypatch.setattr(lease, "heartbeat_alone", noted)
+    await refusing.begin(RENEW)
+    gate = Gate()
+    await start(scripted(gate.process))
+    hostile = [(await client.enqueue(KIND, {"hostile": True})).id for _ in range(4)]
+    good = await client.enqueue(KIND, {})
+    for _ in range(5):
+        await gate.met()
+
+    async def are_asked(*job_ids: UUID) -> None:
+        assert set(job_ids) <= set(asked)
+
+    await eventually(lambda: are_asked(*hostile), seconds=30)
+    with psycopg.connect(rows.connection.info.dsn) as holder:
+        holder.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [good.id])
+        await eventually(lambda: are_asked(good.id), seconds=30)
+        holder.rollback()
+    asked.clear()
+    await eventually(lambda: are_asked(*hostile), seconds=30)
+    gate.open()
+    await rows.becomes(good.id, "completed")
+
+
 async def test_a_refused_completion_fails_the_job_and_says_why(
     client: JobClient, rows: Rows, start: StartWorker, refusing: Refusing
 ) -> None:
@@ -320,10 +362,10 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
     [lost] = await running.events.told("job.lost")
     assert lost["job_id"] == str(hostile.id)
 
-    # It is in nobody's hand now, and then stale: both searches try it once.
+    # It is in nobody's hand now, but has run: it is not handed back, and the search for stale rows tries it.
     await rows.query(
         "UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour', "
-        "stale_after = interval '1 minute', last_activity_at = last_activity_at - interval '1 hour' "
+        "stale_after = interval '1 second', last_activity_at = last_activity_at - interval '1 hour' "
         "WHERE id = %s",
         hostile.id,
     )
@@ -331,15 +373,56 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
 
     async def all_tried() -> None:
         tried = [event["attempted"] for event in running.events.of("row.refused")]
-        assert sorted(tried) == ["fail", "release"]
+        assert tried == ["fail", "reset"]
 
     await eventually(all_tried, seconds=20)
     times = await refusing.times()
     beats = count_rounds(running.worker._parts.beats)
     running.worker._parts.heartbeat.look_for_strays()
     await rounds_pass(beats, 4)
-    assert await refusing.times() <= times + 1  # the search for stale rows may come by
+    assert await refusing.times() == times
     assert not running.events.of("worker.degraded")
+
+
+async def test_a_job_whose_every_outcome_is_refused_runs_no_more_often_than_its_stalls_allow(
+    client: JobClient, rows: Rows, start: StartWorker, refusing: Refusing
+) -> None:
+    runs: list[int] = []
+
+    async def process(job: Job[Any]) -> None:
+        runs.append(job.fencing_token)
+
+    await refusing.begin(END)
+    running = await start(scripted(process))
+    hostile = await client.enqueue(KIND, {"hostile": True}, max_stalls=3)
+    heartbeat = running.worker._parts.heartbeat
+
+    async def pass_time() -> None:
+        """Age the row once after each run, until its last stall is refused too."""
+        await rows.query(
+            "UPDATE jsworker.jobs AS j SET claimed_at = claimed_at - interval '1 hour', "
+            "stale_after = interval '1 second', last_activity_at = last_activity_at - interval '1 hour' "
+            "FROM jsworker.refused_rows AS r WHERE r.job_id = j.id AND r.attempted = 'fail' "
+            "AND r.fencing_token = j.fencing_token AND j.status = 'processing' "
+            "AND j.last_activity_at > clock_timestamp() - interval '10 minutes'"
+        )
+        await rows.query(
+            "UPDATE jsworker.refused_rows SET retry_at = clock_timestamp() WHERE attempted = 'fail'"
+        )
+        await rows.query("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled'")
+        heartbeat.look_for_strays()
+        assert "reset" in [event["attempted"] for event in running.events.of("row.refused")]
+
+    await eventually(pass_time, seconds=60)
+    assert "released" not in await rows.told(hostile.id)
+    row = await rows.job(hostile.id)
+    assert (row["status"], row["stalls"]) == ("processing", 2)
+    uncounted = [each for each in running.events.of("job.stalled") if not each["counted"]]
+    assert len(runs) == 3 + len(uncounted)
+    beats = count_rounds(running.worker._parts.beats)
+    heartbeat.look_for_strays()
+    await rounds_pass(beats, 4)
+    assert (await rows.job(hostile.id))["fencing_token"] == runs[-1]
 
 
 async def test_a_stale_row_that_cannot_be_taken_back_keeps_no_other_from_it(

@@ -208,7 +208,7 @@ class _Patient:
             error = f"the process in which the job was to run alone {how} before the job began{why}"
             return failed(self._run, error)  # no stall: nothing of the job has run
         error = f"the process in which the job ran alone {how}{why}"
-        return Failed(error, None, 0.0, stalled=True)  # its last stall: no attempt follows
+        return Failed(error, None, 0.0, stalled=True)
 
 
 async def _start(theirs: socket.socket) -> asyncio.subprocess.Process:
