@@ -150,7 +150,7 @@ class OutboxPublisher:
         tally.published += len(sent)
         tally.stored += stored
         tally.failed = next((str(each) for each in answers if isinstance(each, PublishFailed)), tally.failed)
-        # What was stored beside it shows that a refusal was one message's own: a limit of its subject, perhaps.
+        # Beside messages that were stored a refusal is one message's own: a limit of its subject, perhaps.
         if not stored:
             tally.refused = tally.refused or _refusal(answers)
         # Without a leader, say: what failed is due again before the last batch has failed, too.
