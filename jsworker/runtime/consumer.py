@@ -112,10 +112,6 @@ class Consumer:
         if job_id not in self._hand and self.room() > 0:
             self._begin(job_id, [])
 
-    async def set_aside(self) -> set[UUID]:
-        """Return the jobs that are not to be claimed now because PostgreSQL refused their row."""
-        return await self._claimer.set_aside()
-
     def undecodable(self, message: Undecodable) -> None:
         """Take a message that cannot be read: kept for people, then terminated."""
         self._bury(message, message.reason)
