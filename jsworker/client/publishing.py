@@ -146,10 +146,13 @@ class OutboxPublisher:
             return
         answers = await publish_traced(self._stream, outgoing, timeout=seconds)
         sent = _acknowledged(outgoing, answers)
+        stored = sum(isinstance(each, Published) and not each.duplicate for each in answers)
         tally.published += len(sent)
-        tally.stored += sum(isinstance(each, Published) and not each.duplicate for each in answers)
+        tally.stored += stored
         tally.failed = next((str(each) for each in answers if isinstance(each, PublishFailed)), tally.failed)
-        tally.refused = tally.refused or _refusal(answers)
+        # Beside messages that were stored a refusal is one message's own: a limit of its subject, perhaps.
+        if not stored:
+            tally.refused = tally.refused or _refusal(answers)
         # Without a leader, say: what failed is due again before the last batch has failed, too.
         if tally.refused is not None or not sent:
             tally.ended = True
@@ -181,7 +184,7 @@ async def publish_traced(
 
 
 def _refusal(answers: Sequence[object]) -> str | None:
-    """Return why the stream stores nothing, or not everything; None: it does.
+    """Return why the stream stored none of a batch; None: nobody can tell that it stores nothing.
 
     It said so, or it acknowledged nothing at all. One message without an answer among others says nothing
     about them: its subject may not be permitted.

@@ -33,6 +33,8 @@ _RAISE = "exec_stmt_raise"
 _INSUFFICIENT_PRIVILEGE = "42501"
 _SERVER_CLASSES = ("08", "53", "57P")
 """Connection lost, resources used up (connection slots, disk), server shut down or not up yet."""
+_IN_FAILED_TRANSACTION = "25P02"
+"""What PostgreSQL says to every statement after one that failed, until that is rolled back."""
 _CONFLICTS = ("40001", "40P01")
 """Serialisation failure, deadlock."""
 
@@ -58,15 +60,19 @@ def server_fault(error: BaseException | None) -> str | None:
     """Return in words the server's fault that an error of the driver tells; None: it is the statement's own.
 
     The same statement may succeed later: the connection, its slot or the server was lost, or others were in the way.
+    A pool that has no free connection is none: the jobs themselves hold them.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
     if sqlstate is not None:
         known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*_CONFLICTS, _READ_ONLY)
         return f"SQLSTATE {sqlstate}" if known else None
-    if isinstance(cause, PoolTimeoutError):
-        return "no free connection"
     return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
+
+
+def is_answer_of_its_own(error: BaseException) -> bool:
+    """Tell whether the server refused a statement for itself, not for one before it in its transaction."""
+    return isinstance(error, psycopg.Error) and error.sqlstate not in (None, _IN_FAILED_TRANSACTION)
 
 
 def is_read_only(error: BaseException) -> bool:

@@ -44,8 +44,7 @@ _WALK = """
 
 # From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and in the
 # walk each of them would pass all others.
-WAITING = text(
-    """
+_WAITING = """
 SELECT oldest.id, k.kind
 FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
   WITH RECURSIVE instants AS (
@@ -55,7 +54,7 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
     FROM instants CROSS JOIN LATERAL (
       SELECT j.queued_at FROM jsworker.jobs AS j
       WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at > instants.queued_at
-        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)){not set aside}
       ORDER BY j.queued_at LIMIT 1
     ) AS next
     WHERE instants.place < {length}
@@ -64,7 +63,8 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
     SELECT row.id, instants.queued_at, instants.place, row.needs_publish, row.stream_seq
     FROM instants CROSS JOIN LATERAL (
       SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
-      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at = instants.queued_at LIMIT {length}
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at = instants.queued_at{not set aside}
+      LIMIT {length}
     ) AS row
     WHERE instants.place > 0 LIMIT {length}
   ) AS page
@@ -75,6 +75,18 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
 ) AS oldest
 ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place, oldest.id), oldest.queued_at LIMIT :limit
 """.replace("{length}", "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))")
+WAITING = text(_WAITING.replace("{not set aside}", ""))
+
+# Past rows whose CLAIM is refused: they wait for ever, and stand first.
+WAITING_BESIDES = text(
+    _WAITING.replace(
+        "{not set aside}",
+        """
+        AND NOT EXISTS (
+          SELECT FROM jsworker.refused_rows AS r
+          WHERE r.job_id = j.id AND r.attempted = 'claim' AND r.status = j.status
+            AND r.fencing_token = j.fencing_token AND r.dispatch = j.dispatch AND r.retry_at > statement_timestamp())""",
+    )
 )
 
 # Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose
@@ -164,6 +176,7 @@ async def waiting(
     besides: Collection[UUID],
     delivered: int | None = None,
     seconds: float | None = None,
+    past_refused: bool = False,
 ) -> list[Waiting]:
     """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
 
@@ -178,6 +191,7 @@ async def waiting(
         delivered: only jobs that no first delivery of a message will bring: it is not published, or its
             number is at most this one, up to which all messages have been delivered; None: all.
         seconds: that the search may take, instead of the statement time-out.
+        past_refused: leave out rows that are set aside because their CLAIM was refused.
     """
     values = {
         "kinds": list(kinds),
@@ -187,7 +201,8 @@ async def waiting(
         "delivered": delivered,
         "length": limit if delivered is None else max(limit, _PASSED_OVER),
     }
-    return [Waiting(row.id, row.kind) for row in await database.run(WAITING, values, seconds=seconds)]
+    statement = WAITING_BESIDES if past_refused else WAITING
+    return [Waiting(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
 
 
 async def posted(

@@ -14,7 +14,12 @@ from sqlalchemy.orm import Session
 
 from jsworker.errors import OwnershipLost
 from jsworker.ownership.pool import arguments_of, connect, connect_arguments
-from jsworker.ownership.refusals import is_behind, is_read_only, server_fault
+from jsworker.ownership.refusals import (
+    is_answer_of_its_own,
+    is_behind,
+    is_read_only,
+    server_fault,
+)
 from jsworker.ownership.settle import Completion, complete_statement
 from jsworker.ownership.timeline import REJECTED
 
@@ -33,11 +38,15 @@ class Attempt:
         self.fault: str | None = None
         self.committing = False
         self._seen: tuple[BaseException, str] | None = None
+        self._is_outlived = False
 
     def note(self, error: BaseException) -> None:
         """See an error that the driver raised in this transaction."""
-        if (words := server_fault(error)) is not None:
-            self._seen = error, words
+        if (words := server_fault(error)) is None:
+            # In a transaction that a fault has failed no statement gets as far as an error of its own.
+            self._is_outlived |= is_answer_of_its_own(error)
+        else:
+            self._seen, self._is_outlived = (error, words), False
             if self.committing:
                 self.fault = words
 
@@ -47,7 +56,7 @@ class Attempt:
             return
         cause, words = self._seen
         # Rolled back to a savepoint, a transaction has outlived a deadlock.
-        if is_behind(cause, error) or not _is_usable(connection):
+        if is_behind(cause, error) or not (self._is_outlived or _is_usable(connection)):
             self.fault = words
 
 

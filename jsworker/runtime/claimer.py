@@ -112,14 +112,6 @@ class Claimer:
         await self._set_aside(taken.refused_rows)
         return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows))
 
-    async def set_aside(self) -> set[UUID]:
-        """Return the jobs that are not to be claimed now because PostgreSQL refused their row.
-
-        Raises:
-            DatabaseUnavailable, DatabaseRefused: nobody can tell.
-        """
-        return await self._refused_rows.among("claim")
-
     async def _set_aside(self, refused: Mapping[UUID, RowRefused]) -> None:
         try:
             await self._refused_rows.note("claim", refused.items())

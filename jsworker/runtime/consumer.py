@@ -112,10 +112,6 @@ class Consumer:
         if job_id not in self._hand and self.room() > 0:
             self._begin(job_id, [])
 
-    async def set_aside(self) -> set[UUID]:
-        """Return the jobs that are not to be claimed now because PostgreSQL refused their row."""
-        return await self._claimer.set_aside()
-
     def undecodable(self, message: Undecodable) -> None:
         """Take a message that cannot be read: kept for people, then terminated."""
         self._bury(message, message.reason)
@@ -175,8 +171,10 @@ class Consumer:
         return [job_id for job_id in ids if job_id in self._hand.claiming]
 
     def _decide(self, take: Take, started: float) -> None:
-        self._adopt(take.claimed, started)
-        self._put_off(take.unclear)
+        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
+        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._hand.releasing}
+        self._adopt([row for row in take.claimed if row.id not in late] if late else take.claimed, started)
+        self._put_off(take.unclear | late)
         self._put_off(take.set_aside, _REFUSED_DELAY)
 
     def _adopt(self, claimed: Sequence[ClaimedJob], started: float) -> None:

@@ -103,7 +103,6 @@ class Heartbeat:
         self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * worker.heartbeat_interval
         self._doubted_at = -math.inf
         self._wants_strays = False
-        self._releasing: set[Held] = set()
 
     def heard_for(self) -> float:
         """Return for how many seconds heartbeats have been answered without a gap.
@@ -294,13 +293,13 @@ class Heartbeat:
     def _release_strays(self, strays: list[Held]) -> None:
         """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
         for held in strays:
-            if held[0] not in self._hand and held not in self._releasing:
-                self._releasing.add(held)
+            if held[0] not in self._hand and held not in self._hand.releasing:
+                self._hand.releasing.add(held)
                 release = self._settler.release(held, "claimed, but the claim's answer was lost")
                 release.add_done_callback(partial(self._released, held))
 
     def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
-        self._releasing.discard(held)
+        self._hand.releasing.discard(held)
         if release.cancelled() or release.exception() is not None or release.result() is not Settled.QUEUED:
             return  # what is still in nobody's hand is found by the next heartbeat
         job_id, token = held

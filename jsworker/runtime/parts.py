@@ -352,6 +352,7 @@ class Parts:
             relay_interval=settings.relay_interval,
             database=around.database,
             health=self.health,
+            refused_rows=self.refused_rows,
             hand=self.hand,
             nats_connected=lambda: around.stream.connected,
             publishing_refused=lambda: self.publishing.refused,

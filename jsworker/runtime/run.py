@@ -220,12 +220,14 @@ class Hand:
 
     Attributes:
         given_up: runs that go on although their outcome is settled, or about to be; each keeps its job slot.
+        releasing: rows in nobody's hand whose RELEASE is on its way: no read-back may take one in hand.
     """
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}
         self.given_up: set[Run] = set()
+        self.releasing: set[tuple[UUID, int]] = set()
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming

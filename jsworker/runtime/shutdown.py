@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from jsworker.errors import JsworkerError
 from jsworker.runtime.parts import Parts
 from jsworker.runtime.run import Stop
 from jsworker.settings import Settings
 from jsworker.stream.pull import Puller
+
+_LEAST_FLUSH_SECONDS: Final = 0.5
 
 
 class Shutdown:
@@ -99,16 +102,19 @@ class Shutdown:
         await parts.burial.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
         parts.publisher.end()
-        await parts.relay.finish(self._settings.statement_timeout)
+        # One time-out for all of them: a forced end has left little of the parent's patience.
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + self._settings.statement_timeout
+        await parts.relay.finish(ends_at - clock())
         try:
-            async with asyncio.timeout(self._settings.statement_timeout):
+            async with asyncio.timeout_at(ends_at):
                 await parts.publisher.publish_latest()
         except TimeoutError:
             pass  # what was taken is due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._died("relay", error)
-        await parts.dead_letters.close(self._settings.statement_timeout)
-        await parts.stream.flush()
+        await parts.dead_letters.close(ends_at - clock())
+        await parts.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
 
     async def _end_loops(self) -> None:
         """Heartbeat last: a long drain must not look like a death."""

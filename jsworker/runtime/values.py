@@ -4,7 +4,7 @@ import asyncio
 from itertools import count
 from typing import Final
 
-from jsworker.errors import DatabaseUnavailable, OwnershipLost
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
 from jsworker.ownership import claim
 from jsworker.ownership.database import Database
 from jsworker.runtime.run import Run, Stop
@@ -33,7 +33,7 @@ class Values:
             Whether it was fetched; False: the job is lost, and the run told so.
 
         Raises:
-            DatabaseRefused: PostgreSQL cannot give it.
+            DatabaseRefused: PostgreSQL cannot give it; not for a login that it refuses, perhaps for a moment.
         """
         for tries in count():
             try:
@@ -44,7 +44,10 @@ class Values:
             except OwnershipLost:
                 run.stop, run.should_stop = Stop.LOST, True
                 return False
-            except DatabaseUnavailable:
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                # A login is refused while passwords or rights are changed: no fault of the job.
+                if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
+                    raise
                 await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(tries, 5)))
             else:
                 return True

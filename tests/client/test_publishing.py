@@ -147,3 +147,32 @@ async def test_a_stream_that_takes_nothing_is_not_asked_for_ever(
 
     assert (calls, tally.published) == (1, 0)
     assert tally.failed is not None
+
+
+async def test_what_is_refused_of_one_subject_alone_is_no_refusal_of_the_stream(  # noqa: PLR0917 -- fixtures
+    client: JobClient,
+    outbox: Callable[[int], Awaitable[None]],
+    publishing: Publish,
+    database: Database,
+    rows: Rows,
+    js: JetStreamContext,
+    settings: Settings,
+) -> None:
+    full = "full"
+    await js.update_stream(
+        (await js.stream_info(settings.stream)).config, max_msgs_per_subject=1, discard_new_per_subject=True
+    )
+    await js.publish(f"{settings.subject_prefix}.{full}", b"filler")
+    await outbox(3)
+    [one] = await rows.query("SELECT id FROM jsworker.jobs ORDER BY id LIMIT 1")
+    await rows.query("UPDATE jsworker.jobs SET publish_after = clock_timestamp()")
+    await rows.query("UPDATE jsworker.jobs SET kind = %s WHERE id <> %s", full, one["id"])
+
+    publisher = publishing(lambda: take_outgoing(database, limit=10))
+    tally = await publisher.publish()
+    assert (tally.published, tally.stored, tally.refused) == (1, 1, None)
+    assert tally.failed is not None
+
+    await rows.query("UPDATE jsworker.jobs SET publish_after = clock_timestamp() WHERE needs_publish")
+    tally = await publisher.publish()  # by itself it tells nothing of the others
+    assert tally.refused is not None

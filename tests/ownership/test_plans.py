@@ -340,6 +340,18 @@ class TestBacklog:
         assert len(table.execute(repair.WAITING, parameters).all()) == found
         assert rows_read(table, repair.WAITING, parameters) <= 3 * found + 1
 
+    def test_waiting_behind_rows_set_aside(self, table: Connection) -> None:
+        aside = """
+            INSERT INTO jsworker.refused_rows
+              (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, worker_id, retry_at)
+            SELECT id, 'claim', kind, status, fencing_token, dispatch, 'P0001', 'w', now() + interval '1 hour'
+            FROM jsworker.jobs WHERE status = 'queued' AND kind = :kind ORDER BY queued_at LIMIT 1000
+        """
+        table.execute(text(aside), {"kind": KIND})
+        parameters = self.waiting(["nothing", KIND], 0.0)
+        assert access_paths(table, repair.WAITING_BESIDES, parameters) == {"jobs_queued", "refused_rows_pkey"}
+        assert len(table.execute(repair.WAITING_BESIDES, parameters).all()) == self.LIMIT
+
     def test_waiting_among_thousands_of_one_instant(self, table: Connection) -> None:
         together = """
             INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, publish_after, queued_at)

@@ -40,6 +40,21 @@ class TestWaiting:
         ]
         assert len(await self.waiting(database, older_than=0.0)) == 4
 
+    async def test_however_many_set_aside_stand_before_the_others(self, database: Database, sql: Sql) -> None:
+        aside = queue(sql, *range(100, 160))
+        sql.execute(
+            "INSERT INTO jsworker.refused_rows"
+            " (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, worker_id, retry_at)"
+            " SELECT id, 'claim', kind, status, fencing_token, dispatch, 'P0001', 'w', now() + interval '1 h'"
+            " FROM jsworker.jobs"
+        )
+        middle, oldest = queue(sql, 60, 90)
+        found = await self.waiting(database, limit=5, past_refused=True)
+        assert [one.id for one in found] == [oldest, middle]
+        sql.execute("UPDATE jsworker.refused_rows SET retry_at = now() WHERE job_id = %s", (aside[0],))
+        found = await self.waiting(database, limit=5, past_refused=True)
+        assert [one.id for one in found] == [aside[0], oldest, middle]
+
     async def test_with_or_without_a_message(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, queued_at=ago(60), needs_publish=True)
         assert await self.waiting(database) == [Waiting(job_id, KIND)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.errors import DatabaseUnavailable
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.job import Job
 from jsworker.ownership import claim
 from jsworker.settings import Settings
@@ -111,6 +111,24 @@ async def test_a_job_that_is_lost_while_its_payload_comes_does_not_run(
     assert tried in ([0, 1], [0, 1, 2])  # a heartbeat may tell it first
     assert gate._arrived.empty()
     assert job.id not in running.worker._parts.hand
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_login_that_is_refused_while_a_payload_comes_is_no_error_of_the_job(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = claim.fetch_content
+
+    async def refused_at_first(*arguments: Any, tries: int, **rest: Any) -> Any:
+        if tries == 0:
+            raise DatabaseRefused("PostgreSQL refused the login")
+        return await fetch(*arguments, tries=tries, **rest)
+
+    monkeypatch.setattr(claim, "fetch_content", refused_at_first)
+    await start(scripted(echo))
+    job = await client.enqueue(KIND, {"text": of_bytes(100_000)})
+    row = await rows.becomes(job.id, "completed", seconds=30.0)
+    assert (row["errors"], row["fencing_token"]) == (0, 1)
 
 
 @pytest.mark.usefixtures("patient")

@@ -14,7 +14,9 @@ import pytest
 from nats.aio.msg import Msg
 
 from jsworker.client import JobClient
+from jsworker.errors import DatabaseUnavailable
 from jsworker.job import Job
+from jsworker.ownership import claim as claims
 from jsworker.ownership.database import Database
 from jsworker.ownership.reset import look_for_late
 from jsworker.processor import JobProcessor
@@ -389,6 +391,33 @@ async def test_a_claim_in_nobodys_hand_is_released_and_run_at_the_next_token(
     [released] = running.events.of("job.released")
     assert (released["job_id"], released["fencing_token"]) == (str(job.id), 1)
     await running.stream_is_empty()
+
+
+async def test_a_claim_that_is_being_released_is_not_read_back_into_the_hand(
+    client: JobClient, start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rescued = Rescued()
+    running = await start(rescued)
+    hand, claim, late = running.worker._parts.hand, claims.claim, list[tuple[UUID, int]]()
+
+    async def answered_too_late(*arguments: Any, **named: Any) -> Any:
+        taken = await claim(*arguments, **named)
+        if late or not taken.claimed:
+            return taken
+        late.extend((row.id, row.fencing_token) for row in taken.claimed)
+        hand.releasing.update(late)
+        raise DatabaseUnavailable("no answer")
+
+    monkeypatch.setattr(claims, "claim", answered_too_late)
+    job = await client.enqueue("held", {})
+    await rows.becomes(job.id, "processing")
+    await eventually(lambda: nothing_is_being_claimed(hand.claiming))
+    assert late == [(job.id, 1)]
+    assert rescued.runs == []
+    hand.releasing.clear()
+
+    await rows.becomes(job.id, "completed", seconds=30)
+    assert [token for _, token, *_ in rescued.runs] == [2]
 
 
 @pytest.mark.usefixtures("no_prepared_statements")

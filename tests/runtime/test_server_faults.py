@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
 
 from jsworker.client import JobClient
 from jsworker.job import Job
@@ -17,6 +18,7 @@ from jsworker.settings import Settings
 from tests.runtime.processors import KIND, LATER, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
+from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
@@ -49,6 +51,23 @@ async def booked(rows: Rows) -> list[Any]:
 
 def refusing(sqlstate: str) -> Any:
     return text(f"DO $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{sqlstate}'; END $$")
+
+
+async def gone(rows: Rows, pid: int) -> None:
+    async def check() -> None:
+        assert await rows.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0
+
+    await eventually(check, seconds=30)
+
+
+def _give_up_soon(get: Callable[[QueuePool], Any]) -> Callable[[QueuePool], Any]:
+    """Let a pool wait for a free connection for a second, not for half a minute."""
+
+    def do_get(pool: QueuePool) -> Any:
+        pool._timeout = 1.0
+        return get(pool)
+
+    return do_get
 
 
 async def let_run(rows: Rows, job_id: UUID) -> None:
@@ -201,6 +220,73 @@ async def test_a_deadlock_that_a_savepoint_has_outlived_excuses_no_later_error(
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "scheduled")
     assert (row["errors"], row["last_error"].split("\n")[0]) == (1, "ValueError: its own")
+
+
+async def test_a_deadlock_that_a_savepoint_has_outlived_excuses_no_later_statement(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        async with job.transaction() as session:
+            try:
+                async with session.begin_nested():
+                    await session.execute(refusing("40P01"))
+            except DBAPIError:
+                pass
+            await session.execute(refusing("23505"))
+
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "scheduled"))["errors"] == 1
+
+
+@pytest.mark.parametrize("is_caught", [False, True])
+async def test_a_transaction_that_was_idle_for_too_long_is_an_error_of_the_job(
+    client: JobClient, rows: Rows, start: StartWorker, *, is_caught: bool
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        async with job.transaction() as session:
+            await session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+            pid = (await session.execute(PID)).scalar_one()
+            await gone(rows, pid)
+            try:
+                await session.execute(BOOK, {"job_id": job.id})
+            except DBAPIError:
+                if not is_caught:
+                    raise
+
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "scheduled"))["errors"] == 1
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_a_second_transaction_that_waits_for_the_first_ones_connection_is_an_error_of_the_job(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_sync: bool,
+) -> None:
+    monkeypatch.setattr("sqlalchemy.pool.QueuePool._do_get", _give_up_soon(QueuePool._do_get))
+
+    def in_thread(job: Job[Any]) -> None:
+        with job.sync.transaction(), job.sync.transaction():
+            pass
+
+    async def process(job: Job[Any]) -> None:
+        if is_sync:
+            await asyncio.to_thread(in_thread, job)
+        else:
+            async with job.transaction(), job.transaction():
+                pass
+
+    await start(scripted(process, backoff=LATER), with_settings=make_settings(concurrency=1))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert row["errors"] == 1
+    assert "QueuePool limit" in row["last_error"]
 
 
 async def test_an_error_behind_a_fault_that_was_caught_stays_the_jobs(

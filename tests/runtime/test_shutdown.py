@@ -233,6 +233,34 @@ async def test_the_end_of_a_worker_does_not_wait_for_the_whole_outbox(
     assert await rows.value(LEFT_IN_OUTBOX) >= 2000
 
 
+async def test_what_is_published_and_buried_at_the_end_shares_one_time_out(
+    start: StartWorker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent kills who takes longer."""
+    seconds = 3.0
+    running = await start(scripted(echo))
+    parts = running.worker._parts
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    hanging = asyncio.Event()
+
+    async def hang_in_a_round() -> None:
+        hanging.set()
+        await hang()
+
+    monkeypatch.setattr(parts.relay, "_step", hang_in_a_round)
+    monkeypatch.setattr(parts.publisher, "publish_latest", hang)
+    monkeypatch.setattr(parts.dead_letters._letters, "flush", hang)
+    parts.relay.wake()
+    await asyncio.wait_for(hanging.wait(), 30.0)
+    running.worker._shutdown._settings = settings.model_copy(update={"statement_timeout": seconds})
+    began = now()
+    assert await running.worker.close(force=True) == 0
+    assert seconds * 0.9 < now() - began < 2.5 * seconds
+
+
 async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
     client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from uuid import UUID
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import repair
 from jsworker.ownership.database import Database
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.consumer import Consumer
 from jsworker.runtime.health import DatabaseHealth
@@ -88,6 +89,7 @@ class IdlePoll:
         relay_interval: float,
         database: Database,
         health: DatabaseHealth,
+        refused_rows: RefusedRows,
         hand: Hand,
         nats_connected: Callable[[], bool],
         publishing_refused: Callable[[], bool],
@@ -101,7 +103,7 @@ class IdlePoll:
             consumers: claim what was found.
             scan_interval: seconds; a job is old after two of them, a consumer idle after one.
             relay_interval: seconds; while no message can come, a consumer is idle after one.
-            database, health, hand: the worker's own.
+            database, health, refused_rows, hand: the worker's own.
             nats_connected: whether messages can come.
             publishing_refused: whether JetStream stores no new ones.
             on_more: called when ``go_on`` is to be called at once.
@@ -115,6 +117,7 @@ class IdlePoll:
         self._relay_interval = relay_interval
         self._database = database
         self._health = health
+        self._refused_rows = refused_rows
         self._hand = hand
         self._nats_connected = nats_connected
         self._publishing_refused = publishing_refused
@@ -191,7 +194,6 @@ class IdlePoll:
         if line.search.must_rest:
             return []
         try:
-            aside = await line.consumer.set_aside()
             in_hand = [*self._hand.claiming, *self._hand.runs]
             found = await line.search.make(
                 lambda seconds: repair.waiting(
@@ -199,9 +201,10 @@ class IdlePoll:
                     kinds=[line.consumer.kind.name],
                     older_than=older_than,
                     limit=limit,
-                    besides=[*in_hand, *line.consumer.put_off, *aside],
+                    besides=[*in_hand, *line.consumer.put_off],
                     delivered=delivered,
                     seconds=seconds,
+                    past_refused=self._refused_rows.any_of("claim"),
                 )
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:

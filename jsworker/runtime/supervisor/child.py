@@ -16,6 +16,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.begun import BegunJobs
 from jsworker.runtime.supervisor.birth import Birth, signals_held_back
 from jsworker.runtime.supervisor.messages import (
+    LONGEST_LINE,
     MOST_PARTS,
     Bury,
     Condemn,
@@ -138,6 +139,8 @@ class Child:
         self._figures: list[str] = []
         self._watcher = watcher
         self._lines = Lines()
+        self._unsent = b""
+        self._sends_later = False
         self._budget = _BYTES_A_ROUND
         self._loop = asyncio.get_running_loop()
         self._born_at = boottime()
@@ -234,15 +237,13 @@ class Child:
     def close(self) -> None:
         """Hear its last words and let the link go; it must have ended."""
         self.listen_again()
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
+        self._let_go()
         if self._pidfd is not None:
             os.close(self._pidfd)
 
     def abandon(self) -> None:
         """Let the link go, by which it learns that it must end."""
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
+        self._let_go()
 
     def _note(self, message: Message | None) -> None:
         match message:
@@ -294,10 +295,31 @@ class Child:
         finally:
             os.close(descriptor)
 
+    def _let_go(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._unsent, self._sends_later = b"", False
+        self._socket.close()
+
     def _tell(self, line: bytes) -> None:
-        # Full or gone: the child does not listen, or is dead; nothing that is told here is needed then.
-        with suppress(BlockingIOError, OSError):
-            self._socket.send(line)
+        # So much unread: the child does not listen; nothing that is told here is needed then.
+        if len(self._unsent) < LONGEST_LINE:
+            self._unsent += line
+            self._send_on()
+
+    def _send_on(self) -> None:
+        """Send what the socket takes; of a line that was cut short the rest must come before the next."""
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the child is dead
+            self._unsent = b""
+        if self._unsent and not self._sends_later:
+            self._loop.add_writer(self._socket, self._send_on)
+        elif self._sends_later and not self._unsent:
+            self._loop.remove_writer(self._socket)
+        self._sends_later = bool(self._unsent)
 
 
 def _start(
