@@ -476,6 +476,7 @@ async def test_copies_of_a_message_wait_for_the_claim_under_way(
     client: JobClient,
     make_settings: Callable[..., Settings],
     start: StartWorker,
+    *,
     rows: Rows,
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
