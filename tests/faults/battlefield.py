@@ -148,8 +148,10 @@ class Battlefield:
         return found
 
     async def owner_of(self, job: str, seconds: float = 10.0) -> str | None:
-        """Wait until somebody runs a job and return the owner's worker id; None when nobody does in time."""
-        query = "SELECT worker_id FROM jsworker.jobs WHERE id = %s AND status = 'processing'"
+        """Wait until somebody has claimed a job and return that worker's id; None when nobody does in time."""
+        query = (
+            "SELECT worker FROM faults.moves WHERE job_id = %s AND worker IS NOT NULL ORDER BY seq LIMIT 1"
+        )
         owner: str | None = None
 
         async def owned() -> bool:

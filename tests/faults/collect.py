@@ -77,13 +77,14 @@ def read_runs(history: History, folder: Path) -> None:
     ticks: dict[int, list[float]] = defaultdict(list)
     threads: dict[int, list[float]] = defaultdict(list)
     pods: dict[int, str] = {}
+    parents: dict[int, int | None] = {}
     ended: set[int] = set()
     runs: list[Run] = []
     for line in read_journals(folder, "run"):
         pid, at = int(line["pid"]), float(line["at"])
         match line["what"]:
             case "born":
-                pods[pid] = line.get("pod", "")
+                pods[pid], parents[pid] = line.get("pod", ""), line.get("parent")
             case "tick":
                 ticks[pid].append(at)
             case "thread":
@@ -101,7 +102,7 @@ def read_runs(history: History, folder: Path) -> None:
                     runs.append(_run(first, line))
     history.runs = runs + [_run(line, None) for line in begun.values()]
     history.lives = {
-        pid: Life(pid, pods.get(pid, ""), tuple(found), tuple(threads[pid]), pid in ended)
+        pid: Life(pid, pods.get(pid, ""), tuple(found), tuple(threads[pid]), pid in ended, parents.get(pid))
         for pid, found in ticks.items()
     }
 

@@ -126,17 +126,19 @@ class Pod:
         self.process = None
 
     def workers(self) -> list[int]:
-        """Return the processes that run jobs: those of its tree that have recorded their birth."""
+        """Return its workers that have recorded their birth, without the processes of jobs that run alone."""
         born = {int(path.name.split("-")[1]) for path in self.folder.glob("run-*.jsonl")}
-        return [pid for pid in self.tree() if pid in born and is_alive(pid)]
+        return [pid for pid in self._children(recursive=False) if pid in born and is_alive(pid)]
 
     def tree(self) -> list[int]:
         """Return the parent and all that it has started, the parent first."""
-        if self.process is None or self.process.poll() is not None:
+        return [] if self.parent is None else [self.parent, *self._children(recursive=True)]
+
+    def _children(self, *, recursive: bool) -> list[int]:
+        if self.parent is None:
             return []
         try:
-            parent = psutil.Process(self.process.pid)
-            return [parent.pid, *(child.pid for child in parent.children(recursive=True))]
+            return [child.pid for child in psutil.Process(self.parent).children(recursive=recursive)]
         except psutil.NoSuchProcess:
             return []
 

@@ -184,13 +184,18 @@ class Exit:
 
 @dataclass(frozen=True)
 class Life:
-    """One worker process: when its event loop, and a thread of it, gave signs of life."""
+    """One process that runs jobs: when its event loop, and a thread of it, gave signs of life.
+
+    Attributes:
+        parent: the process that started it: a supervisor, or the worker whose job runs alone in it.
+    """
 
     pid: int
     pod: str
     ticks: tuple[float, ...]
     threads: tuple[float, ...] = ()
     ended: bool = False
+    parent: int | None = None
 
 
 @dataclass

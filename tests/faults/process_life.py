@@ -34,7 +34,7 @@ class ProcessLife:
         """Start to tick; called by every processor, done once."""
         self._users += 1
         if self._loop_ticks is None:
-            self.journal.note("born", pod=os.environ.get("JSWORKER_HOSTNAME", ""))
+            self.journal.note("born", pod=os.environ.get("JSWORKER_HOSTNAME", ""), parent=os.getppid())
             self._loop_ticks = asyncio.create_task(self._tick(), name="ticks of the fault suite")
             threading.Thread(target=self._tick_in_thread, name="ticks", daemon=True).start()
 

@@ -214,7 +214,7 @@ def deaths(history: History) -> Iterator[Finding]:
             continue
         killed = any(
             "process" in fault.touches
-            and (life.pid in fault.pids or (not fault.pids and life.pod in fault.pods))
+            and (fault.pids & {life.pid, life.parent} or (not fault.pids and life.pod in fault.pods))
             and fault.start - _DEATH_SECONDS <= last[0] <= fault.end + _DEATH_SECONDS
             for fault in history.faults
         )

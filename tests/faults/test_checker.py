@@ -272,6 +272,14 @@ def test_a_pause_that_nobody_injected_is_an_excuse_of_its_own() -> None:
     assert [rerun.excuse for rerun in verdict.reruns] == ["paused"]
 
 
+def test_the_process_of_a_job_that_runs_alone_dies_with_its_killed_worker() -> None:
+    history = recovered()
+    history.lives[300] = Life(300, "pod0", ticks(1.0, KILLED_AT), parent=100)
+    assert check(history, heartbeat_interval=HEARTBEAT).ok
+    history.lives[300] = replace(history.lives[300], parent=200)
+    assert check(history, heartbeat_interval=HEARTBEAT).broken == ["died by itself"]
+
+
 def test_a_busy_machine_is_an_excuse_of_its_own() -> None:
     def busy(history: History) -> None:
         without_fault(history)
