@@ -148,14 +148,14 @@ class Battlefield:
         return found
 
     async def owner_of(self, job: str, seconds: float = 10.0) -> str | None:
-        """Wait until somebody has claimed a job and return that worker's id; None when nobody does in time."""
-        query = "SELECT worker FROM faults.moves WHERE job_id = %s AND was = 'queued' ORDER BY seq LIMIT 1"
+        """Wait until somebody has claimed a job and return its worker id; None when nobody does in time."""
+        query = "SELECT worker FROM faults.moves WHERE job_id = %s AND worker <> '' ORDER BY seq LIMIT 1"
         owner: str | None = None
 
         async def owned() -> bool:
             nonlocal owner
             rows = await self.stores.execute(query, job)
-            owner = str(rows[0][0]) if rows and rows[0][0] else None
+            owner = str(rows[0][0]) if rows else None
             return owner is not None
 
         await self.until(owned, seconds)
