@@ -56,6 +56,13 @@ class DatabaseRefused(JsworkerError):
     sqlstate: str | None = None
 
 
+def may_answer_later(error: BaseException) -> bool:
+    """Tell whether PostgreSQL is away, or refused a login: for a moment perhaps, while passwords are changed."""
+    return isinstance(error, DatabaseUnavailable) or (
+        isinstance(error, DatabaseRefused) and error.sqlstate is None
+    )
+
+
 class MigrationMissing(JsworkerError):
     """The database has no jsworker schema of this version: run `jsworker db upgrade`."""
 

@@ -259,6 +259,8 @@ class Executor:
     def _end(self, run: Run, outcome: Outcome, settled: Settled) -> None:
         run.settled = settled
         self._let_go(run)
+        if self._ties is not None:  # not before: a job whose settling ends the process has begun
+            self._ties.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
         self._tracing.settled(run, settled)
@@ -266,8 +268,6 @@ class Executor:
 
     def _let_go(self, run: Run) -> None:
         self._hand.runs.pop(run.id, None)
-        if self._ties is not None:
-            self._ties.ended(run.id)
         if self._slots.settled():
             self._on_room()
 

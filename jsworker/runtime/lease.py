@@ -21,13 +21,18 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception,
-    retry_if_exception_type,
     stop_after_delay,
     wait_random_exponential,
 )
 
 from jsworker import strict_json
-from jsworker.errors import DatabaseUnavailable, InvalidJson, OwnershipLost
+from jsworker.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    InvalidJson,
+    OwnershipLost,
+    may_answer_later,
+)
 from jsworker.events import Events
 from jsworker.ownership import lease
 from jsworker.ownership.database import Database
@@ -107,7 +112,9 @@ class RunLease:
         )
         try:
             await self._sign_of_life(write)
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            if not may_answer_later(error):
+                raise
             return  # the next one tells more; an outage is no fault of the job
         if self._services.events.wants("job.progress"):
             self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
@@ -280,7 +287,7 @@ class RunLease:
         """Wait until the database tells what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(DatabaseUnavailable),
+            retry=retry_if_exception(may_answer_later),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
             stop=lambda _: self._run.stop is not None,
             reraise=True,
@@ -300,7 +307,7 @@ class RunLease:
     async def _outlast(self, write: Callable[[], Awaitable[None]]) -> None:
         """Write until the database answers; a run that is stopped meanwhile is cancelled in here."""
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(DatabaseUnavailable),
+            retry=retry_if_exception(may_answer_later),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
             stop=lambda _: self._run.stop is not None,
             reraise=True,

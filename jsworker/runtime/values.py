@@ -4,7 +4,7 @@ import asyncio
 from itertools import count
 from typing import Final
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
 from jsworker.ownership import claim
 from jsworker.ownership.database import Database
 from jsworker.runtime.run import Run, Stop
@@ -45,8 +45,7 @@ class Values:
                 run.stop, run.should_stop = Stop.LOST, True
                 return False
             except (DatabaseUnavailable, DatabaseRefused) as error:
-                # A login is refused while passwords or rights are changed: no fault of the job.
-                if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
+                if not may_answer_later(error):
                     raise
                 await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(tries, 5)))
             else:

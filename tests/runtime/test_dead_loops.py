@@ -9,11 +9,13 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.events import Event
 from jsworker.job import Job
+from jsworker.runtime.settler import Settler
 from jsworker.runtime.worker import Worker, WorkerDied
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker, new_worker
+from tests.runtime.tied import tied
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -175,3 +177,20 @@ async def test_a_listener_that_raises_stops_nobody(
     await running.events.told("job.completed")
     await running.worker.close()
     assert "listener of event job.completed raised" in capsys.readouterr().err
+
+
+async def test_a_job_whose_settling_ends_the_worker_stays_noted_as_begun(
+    client: JobClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settler, "settle", broken)
+    settings = make_settings(shutdown_timeout=0.2)
+    died = pytest.raises(WorkerDied, match="ZeroDivisionError")
+    with died:
+        async with tied(scripted(failing), settings=settings) as (running, ties):
+            job = await client.enqueue(KIND, {})
+            await running.events.told("worker.degraded")
+            assert ties.begun == [job.id]
+
+
+async def failing(_: Job[Any]) -> None:
+    raise ValueError("as always")

@@ -2,15 +2,16 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 from nats.js import JetStreamContext
 
 from jsworker.client import JobClient
-from jsworker.errors import InvalidJson, Retry
+from jsworker.errors import DatabaseRefused, InvalidJson, Retry
 from jsworker.job import Job
 from jsworker.ownership import lease
 from jsworker.settings import Settings
@@ -284,3 +285,28 @@ async def test_a_worker_whose_row_was_deleted_registers_again(
         assert found == [{"id": me, "state": "running", "kinds": [KIND], "concurrency": concurrency}]
 
     await eventually(is_back)
+
+
+async def test_a_login_that_is_refused_for_a_moment_is_no_error_of_a_job_that_reports(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await job.update_progress(stage="one")
+        await job.save_checkpoint({"page": 1})
+
+    def refused_at_first(write: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        tries = count()
+
+        async def call(*arguments: Any, **rest: Any) -> None:
+            if not next(tries):
+                raise DatabaseRefused("PostgreSQL refused the login")
+            await write(*arguments, **rest)
+
+        return call
+
+    for name in ("update_progress", "save_checkpoint"):
+        monkeypatch.setattr(lease, name, refused_at_first(getattr(lease, name)))
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["errors"], row["checkpoint"], row["stage"]) == (0, {"page": 1}, None)
