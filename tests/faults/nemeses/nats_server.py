@@ -18,7 +18,8 @@ _BETWEEN_SECONDS = 3.0
 _BACKLOG = 100
 """Jobs; three times as many as a fleet has slots."""
 _REFUSED_JOBS = 60
-_REFUSED_SECONDS = 30.0
+_REFUSED_SECONDS = 8.0
+"""What begins later than this was not delivered before."""
 _BUSY_SECONDS = 2.0
 """For so long each of them takes a slot: longer than a lost message stays unnoticed."""
 _ELECTION_SECONDS = 12.0
@@ -91,18 +92,20 @@ async def consumers_deleted(field: Battlefield) -> None:
 
 
 async def publishing_refused(field: Battlefield) -> None:
-    """JetStream answers and stores nothing, for the stream is full: jobs must be done from the table."""
+    """JetStream answers and stores nothing, for the stream is full: jobs begin from the table meanwhile."""
+    late = "SELECT count(*) FROM jsworker.jobs WHERE started_at > %s + make_interval(secs => %s)"
     async with field.stores.connected_to_nats() as nats:
         jetstream = nats.jetstream()
         async with field.fault("publishing_refused", "messages", "nats") as fault:
+            [[began]] = await field.stores.execute("SELECT clock_timestamp()")
+
+            async def jobs_begin() -> bool:
+                await _keep_full(jetstream)  # whoever mends it meanwhile
+                return (await field.stores.execute(late, began, _REFUSED_SECONDS))[0][0] != 0
+
             try:
-                await _keep_full(jetstream)
-                jobs = await field.enqueue("ordinary", count=_REFUSED_JOBS, published=False, seconds=0.2)
-                ended = asyncio.create_task(field.ends(jobs, _REFUSED_SECONDS))
-                while not ended.done():  # whoever mends it meanwhile
-                    await _keep_full(jetstream)
-                    await asyncio.sleep(_BETWEEN_SECONDS / 10)
-                fault.fired = await ended
+                await field.enqueue("ordinary", count=_REFUSED_JOBS, published=False, seconds=0.2)
+                fault.fired = await field.until(jobs_begin, 4 * _REFUSED_SECONDS)
             finally:
                 info = await jetstream.stream_info(STREAM)
                 await jetstream.update_stream(info.config, max_msgs=-1)

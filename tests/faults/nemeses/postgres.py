@@ -19,6 +19,8 @@ _TRANSACTIONS = 150
 _HOLD_SECONDS = 0.6
 _ROUNDS = 20
 _EXHAUSTED_THRESHOLDS = 2.5
+_CONNECTING_SECONDS = 40.0
+"""Within which every connection of the server is taken."""
 
 
 async def stopped_immediately(field: Battlefield) -> None:
@@ -92,7 +94,7 @@ async def slots_exhausted(field: Battlefield) -> None:
     )
     async with field.fault(SLOTS_EXHAUSTED, "database") as fault, AsyncExitStack() as stack:
         fault.fired = False
-        until = boottime() + _EXHAUSTED_THRESHOLDS * field.stale_seconds
+        until = boottime() + _CONNECTING_SECONDS
         while boottime() < until:
             try:
                 connection = await psycopg.AsyncConnection.connect(
@@ -101,6 +103,7 @@ async def slots_exhausted(field: Battlefield) -> None:
             except psycopg.OperationalError:
                 if not fault.fired:
                     fault.fired = True
+                    until = boottime() + _EXHAUSTED_THRESHOLDS * field.stale_seconds
                     await field.stores.execute(others, ROLE)
                     async with field.fault("sigkill_child", "process", pods=[pod], pids=[victim]):
                         send(victim, signal.SIGKILL)
