@@ -14,8 +14,8 @@ from jsworker.runtime.worker import Worker, WorkerDied
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, Gate, echo, scripted
 from tests.runtime.rows import Rows
-from tests.runtime.running import StartWorker, new_worker
-from tests.runtime.tied import tied
+from tests.runtime.running import Running, StartWorker, new_worker
+from tests.runtime.tied import RecordedTies
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -183,12 +183,16 @@ async def test_a_job_whose_settling_ends_the_worker_stays_noted_as_begun(
     client: JobClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Settler, "settle", broken)
-    settings = make_settings(shutdown_timeout=0.2)
-    with pytest.raises(AssertionError, match="ended in ZeroDivisionError"):  # by whom the worker was started
-        async with tied(scripted(failing), settings=settings) as (running, ties):
-            job = await client.enqueue(KIND, {})
-            await running.events.told("worker.degraded")
-            assert ties.begun == [job.id]
+    ties = RecordedTies()
+    worker = Worker([scripted(failing)], make_settings(shutdown_timeout=0.2), ties=ties)
+    running = Running(worker)
+    worker.on("*", running.events)
+    await worker.start()
+    job = await client.enqueue(KIND, {})
+    await running.events.told("worker.degraded")
+    assert ties.begun == [job.id]
+    with pytest.raises(AssertionError, match="ended in ZeroDivisionError"):
+        await running.end()
 
 
 async def failing(_: Job[Any]) -> None:
