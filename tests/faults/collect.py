@@ -2,7 +2,9 @@
 
 import json
 import time
-from collections import Counter, defaultdict
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -48,7 +50,7 @@ def collect(history: History, database_url: str, folder: Path) -> None:
     read_database(history, database_url)
     read_runs(history, folder)
     history.tries = read_tries(folder)
-    history.log_events = count_log_events(folder)
+    read_logs(history, folder)
 
 
 def read_database(history: History, url: str) -> None:
@@ -74,23 +76,20 @@ def read_database(history: History, url: str) -> None:
 def read_runs(history: History, folder: Path) -> None:
     """Fill in what the worker processes recorded about their runs and about themselves."""
     begun: dict[tuple[int, str, int], dict[str, Any]] = {}
-    ticks: dict[int, list[float]] = defaultdict(list)
-    threads: dict[int, list[float]] = defaultdict(list)
-    pods: dict[int, str] = {}
-    parents: dict[int, int | None] = {}
-    ended: set[int] = set()
+    lives: dict[int, _Signs] = {}
     runs: list[Run] = []
     for line in read_journals(folder, "run"):
         pid, at = int(line["pid"]), float(line["at"])
         match line["what"]:
-            case "born":
-                pods[pid], parents[pid] = line.get("pod", ""), line.get("parent")
+            case "born":  # perhaps with the id of one that has died
+                history.lives += _lives(lives.pop(pid, None))
+                lives[pid] = _Signs(pid, line.get("pod", ""), line.get("parent"))
             case "tick":
-                ticks[pid].append(at)
+                lives[pid].ticks.append(at)
             case "thread":
-                threads[pid].append(at)
+                lives[pid].threads.append(at)
             case "ended":
-                ended.add(pid)
+                lives[pid].ended = True
             case "start":
                 key = pid, line["job"], line["token"]
                 if key in begun:  # the same token once more in one process: an unfinished run of its own
@@ -101,10 +100,24 @@ def read_runs(history: History, folder: Path) -> None:
                 if first is not None:
                     runs.append(_run(first, line))
     history.runs = runs + [_run(line, None) for line in begun.values()]
-    history.lives = {
-        pid: Life(pid, pods.get(pid, ""), tuple(found), tuple(threads[pid]), pid in ended, parents.get(pid))
-        for pid, found in ticks.items()
-    }
+    for signs in lives.values():
+        history.lives += _lives(signs)
+
+
+@dataclass
+class _Signs:
+    pid: int
+    pod: str
+    parent: int | None
+    ticks: list[float] = field(default_factory=list)
+    threads: list[float] = field(default_factory=list)
+    ended: bool = False
+
+
+def _lives(signs: _Signs | None) -> list[Life]:
+    if signs is None or not signs.ticks:
+        return []
+    return [Life(signs.pid, signs.pod, tuple(signs.ticks), tuple(signs.threads), signs.ended, signs.parent)]
 
 
 def _run(start: dict[str, Any], end: dict[str, Any] | None) -> Run:
@@ -133,14 +146,21 @@ def read_tries(folder: Path) -> list[Try]:
     return tries + [Try(one["key"], one["kind"], "unknown", None, one["at"]) for one in begun.values()]
 
 
-def count_log_events(folder: Path) -> dict[str, int]:
-    """Count the events in the logs of all pods."""
+def read_logs(history: History, folder: Path) -> None:
+    """Fill in how often the pods logged each event, and the heartbeats that their owners said had failed."""
+    offset = boottime() - time.time()
     counts: Counter[str] = Counter()
     for path in folder.glob("pod-*.log"):
         for line in path.read_text(errors="replace").splitlines():
-            if line.startswith("{"):
-                try:
-                    counts[json.loads(line)["event"]] += 1
-                except (ValueError, KeyError):  # a line that was torn by a kill
-                    counts["torn line"] += 1
-    return dict(counts)
+            if not line.startswith("{"):
+                continue
+            try:
+                told = json.loads(line)
+                counts[told["event"]] += 1
+            except (ValueError, KeyError):  # a line that was torn by a kill
+                counts["torn line"] += 1
+                continue
+            if told["event"] == "heartbeat.failed":
+                at = datetime.fromisoformat(told["timestamp"]).timestamp() + offset
+                history.failed_heartbeats[told["worker_id"]].append(at)
+    history.log_events = dict(counts)

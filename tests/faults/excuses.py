@@ -13,6 +13,8 @@ NOBODY_INJECTED = frozenset({"paused", "slow machine", "crowded machine"})
 
 _ANY = frozenset({"process", "loop", "database", "nats", "rows"})
 _CLOCK_SLACK_SECONDS = 0.05
+_TOLD_LATE_SECONDS = 0.5
+"""A heartbeat's failure is told when its statement has timed out, which may be after the reset."""
 
 
 class Excuses:
@@ -24,19 +26,20 @@ class Excuses:
 
     def is_dead(self, worker: str, at: float) -> bool:
         """Tell whether a worker never gave a sign of life again after a moment."""
-        life = self._history.lives.get(pid_of(worker))
-        last = max((life.ticks[-1:], life.threads[-1:])) if life else ()
-        return not last or last[0] <= at + _CLOCK_SLACK_SECONDS
+        life = self._history.life_of(pid_of(worker), at)
+        return life is None or life.last_sign is None or life.last_sign <= at + _CLOCK_SLACK_SECONDS
 
     def for_silence(self, worker: str, job: str, start: float, end: float) -> str | None:
         """Return what made a worker's heartbeats fail within a time; None: nothing that is known.
 
-        A pause that nobody injected (a busy machine) counts: the worker cannot have beaten in it.
+        A pause that nobody injected (a busy machine) counts: the worker cannot have beaten in it. So does a
+        crowded machine, if the worker itself said that its heartbeats failed.
         """
         return (
             self._fault(worker, job, start, end, {"process", "loop", "database", "rows"})
             or ("dead" if self.is_dead(worker, end) else None)
             or self._slowness(worker, start, end)
+            or (self._crowd(start, end) if self._could_not_beat(worker, start, end) else None)
         )
 
     def for_letting_go(self, worker: str, job: str, start: float, end: float) -> str | None:
@@ -56,6 +59,10 @@ class Excuses:
         crowded = any(began <= end and ended >= start for began, ended in self._history.crowded)
         return "crowded machine" if crowded else None
 
+    def _could_not_beat(self, worker: str, start: float, end: float) -> bool:
+        failed = self._history.failed_heartbeats.get(worker, [])
+        return any(start <= at <= end + _TOLD_LATE_SECONDS for at in failed)
+
     def _slowness(self, worker: str, start: float, end: float) -> str | None:
         if self._paused(worker, start, end):
             return "paused"
@@ -72,7 +79,7 @@ class Excuses:
         return None
 
     def _paused(self, worker: str, start: float, end: float) -> bool:
-        life = self._history.lives.get(pid_of(worker))
+        life = self._history.life_of(pid_of(worker), end)
         return life is not None and longest_gap(life, start, end) > self._longest_gap
 
 

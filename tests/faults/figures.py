@@ -99,7 +99,7 @@ def after_connect(history: History, owned: list[Claim]) -> dict[str, dict[str, f
             continue
         births = (
             life.ticks[0]
-            for life in history.lives.values()
+            for life in history.lives
             if life.pod in fault.pods and life.ticks and life.ticks[0] > fault.start
         )
         born = min(births, default=None)

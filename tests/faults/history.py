@@ -12,6 +12,8 @@ from typing import Any
 SLOTS_EXHAUSTED = "connection_slots_exhausted"
 """The fault in which no parent may end: it and its children wait for a connection."""
 
+_SLACK_SECONDS = 0.05
+
 FINAL = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -197,6 +199,16 @@ class Life:
     ended: bool = False
     parent: int | None = None
 
+    @property
+    def first_sign(self) -> float | None:
+        """When it first gave a sign of life; None: never."""
+        return min((*self.ticks[:1], *self.threads[:1]), default=None)
+
+    @property
+    def last_sign(self) -> float | None:
+        """When it last gave a sign of life; None: never."""
+        return max((*self.ticks[-1:], *self.threads[-1:]), default=None)
+
 
 @dataclass
 class History:
@@ -211,7 +223,8 @@ class History:
         refusals: statements of the protocol that a constraint or the guard trigger refused.
         published: messages that the stream took, as far as could be counted.
         crowded: times in which processes waited for a processor for most of the time; a worker may then
-            well give its jobs back, but nobody may take them.
+            well give its jobs back, but nobody may take them unless it said that it could not renew them.
+        failed_heartbeats: by worker, when it said that it could not renew its heartbeat.
         must_fire: nemeses that were asked for.
         must_see: what must have happened at least once, as ``seen_paths`` names it.
     """
@@ -230,14 +243,31 @@ class History:
     slow: list[tuple[float, float]] = field(default_factory=list)
     crowded: list[tuple[float, float]] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
-    lives: dict[int, Life] = field(default_factory=dict)
+    lives: list[Life] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
     log_events: dict[str, int] = field(default_factory=dict)
+    failed_heartbeats: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     published: int = 0
     must_fire: frozenset[str] = frozenset()
     must_see: frozenset[str] = frozenset()
+
+    @cached_property
+    def _lives_by_pid(self) -> dict[int, list[Life]]:
+        found: dict[int, list[Life]] = defaultdict(list)
+        for life in sorted(self.lives, key=lambda life: life.first_sign or 0.0):
+            found[life.pid].append(life)
+        return found
+
+    def life_of(self, pid: int, at: float) -> Life | None:
+        """Return the process that had this id then, or has had it last: in a long run ids are given anew."""
+        begun = [
+            life
+            for life in self._lives_by_pid.get(pid, ())
+            if (life.first_sign or 0.0) <= at + _SLACK_SECONDS
+        ]
+        return begun[-1] if begun else None
 
     @cached_property
     def moves_of(self) -> dict[str, list[Move]]:

@@ -107,7 +107,7 @@ class Recovery:
         """Find runs by a process that never got the job."""
         for run in self._history.runs:
             claim = self.claims.get((run.job, run.token))
-            life = self._history.lives.get(run.pid)
+            life = self._history.life_of(run.pid, run.start)
             if claim is None:
                 yield run.job, f"run by process {run.pid} at token {run.token}, which nobody was given"
             elif life is not None and life.pod != pod_of(claim.worker):
@@ -165,7 +165,7 @@ class Recovery:
     def _end_of(self, run: Run) -> float:
         if run.end is not None:
             return run.end
-        life = self._history.lives.get(run.pid)
+        life = self._history.life_of(run.pid, run.start)
         return life.ticks[-1] if life and life.ticks else run.start
 
 
@@ -207,31 +207,31 @@ def exits(history: History) -> Iterator[Finding]:
 
 def deaths(history: History) -> Iterator[Finding]:
     """No worker process dies that nobody killed."""
-    over = max((life.ticks[-1] for life in history.lives.values() if life.ticks), default=0.0)
-    for life in history.lives.values():
-        last = max(life.ticks[-1:], life.threads[-1:])
-        if not last or life.ended or last[0] > over - _DEATH_SECONDS:
+    over = max((life.ticks[-1] for life in history.lives if life.ticks), default=0.0)
+    for life in history.lives:
+        last = life.last_sign
+        if last is None or life.ended or last > over - _DEATH_SECONDS:
             continue
         killed = any(
             "process" in fault.touches
             and (fault.pids & {life.pid, life.parent} or (not fault.pids and life.pod in fault.pods))
-            and fault.start - _DEATH_SECONDS <= last[0] <= fault.end + _DEATH_SECONDS
+            and fault.start - _DEATH_SECONDS <= last <= fault.end + _DEATH_SECONDS
             for fault in history.faults
         )
         deadly = any(
-            run.pid == life.pid
-            and run.kind in _DEADLY_KINDS
-            and run.start <= last[0] + 0.2
-            and run.how is None
+            run.pid == life.pid and run.kind in _DEADLY_KINDS and run.start <= last + 0.2 and run.how is None
             for run in history.runs
         )
-        exited = any(
-            end.pod == life.pod and abs(end.at - last[0]) < 2 * _DEATH_SECONDS for end in history.exits
+        exited = any(end.pod == life.pod and abs(end.at - last) < 2 * _DEATH_SECONDS for end in history.exits)
+        # A job that runs alone dies with its worker, whose own death is judged by itself.
+        worker = None if life.parent is None else history.life_of(life.parent, last)
+        orphaned = (
+            worker is not None and abs((worker.last_sign or 0.0) - last) < _DEATH_SECONDS and not worker.ended
         )
-        if not (killed or deadly or exited):
+        if not (killed or deadly or exited or orphaned):
             yield (
                 str(life.pid),
-                f"process of {life.pod} died at {last[0] - history.started:.1f} s, killed by nobody",
+                f"process of {life.pod} died at {last - history.started:.1f} s, killed by nobody",
             )
 
 

@@ -65,10 +65,7 @@ def recovered() -> History:
                 frozenset({100}),
             )
         ],
-        lives={
-            100: Life(100, "pod0", ticks(1.0, KILLED_AT)),
-            200: Life(200, "pod1", ticks(1.0, LAST_TICK)),
-        },
+        lives=[Life(100, "pod0", ticks(1.0, KILLED_AT)), Life(200, "pod1", ticks(1.0, LAST_TICK))],
         must_fire=frozenset({"sigkill_child"}),
         must_see=frozenset({"reset: stale"}),
     )
@@ -123,7 +120,7 @@ def without_fault(history: History) -> None:
 
 
 def owner_lives_on(history: History) -> None:
-    history.lives[100] = Life(100, "pod0", ticks(1.0, LAST_TICK))
+    history.lives[0] = Life(100, "pod0", ticks(1.0, LAST_TICK))
 
 
 def test_a_kill_that_was_recovered_is_in_order() -> None:
@@ -265,19 +262,38 @@ def test_a_job_enqueued_twice_is_fine_when_the_first_answer_was_lost() -> None:
 def test_a_pause_that_nobody_injected_is_an_excuse_of_its_own() -> None:
     def paused(history: History) -> None:
         without_fault(history)
-        history.lives[100] = Life(100, "pod0", ticks(1.0, 10.0) + ticks(12.5, LAST_TICK))
+        history.lives[0] = Life(100, "pod0", ticks(1.0, 10.0) + ticks(12.5, LAST_TICK))
 
     verdict = verdict_of(paused)
     assert verdict.ok
     assert [rerun.excuse for rerun in verdict.reruns] == ["paused"]
 
 
-def test_the_process_of_a_job_that_runs_alone_dies_with_its_killed_worker() -> None:
-    history = recovered()
-    history.lives[300] = Life(300, "pod0", ticks(1.0, KILLED_AT), parent=100)
-    assert check(history, heartbeat_interval=HEARTBEAT).ok
-    history.lives[300] = replace(history.lives[300], parent=200)
-    assert check(history, heartbeat_interval=HEARTBEAT).broken == ["died by itself"]
+@pytest.mark.parametrize(("parent", "broken"), [(100, []), (200, ["died by itself"])])
+def test_the_process_of_a_job_that_runs_alone_dies_with_its_killed_worker(
+    parent: int, broken: list[str]
+) -> None:
+    alone = Life(300, "pod0", ticks(1.0, KILLED_AT), parent=parent)
+    assert verdict_of(lambda history: history.lives.append(alone)).broken == broken
+
+
+def test_it_dies_with_a_worker_that_its_supervisor_has_ended() -> None:
+    """A job blocked the worker's event loop: the worker died of that, and the other job's process with it."""
+
+    def blocked(history: History) -> None:
+        history.faults[0] = replace(history.faults[0], touches=frozenset({"loop"}))
+        history.runs[0] = replace(history.runs[0], kind="loop-blocking")
+        history.lives.append(Life(300, "pod0", ticks(1.0, KILLED_AT), parent=100))
+
+    assert "died by itself" not in verdict_of(blocked).broken
+
+
+def test_a_process_id_may_be_given_anew() -> None:
+    """Long after its owner's death: the owner has not lived on."""
+    later = Life(100, "pod1", ticks(20.0, LAST_TICK))
+    verdict = verdict_of(both(told("dead"), lambda history: history.lives.append(later)))
+    assert verdict.findings["false resets"] == verdict.findings["unexplained duplicate runs"] == []
+    assert [rerun.excuse for rerun in verdict.reruns] == ["dead"]
 
 
 def test_a_busy_machine_is_an_excuse_of_its_own() -> None:
@@ -289,6 +305,30 @@ def test_a_busy_machine_is_an_excuse_of_its_own() -> None:
     verdict = verdict_of(busy)
     assert verdict.ok
     assert [rerun.excuse for rerun in verdict.reruns] == ["slow machine"]
+
+
+@pytest.mark.parametrize(
+    ("crowded", "failed", "fine"),
+    [
+        ((10.5, 12.0), (OWNER, 11.5), True),
+        ((10.5, 12.0), (OWNER, 12.5), True),  # told when its statement had timed out
+        ((10.5, 12.0), (RESCUER, 11.5), False),
+        ((10.5, 12.0), (OWNER, 7.0), False),
+        ((7.0, 8.0), (OWNER, 11.5), False),
+    ],
+)
+def test_on_a_crowded_machine_a_job_is_taken_only_from_who_said_that_its_heartbeats_failed(
+    crowded: tuple[float, float], failed: tuple[str, float], *, fine: bool
+) -> None:
+    def crowd(history: History) -> None:
+        without_fault(history)
+        owner_lives_on(history)
+        history.crowded.append(crowded)
+        history.failed_heartbeats[failed[0]].append(failed[1])
+
+    verdict = verdict_of(crowd)
+    assert verdict.ok is fine
+    assert [rerun.excuse for rerun in verdict.reruns] == ["crowded machine" if fine else None]
 
 
 def test_an_announced_quiet_phase_is_no_excuse_for_taking_the_job_that_announced_it() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults.battlefield import Battlefield, Nemesis
@@ -11,8 +12,11 @@ _PIECE_BYTES = 1 << 20
 
 
 async def nats_disk_full(field: Battlefield) -> None:
-    """No byte is left for messages."""
-    await _fill(field, "nats_disk_full", "nats", field.stores.nats.data)
+    """No byte is left for messages.
+
+    nats-server 2.15.1 then stores nothing until it is started anew, room or not: an operator does so.
+    """
+    await _fill(field, "nats_disk_full", "nats", field.stores.nats.data, then=field.stores.nats.kill)
 
 
 async def postgres_disk_full(field: Battlefield) -> None:
@@ -20,7 +24,9 @@ async def postgres_disk_full(field: Battlefield) -> None:
     await _fill(field, "postgres_disk_full", "database", field.stores.postgres.data)
 
 
-async def _fill(field: Battlefield, name: str, touches: str, disk: Path) -> None:
+async def _fill(
+    field: Battlefield, name: str, touches: str, disk: Path, *, then: Callable[[], None] | None = None
+) -> None:
     async with field.fault(name, touches) as fault:
         fault.fired = await asyncio.to_thread(disk.is_mount)
         if not fault.fired:
@@ -31,6 +37,8 @@ async def _fill(field: Battlefield, name: str, touches: str, disk: Path) -> None
             await asyncio.sleep(_FULL_SECONDS)
         finally:
             filler.unlink()
+        if then is not None:
+            await asyncio.to_thread(then)
         await asyncio.to_thread(field.stores.restart_all)
 
 

@@ -90,9 +90,9 @@ def in_two(patch: pytest.MonkeyPatch) -> None:
     running = without(control.CANCEL, (live, "status = 'processing'"))
 
     async def cancel(database: Database, ids: Any) -> Cancelled:
-        cancelled = await database.run(waiting, {"ids": ids})
+        cancelled = await database.run(waiting, {"ids": ids, "statuses": list(control.LIVE)})
         await asyncio.sleep(0.02)  # what lies between two statements of a busy client
-        requested = await database.run(running, {"ids": ids})
+        requested = await database.run(running, {"ids": ids, "statuses": list(control.LIVE)})
         return Cancelled([row.id for row in cancelled], [row.id for row in requested], {}, [])
 
     patch.setattr(control, "cancel", cancel)

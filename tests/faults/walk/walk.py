@@ -125,9 +125,9 @@ class Walk:
         read_database(self._history, self._url)
         self._history.runs = self._world.runs
         self._history.refusals = self._world.refusals
-        self._history.lives = {
-            pid: Life(pid, self._world.pods[pid], tuple(ticks)) for pid, ticks in self._world.ticks.items()
-        }
+        self._history.lives = [
+            Life(pid, self._world.pods[pid], tuple(ticks)) for pid, ticks in self._world.ticks.items()
+        ]
         verdict = check(self._history, heartbeat_interval=HEARTBEAT_SECONDS)
         for rule in _RULES:
             verdict.findings.pop(rule)
