@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from jsworker.client import JobClient
@@ -69,8 +70,12 @@ def servers() -> Iterator[TestServers]:
 
 
 @pytest.fixture
-def database_url(servers: TestServers) -> str:
-    return servers.postgres.create_database(f"test_{secrets.token_hex(6)}", template=TEMPLATE)
+def database_url(servers: TestServers) -> Iterator[str]:
+    """A database of the test's own, dropped with it: a thousand of them would fill the memory."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield servers.postgres.create_database(name, template=TEMPLATE)
+    with psycopg.connect(servers.postgres.url, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Revision: 0006, after 0005
 """
 
 from alembic.util import CommandError
+from sqlalchemy.exc import IntegrityError
 
 from alembic import op
 
@@ -32,7 +33,13 @@ def upgrade() -> None:
             "0005 and 0006 in one transaction would keep workers from their jobs while all are read: "
             "run `jsworker db upgrade`, or `alembic upgrade 0005` first"
         )
-    op.execute(VALIDATE)
+    try:
+        op.execute(VALIDATE)
+    except IntegrityError as error:
+        raise CommandError(
+            "rows beyond the bounds were written while 0005 looked for such: "
+            "run `jsworker db upgrade`, which brings them to the nearest"
+        ) from error
 
 
 def downgrade() -> None:

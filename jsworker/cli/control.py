@@ -5,7 +5,7 @@ They need only the database: workers publish what they queue again, within their
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -15,7 +15,7 @@ import typer
 from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import JobIds, Json, OnlyKind, OnlyStatus, Yes, new_app
-from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
+from jsworker.cli.outcomes import Outcome, OutcomeReport, changed, refused
 from jsworker.cli.selection import Filter, Found, Selection, check_choice, choose_statuses, select
 from jsworker.errors import TransitionRefused
 from jsworker.ownership import control, listing, reset
@@ -71,7 +71,9 @@ def cancel(
     wanted = Filter(choose_statuses("cancel", status, _LIVE), kind)
     filtered = status is not None or kind is not None
     check_choice("cancel", ids, filtered=filtered, filters="--status/--kind", yes=yes)
-    return _perform("cancel", _cancel, select("cancel", ids, wanted, yes=yes), as_json=as_json)
+    selection = select("cancel", ids, wanted, yes=yes)
+    action = partial(_cancel, statuses=wanted.statuses if filtered else None)
+    return _perform("cancel", action, selection, as_json=as_json)
 
 
 @app.command()
@@ -105,7 +107,8 @@ def clear(
     wanted = Filter(choose_statuses("clear", status, ("processing",)), kind, stale_for)
     check_choice("clear", ids, filtered=filtered, filters="--status/--kind/--stale-for", yes=yes)
     selection = select("clear", ids, wanted, yes=yes)
-    return _perform("clear", partial(_clear, reason=reason), selection, as_json=as_json)
+    action = partial(_clear, reason=reason, stale_for=stale_for)
+    return _perform("clear", action, selection, as_json=as_json)
 
 
 def _perform(call: str, action: Action, selection: Selection, *, as_json: bool) -> int:
@@ -134,11 +137,17 @@ async def _retry(database: Database, found: Found) -> AsyncIterator[Outcome]:
             yield Outcome(job_id, "queued")
 
 
-async def _cancel(database: Database, found: Found) -> AsyncIterator[Outcome]:
-    done = await control.cancel(database, [job_id for job_id, _ in found])
+async def _cancel(
+    database: Database, found: Found, *, statuses: Sequence[str] | None
+) -> AsyncIterator[Outcome]:
+    """Cancel jobs by their ids, or those of them that are of one of these statuses still."""
+    left = refused if statuses is None else changed
+    done = await control.cancel(database, [job_id for job_id, _ in found], statuses=statuses)
     for job_id, _ in found:
         if job_id in done.final:
-            yield refused(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
+            yield left(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
+        elif job_id in done.other:
+            yield left(job_id, f"job {job_id} is {done.other[job_id]} by now")
         elif job_id in done.unknown:
             yield refused(job_id, f"no job has id {job_id}")
         elif job_id in done.refused:
@@ -147,11 +156,13 @@ async def _cancel(database: Database, found: Found) -> AsyncIterator[Outcome]:
             yield Outcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
 
 
-async def _clear(database: Database, found: Found, *, reason: str) -> AsyncIterator[Outcome]:
+async def _clear(
+    database: Database, found: Found, *, reason: str, stale_for: float | None
+) -> AsyncIterator[Outcome]:
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {each.id: each for each in _unclearable(found, seen)}
     running = [(job_id, seen[job_id].fencing_token) for job_id, _ in found if job_id not in refusals]
-    taken, bad = await _take_back(database, running, reason)
+    taken, bad = await _take_back(database, running, reason, stale_for)
     for job_id, _ in found:
         if job_id in refusals:
             yield refusals[job_id]
@@ -159,6 +170,8 @@ async def _clear(database: Database, found: Found, *, reason: str) -> AsyncItera
             yield Outcome(job_id, taken[job_id].status)
         elif job_id in bad:
             yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
+        elif stale_for is not None:
+            yield changed(job_id, f"job {job_id}: its worker gave a sign of life, or writes it right now")
         else:
             yield refused(job_id, f"job {job_id}: its worker has just settled it, or writes it right now")
 
@@ -166,16 +179,17 @@ async def _clear(database: Database, found: Found, *, reason: str) -> AsyncItera
 def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Outcome]:
     for job_id, token in found:
         job = seen.get(job_id)
+        left = refused if token is None else changed
         if job is None:
             yield refused(job_id, f"no job has id {job_id}")
         elif job.status != "processing":
-            yield refused(job_id, f"job {job_id} is {job.status}; only a running job can be cleared")
+            yield left(job_id, f"job {job_id} is {job.status}; only a running job can be cleared")
         elif token not in (None, job.fencing_token):
-            yield refused(job_id, f"job {job_id} has been claimed anew since it was found")
+            yield left(job_id, f"job {job_id} has been claimed anew since it was found")
 
 
 async def _take_back(
-    database: Database, running: list[tuple[UUID, int]], reason: str
+    database: Database, running: list[tuple[UUID, int]], reason: str, stale_for: float | None
 ) -> tuple[dict[UUID, Reset], dict[UUID, str]]:
     """Reset running jobs; a row that a heartbeat has locked for the moment is tried again.
 
@@ -189,7 +203,7 @@ async def _take_back(
         if not left:
             break
         await asyncio.sleep(pause)
-        found = await reset.reset_by_operator(database, seen=left, reason=reason)
+        found = await reset.reset_by_operator(database, seen=left, reason=reason, stale_for=stale_for)
         taken |= {each.id: each for each in found.resets}
         bad |= {job_id: str(error) for job_id, error in found.refused.items()}
     return taken, bad

@@ -6,6 +6,7 @@ import typer
 
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
+from jsworker.cli.telling import tell
 from jsworker.ownership import migrations
 from jsworker.ownership.level import check_level
 from jsworker.ownership.upgrading import current_revision, upgrade_database
@@ -27,7 +28,7 @@ def _db() -> None:
 @app.command()
 def upgrade(*, as_json: AsJson = False) -> None:
     """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
-    revision = upgrade_database(load_settings().database_dsn())
+    revision = upgrade_database(load_settings().database_dsn(), tell=tell)
     if as_json:
         print_json({"revision": revision, "head": migrations.head()})
     else:

@@ -5,6 +5,7 @@ import io
 import os
 import queue
 import select
+import sys
 import threading
 from collections.abc import Callable
 from typing import Final, TextIO
@@ -78,6 +79,9 @@ class LineWriter:
                     self._registered = True
                     os.register_at_fork(after_in_child=self._begin)
                     atexit.register(self.drain)
+                # A process that multiprocessing has forked ends without atexit.
+                if (ends := sys.modules.get("multiprocessing.util")) is not None:
+                    ends.Finalize(None, self.drain, exitpriority=0)
 
     def _work(self) -> None:
         while True:
@@ -100,10 +104,16 @@ class LineWriter:
             try:
                 data = data[os.write(self.descriptor, data) :]
             except BlockingIOError:  # whoever shares the pipe does not want to wait at it
-                select.select([], [self.descriptor], [])
+                self._await_room()
             except OSError:
                 return False
         return True
+
+    def _await_room(self) -> None:
+        """Wait until something can be written, or it is certain that nothing can: the next attempt tells."""
+        room = select.poll()  # unlike select.select, for any descriptor
+        room.register(self.descriptor, select.POLLOUT)
+        room.poll()
 
 
 def writer_to(stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> "TextIO | LineWriter":

@@ -1,6 +1,6 @@
 """What operators and clients may do to a job: CANCEL and RETRY."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -20,6 +20,7 @@ CANCEL = text("""
 WITH live AS (
   SELECT id FROM jsworker.jobs
   WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('scheduled', 'queued', 'processing')
+    AND status = ANY(CAST(:statuses AS text[]))
   ORDER BY id FOR NO KEY UPDATE
 ), asked AS (
   UPDATE jsworker.jobs AS j SET
@@ -73,6 +74,7 @@ class Cancelled:
         final: jobs that had ended before, with their status.
         unknown: ids without a job.
         refused: jobs whose row PostgreSQL refused to update, and why.
+        other: live jobs of another status than those that were meant, with their status.
     """
 
     cancelled: list[UUID]
@@ -80,16 +82,26 @@ class Cancelled:
     final: dict[UUID, str]
     unknown: list[UUID]
     refused: dict[UUID, str] = field(default_factory=dict)
+    other: dict[UUID, str] = field(default_factory=dict)
 
 
-async def cancel(database: Database, ids: Sequence[UUID]) -> Cancelled:
-    """Cancel waiting jobs at once and ask the owners of running ones to stop."""
+async def cancel(
+    database: Database, ids: Sequence[UUID], *, statuses: Collection[str] | None = None
+) -> Cancelled:
+    """Cancel waiting jobs at once and ask the owners of running ones to stop.
+
+    Args:
+        database: where they are.
+        ids: the jobs.
+        statuses: only those that are of one of these statuses when they are cancelled; None: whatever is live.
+    """
+    meant = LIVE if statuses is None else LIVE.intersection(statuses)
     asked: dict[UUID, str] = {}
     seen: dict[UUID, str] = {}
     refused: dict[UUID, str] = {}
 
     def write(some: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
-        return database.run(CANCEL, {"ids": list(some)})
+        return database.run(CANCEL, {"ids": list(some), "statuses": list(meant)})
 
     missed = list(ids)
     while missed:  # once more for a job that was retried between the two statements
@@ -99,13 +111,15 @@ async def cancel(database: Database, ids: Sequence[UUID]) -> Cancelled:
         missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]
         if missed:
             seen |= {row.id: row.status for row in await database.run(STATUS, {"ids": missed})}
-        missed = [job_id for job_id in missed if seen.get(job_id) in LIVE]
+        missed = [job_id for job_id in missed if seen.get(job_id) in meant]
+    missed_as = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
         requested=[job_id for job_id, status in asked.items() if status == "processing"],
-        final={job_id: status for job_id, status in seen.items() if job_id not in asked | refused},
+        final={job_id: status for job_id, status in missed_as.items() if status not in LIVE},
         unknown=[job_id for job_id in ids if job_id not in asked | refused | seen],
         refused=refused,
+        other={job_id: status for job_id, status in missed_as.items() if status in LIVE},
     )
 
 

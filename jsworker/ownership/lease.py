@@ -85,7 +85,7 @@ QUIET = _write("""
 
 # Claimed under my id by a statement whose answer never came. Younger ones may still be on their way in.
 _STRAYS = """
-SELECT j.id, j.fencing_token
+SELECT j.id, j.fencing_token, {ended} AS ended
 FROM jsworker.jobs AS j
 WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
   AND j.claimed_at < clock_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
@@ -95,16 +95,18 @@ WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
     WHERE h.id = j.id AND h.token = j.fencing_token){besides}
 ORDER BY j.id LIMIT 500
 """
-STRAYS = text(_STRAYS.replace("{besides}", ""))
-# A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted. It goes stale.
-STRAYS_BESIDES = text(
-    _STRAYS.replace(
-        "{besides}",
-        """
-  AND NOT EXISTS (
+STRAYS = text(_STRAYS.replace("{ended}", "false").replace("{besides}", ""))
+# A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
+_REFUSED = """EXISTS (
     SELECT FROM jsworker.refused_rows AS r
-    WHERE r.job_id = j.id AND r.status = j.status AND r.fencing_token = j.fencing_token
-      AND (r.attempted = 'fail' OR r.attempted = 'release' AND r.retry_at > statement_timestamp()))""",
+    WHERE r.job_id = j.id AND r.status = j.status AND r.fencing_token = j.fencing_token AND {which})"""
+STRAYS_BESIDES = text(
+    _STRAYS.replace("{ended}", _REFUSED.replace("{which}", "r.attempted = 'fail'")).replace(
+        "{besides}",
+        "\n  AND NOT "
+        + _REFUSED.replace(
+            "{which}", "r.attempted IN ('fail', 'release')\n      AND r.retry_at > statement_timestamp()"
+        ),
     )
 )
 
@@ -229,6 +231,7 @@ async def strays(
     claiming: Iterable[UUID],
     older_than: float,
     past_refused: bool = False,
+    ended: set[Held] | None = None,
 ) -> list[Held]:
     """Return processing rows of this worker that are in nobody's hand.
 
@@ -238,11 +241,15 @@ async def strays(
         hand: runs in hand, settling ones included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
-        past_refused: leave out rows whose FAIL was refused, and those set aside because their RELEASE was.
+        past_refused: leave out rows that are set aside because their FAIL or RELEASE was refused.
+        ended: takes those of them that have run: their FAIL was refused, and is to be tried again.
     """
     parameters = _hand(worker_id, hand) | {"claiming": list(claiming), "older_than": older_than}
     statement = STRAYS_BESIDES if past_refused else STRAYS
-    return [(row.id, row.fencing_token) for row in await database.run_heartbeat(statement, parameters)]
+    rows = await database.run_heartbeat(statement, parameters)
+    if ended is not None:
+        ended |= _held(row for row in rows if row.ended)
+    return [(row.id, row.fencing_token) for row in rows]
 
 
 def _hand(worker_id: str, hand: Collection[Held]) -> dict[str, object]:

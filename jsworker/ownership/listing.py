@@ -16,6 +16,7 @@ from sqlalchemy import TextClause, text
 from jsworker.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
+from jsworker.ownership.reset_rules import IS_SILENT
 
 WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
@@ -121,10 +122,6 @@ WHERE {status} AND (CAST(:after AS uuid) IS NULL OR ({place}))
 ORDER BY {order} LIMIT :limit
 """
 _IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
-_IS_SILENT = (
-    "(CAST(:stale_for AS double precision) IS NULL OR"
-    " last_activity_at < clock_timestamp() - make_interval(secs => CAST(:stale_for AS double precision)))"
-)
 _AFTER = "CAST(:after AS uuid)"
 
 
@@ -143,7 +140,7 @@ PAGES = {
             "status || '' = 'processing'",
             "worker_id, id",
             f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
-            f"{_IS_OF_KIND} AND {_IS_SILENT}",
+            f"{_IS_OF_KIND} AND {IS_SILENT}",
         )
     ),
     "scheduled": text(
@@ -207,10 +204,15 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a statement found: ids in their order, and where to go on; None: there are no more."""
+    """What a statement found: ids in their order, and where to go on; None: there are no more.
+
+    Attributes:
+        owner: of the job behind which running jobs go on by their workers; it may have ended by then.
+    """
 
     ids: Sequence[UUID]
     after: UUID | None
+    owner: str | None = None
 
 
 async def list_jobs(
@@ -236,11 +238,15 @@ async def list_jobs(
 
     Raises:
         JobNotFound: the place of ``after`` in a queue is not known any more.
+        ValueError: ``limit`` is less than 1.
     """
+    if limit < 1:
+        raise ValueError(f"limit {limit} must be 1 or more")
     began = time.monotonic()
     ids: list[UUID] = []
+    found = _Found([], after)
     while True:
-        found = await _find(database, status, kind, limit - len(ids), after)
+        found = await _find(database, status, kind, limit - len(ids), found)
         ids += found.ids
         after = found.after
         if after is None or len(ids) >= limit:
@@ -311,9 +317,10 @@ async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
 
 
 async def _find(
-    database: Database, status: str | None, kind: str | None, limit: int, after: UUID | None
+    database: Database, status: str | None, kind: str | None, limit: int, begun: _Found
 ) -> _Found:
-    """Look for jobs by one statement, or two."""
+    """Look for jobs by one statement, or two, behind what was found before."""
+    after = begun.after
     values = {"status": status, "kind": kind, "limit": limit, "after": after, "window": max(WINDOW, limit)}
     match status:
         case "scheduled":
@@ -327,28 +334,32 @@ async def _find(
             statement = FAILED if kind is None else FAILED_OF_KIND
             return _full(await database.run_along_index(statement, values), limit)
         case "processing":
-            return await _find_running(database, kind, limit, after)
+            return await _find_running(database, kind, limit, begun)
     [row] = await database.run_along_index(NEWEST, values)
     if len(row.ids) == limit:
         return _Found(row.ids, row.ids[-1])
     return _Found(row.ids, row.last if row.looked_at == values["window"] else None)
 
 
-async def _find_running(database: Database, kind: str | None, limit: int, after: UUID | None) -> _Found:
-    """Look for running jobs: the newest first if they are few, else by their workers."""
-    running = await database.run_along_index(RUNNING, {"most": FEW + 1})
-    if len(running) <= FEW:
-        ids = sorted((row.id for row in running if kind in (None, row.kind)), reverse=True)
-        ids = [job_id for job_id in ids if after is None or job_id < after]
-        return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
-    place = (await _place(database, "processing", after))["place"]
+async def _find_running(database: Database, kind: str | None, limit: int, begun: _Found) -> _Found:
+    """Look for running jobs: the newest first if they are few, else by their workers, as was begun."""
+    after, owner = begun.after, begun.owner
+    if owner is None:
+        running = await database.run_along_index(RUNNING, {"most": FEW + 1})
+        if len(running) <= FEW:
+            ids = sorted((row.id for row in running if kind in (None, row.kind)), reverse=True)
+            ids = [job_id for job_id in ids if after is None or job_id < after]
+            return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
+        owner = (await _place(database, "processing", after))["place"]
     length = max(PAGE, limit)
-    values = _values(kind, None) | {"after": after, "worker_id": place, "limit": length}
+    values = _values(kind, None) | {"after": after, "worker_id": owner, "limit": length}
     rows = await database.run_along_index(PAGES["processing"], values)
     ids = [row.id for row in rows if row.meant][:limit]
     if len(ids) == limit:
         return _Found(ids, ids[-1])
-    return _Found(ids, rows[-1].id if len(rows) == length else None)
+    if len(rows) < length:
+        return _Found(ids, None)
+    return _Found(ids, rows[-1].id, rows[-1].worker_id)
 
 
 async def _place(database: Database, status: str, after: UUID | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Migrations: bring a database to this version's schema, and tell at which one it is."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,40 +20,58 @@ if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext
 
 _ONE_MIGRATION_AT_A_TIME = 0x6A73776F
+_ONE_BUILDER_AT_A_TIME = 0x6A737778
+_LOOK_AGAIN_SECONDS = 0.5
 
 
 def upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str | None, bool]:
     """Migrate one revision up, within the connection's transaction, on the way to ``revision``.
+
+    Nothing but what the last migration has left to be done afterwards, if there is such; and nothing while there are
+    indexes to be built first.
 
     Returns:
         The revision reached, and whether that is all.
     """
     _lock(connection)
     ahead = _ahead(connection, revision)
+    if ahead and (_ended_the_last(connection) or _to_build(connection, revision)):
+        return current(connection), False
     command.upgrade(_config(connection), ahead[-1].revision if ahead else revision)
     return current(connection), len(ahead) <= 1
 
 
-def build_indexes(connection: Connection, revision: str = "head") -> None:
+def build_indexes(connection: Connection, revision: str = "head", *, tell: Callable[[str], None]) -> None:
     """Build the indexes of the next migration on the way to ``revision`` beside those who write, if jobs are many.
+
+    At the end of the way those that are missing or invalid, if they are, are built anew. One upgrade builds at a
+    time, the others wait for it.
 
     Args:
         connection: in autocommit mode; what fails half-way is built anew the next time.
         revision: where to.
+        tell: called with a line for people when another upgrade is waited for.
     """
-    ahead = _ahead(connection, revision)
-    script: Any = ahead[-1].module if ahead else None
-    indexes: Mapping[str, str] = getattr(script, "CONCURRENTLY", {})
-    if not indexes or not connection.exec_driver_sql(script.ARE_MANY).scalar():
-        return
-    # It waits for every transaction that is under way; nobody waits for it.
-    connection.execute(text("SET lock_timeout = '60s'"))
-    for name, statement in indexes.items():
-        if connection.exec_driver_sql(script.IS_VALID, (name,)).scalar():
+    lock = {"key": _ONE_BUILDER_AT_A_TIME}
+    is_told = False
+    while _to_build(connection, revision):
+        # Tried again and again: a statement that waits for the lock would hold a snapshot, for whose end the
+        # build itself waits.
+        if not connection.execute(text("SELECT pg_try_advisory_lock(:key)"), lock).scalar():
+            if not is_told:
+                tell("waiting for another upgrade, which builds indexes")
+            is_told = True
+            time.sleep(_LOOK_AGAIN_SECONDS)
             continue
-        connection.exec_driver_sql(script.DROP_CONCURRENTLY[name])
-        connection.exec_driver_sql(statement)
-    connection.execute(text("RESET lock_timeout"))
+        try:
+            # It waits for every transaction that is under way; nobody waits for it.
+            connection.execute(text("SET lock_timeout = '60s'"))
+            for drop, build in _to_build(connection, revision):
+                connection.exec_driver_sql(drop)
+                connection.exec_driver_sql(build)
+        finally:
+            connection.execute(text("RESET lock_timeout"))
+            connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
 
 
 def downgrade(connection: Connection, revision: str) -> str | None:
@@ -114,6 +133,41 @@ def _ahead(connection: Connection, revision: str) -> list[Script]:
         return list(scripts.iterate_revisions(revision, current(connection) or "base"))
     except RevisionError:
         return []  # told by the upgrade itself
+
+
+def _module(connection: Connection, revision: str | None) -> Any:
+    """Return the module of a migration, None for the state before the first."""
+    script = ScriptDirectory.from_config(_config(connection)).get_revision(revision or "base")
+    return script and script.module
+
+
+def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
+    """Return the statements that drop and build each index that is missing and that no transaction may build."""
+    ahead = _ahead(connection, revision)
+    statements: list[tuple[str, str]] = []
+    for script in [ahead[-1].module] if ahead else _migrated(connection):
+        indexes: Mapping[str, str] = getattr(script, "CONCURRENTLY", {})
+        missing = [
+            name for name in indexes if not connection.exec_driver_sql(script.IS_VALID, (name,)).scalar()
+        ]
+        if missing and not (ahead and not connection.exec_driver_sql(script.ARE_MANY).scalar()):
+            statements += [(script.DROP_CONCURRENTLY[name], indexes[name]) for name in missing]
+    return statements
+
+
+def _migrated(connection: Connection) -> list[Any]:
+    """Return the modules of the migrations that the database has behind it."""
+    scripts = ScriptDirectory.from_config(_config(connection))
+    try:
+        return [script.module for script in scripts.iterate_revisions(current(connection) or "base", "base")]
+    except RevisionError:  # those of a newer version
+        return []
+
+
+def _ended_the_last(connection: Connection) -> bool:
+    """Tell whether the migration at which the database is had left something, which is done by now."""
+    afterwards = getattr(_module(connection, current(connection)), "afterwards", None)
+    return afterwards is not None and afterwards(connection)
 
 
 def _ours(name: str | None, kind: str, __parents: Any) -> bool:

@@ -138,6 +138,8 @@ class RefusedRows:
         self._worker_id = worker_id
         self._tell = tell
         self._attempts: set[str] = set()
+        self._expected: set[str] = set()
+        """Since the last look began."""
         self.noted = 0
 
     def any_of(self, *attempted: str) -> bool:
@@ -147,6 +149,7 @@ class RefusedRows:
     def expect(self, attempted: str) -> None:
         """Take it that rows are set aside for this transition, until a look shows that there are none."""
         self._attempts.add(attempted)
+        self._expected.add(attempted)
 
     async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
         """Set rows aside, and tell of those that are new."""
@@ -162,7 +165,9 @@ class RefusedRows:
             "sqlstates": [error.sqlstate for error in found.values()],
             "constraints": [error.constraint for error in found.values()],
         }
-        self._tell_new(attempted, await self._database.run(NOTE, values))
+        noted = await self._database.run(NOTE, values)
+        self.expect(attempted)  # a look that began before may have ended meanwhile, without having seen it
+        self._tell_new(attempted, noted)
 
     async def forget(self, attempted: Sequence[str], ids: Collection[UUID]) -> None:
         """Take the marks from rows that were written after all."""
@@ -178,9 +183,9 @@ class RefusedRows:
 
     async def look(self) -> None:
         """Take away the marks of rows that are gone or have moved on, and learn what is still set aside."""
-        before = frozenset(self._attempts)
+        self._expected.clear()
         found = {row.attempted for row in await self._database.run(TIDY)}
-        self._attempts = found | (self._attempts - before)  # what was refused meanwhile it may not have seen
+        self._attempts = found | self._expected  # what was refused meanwhile it may not have seen
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
         by_reason: dict[tuple[str, str | None], list[Row]] = {}

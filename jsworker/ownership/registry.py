@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
+from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import RowRefused
 
@@ -84,11 +84,16 @@ WITH created AS (
 SELECT id FROM created UNION ALL SELECT id FROM jsworker.installation WHERE NOT EXISTS (SELECT FROM created)
 """)
 
-WORKERS = text("""
+# Longer than heartbeats may fail without anybody being taken for dead.
+IS_ALIVE = """w.state <> 'stopped'
+  AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)"""
+
+WORKERS = text(f"""
 SELECT w.id, w.hostname, w.pid, w.state, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
+  {IS_ALIVE} AS alive,
   (SELECT count(*) FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing') AS processing
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :limit
-""")
+""")  # noqa: S608 -- a constant of this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +166,18 @@ async def namesakes(database: Database, *, worker: WorkerRow, name: str) -> list
     return [_life(row) for row in rows]
 
 
-async def bury(database: Database, *, ids: Sequence[str]) -> None:
-    """Note that workers have stopped which are proven dead; what they still hold goes on to be found."""
+async def bury(database: Database, *, ids: Sequence[str]) -> Refused[str]:
+    """Note that workers have stopped which are proven dead; what they still hold goes on to be found.
+
+    Returns:
+        The workers whose rows PostgreSQL refuses to change.
+    """
 
     def write(some: Sequence[str]) -> Awaitable[Sequence[Row]]:
         return database.run(BURY, {"ids": list(some)})
 
-    await in_halves(ids, write)
+    _, refused = await in_halves(ids, write)
+    return refused
 
 
 async def forget_workers(database: Database, *, silent_for: float) -> int:
@@ -200,7 +210,11 @@ async def installation_id(database: Database) -> UUID:
 
 
 async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]]:
-    """Return workers, the last seen first, each as a dict by column name, with its running jobs."""
+    """Return workers, the last seen first, each as a dict by column name.
+
+    ``processing`` is how many jobs it owns, ``alive`` whether it was seen within four of its heartbeats (at
+    least 20 seconds) and has not stopped.
+    """
     return [row._asdict() for row in await database.run(WORKERS, {"limit": limit})]
 
 

@@ -24,6 +24,8 @@ from jsworker.ownership.reset_rules import (
 )
 
 T = TypeVar("T")
+InLine = dict[tuple[UUID, int], bool]
+"""Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
 
 _BATCH = 500
 """Rows that one statement takes back at most."""
@@ -90,13 +92,13 @@ LATE_BESIDES = text(
 OWNED_IN_LINE = text(
     """
 WITH owned AS (
-  SELECT id, worker_id, claimed_at, cleared, last_activity_at
+  SELECT id, worker_id, fencing_token, claimed_at, cleared, last_activity_at
   FROM jsworker.jobs WHERE status || '' = 'processing' AND worker_id = :owner
 ), hands AS (
   SELECT count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at FROM owned
 )
-SELECT owned.id FROM owned CROSS JOIN hands JOIN jsworker.workers AS w ON w.id = owned.worker_id
-WHERE {in_line}
+SELECT owned.id, owned.fencing_token, {in_line} AS in_line
+FROM owned CROSS JOIN hands JOIN jsworker.workers AS w ON w.id = owned.worker_id
 """.replace("{in_line}", _IN_LINE.replace("{job}", "owned"))
 )
 
@@ -249,6 +251,7 @@ async def reset_dead(
     reason: str,
     counted: bool = True,
     culprits: Collection[UUID] = (),
+    in_line: InLine | None = None,
 ) -> TakenBack:
     """Take back everything that a worker proven dead still owns (rule 2).
 
@@ -263,6 +266,8 @@ async def reset_dead(
         counted: whether the stalls count against ``max_stalls``; those of jobs that had not begun, as far as
             their rows tell, never do.
         culprits: jobs that may have caused the death: when there are any, they alone are counted.
+        in_line: keeps from one call to the next which jobs had not begun: with those that were taken back, the
+            owner's rows tell no longer that its hands were full.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
@@ -278,8 +283,13 @@ async def reset_dead(
     }
     taken: list[Row] = []
     if counted and not culprits:
+        judged: InLine = {} if in_line is None else in_line
         rows = await database.run(OWNED_IN_LINE, {"owner": owner})
-        values["in_line"] = [row.id for row in rows]
+        held = {
+            (row.id, row.fencing_token): judged.setdefault((row.id, row.fencing_token), row.in_line)
+            for row in rows
+        }
+        values["in_line"] = [job_id for (job_id, _), waits in held.items() if waits]
     try:
         while True:
             rows = await database.run(RESET_DEAD, values | {"ids": None})
@@ -295,10 +305,26 @@ async def reset_dead(
 
 
 async def reset_by_operator(
-    database: Database, *, seen: Collection[tuple[UUID, int]], reason: str, worker_id: str | None = None
+    database: Database,
+    *,
+    seen: Collection[tuple[UUID, int]],
+    reason: str,
+    stale_for: float | None = None,
+    worker_id: str | None = None,
 ) -> TakenBack:
-    """Take back jobs on an operator's word, each only at the fencing token at which it was seen."""
-    values = {"worker_id": worker_id, "reason": reason}
+    """Take back jobs on an operator's word, each only at the fencing token at which it was seen.
+
+    Args:
+        database: where they are.
+        seen: ids and fencing tokens.
+        reason: told to the next runs and in the messages.
+        stale_for: only those without a sign of life for so many seconds; None: all.
+        worker_id: who takes them back, for the timeline.
+
+    Raises:
+        DatabaseUnavailable: unclear; some may be taken back. Look again.
+    """
+    values = {"worker_id": worker_id, "reason": reason, "stale_for": stale_for}
 
     def write(held: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
         ids, tokens = [job_id for job_id, _ in held], [token for _, token in held]

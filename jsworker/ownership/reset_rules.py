@@ -8,6 +8,12 @@ from sqlalchemy import TextClause, text
 STALL_BACK_OFF = "make_interval(secs => least(600, 5 * 2 ^ least(j.stalls - 1, 20)) * (0.8 + 0.4 * random()))"
 """How long a job waits after a counted stall that was not its first; ``j.stalls`` are those before it."""
 
+IS_SILENT = (
+    "(CAST(:stale_for AS double precision) IS NULL OR"
+    " last_activity_at < clock_timestamp() - make_interval(secs => CAST(:stale_for AS double precision)))"
+)
+"""Whether a running job gave no sign of life for so many seconds; NULL: whatever it gave."""
+
 _RESET = """
 WITH taken AS (
   SELECT j.id, j.worker_id AS owner, j.cancel_requested, j.stalls, j.max_stalls, {counted} AS counted
@@ -99,13 +105,14 @@ RESET_CRASHED = _reset(
 """,
 )
 
-# Rule 4. An operator's clear is uncounted: the job did nothing wrong.
+# Rule 4. The row as it was seen, and silent still if it was chosen for that. Uncounted: the job did nothing wrong.
 RESET_BY_OPERATOR = _reset(
     "operator",
     counted="false",
-    rule="""
+    rule=f"""
   JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS seen(id, token) ON seen.id = j.id
   WHERE j.status = 'processing' AND j.fencing_token = seen.token
+    AND {IS_SILENT}
   ORDER BY j.id
 """,
 )

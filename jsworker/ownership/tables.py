@@ -35,6 +35,8 @@ FINAL = ("completed", "failed", "cancelled")
 
 _MOST = 2**53
 """Of what is counted up: exact in every language's JSON, and never reached by counting."""
+_FIRST_MOST = 2**52
+"""Of the dispatch of a job that was never claimed: whoever claims it can put it back, however often."""
 _FIRST, _LAST = "TIMESTAMPTZ '2000-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 00:00:00+00'"
 """A datetime of Python holds the last in every time zone."""
 _BOUNDED = ("run_at", "queued_at", "publish_after", "published_at", "stream_created", "created_at")
@@ -99,8 +101,10 @@ jobs = Table(
     _instant("finished_at"),
     # Every new version of a row is checked. As {0,63} the length would cost twenty times as much.
     CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64", name="jobs_kind"),
+    # Python decides what is printable; here, what would break a line or a terminal.
     CheckConstraint(
-        "unique_key ~ '^[a-z0-9][a-z0-9_.-]*$' AND octet_length(unique_key) <= 64", name="jobs_unique_key"
+        r"unique_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(unique_key) BETWEEN 1 AND 255",
+        name="jobs_unique_key",
     ),
     CheckConstraint(
         "status IN ('scheduled', 'queued', 'processing', 'completed', 'failed', 'cancelled')",
@@ -131,11 +135,14 @@ jobs = Table(
         name="jobs_limits",
     ),
     CheckConstraint(
-        f"dispatch BETWEEN 0 AND {_MOST} AND fencing_token BETWEEN 0 AND {_MOST} AND stream_seq BETWEEN 0 AND {_MOST}",
+        f"dispatch BETWEEN 0 AND {_MOST} AND fencing_token BETWEEN 0 AND {_MOST} AND stream_seq BETWEEN 0 AND {_MOST}"
+        f" AND (fencing_token > 0 OR dispatch < {_FIRST_MOST} OR dispatch = {_FIRST_MOST} AND status <> 'scheduled')",
         name="jobs_numbers",
     ),
     CheckConstraint(
-        " AND ".join(f"{each} BETWEEN {_FIRST} AND {_LAST}" for each in _BOUNDED), name="jobs_times"
+        " AND ".join(f"{each} BETWEEN {_FIRST} AND {_LAST}" for each in _BOUNDED)
+        + " AND (queued_at IS NOT NULL OR status <> 'queued')",
+        name="jobs_times",
     ),
     CheckConstraint("progress >= 0 AND progress <= 1", name="jobs_progress"),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.

@@ -32,11 +32,22 @@ ORDER BY seconds DESC LIMIT 3
 """)
 
 
-def upgrade_database(dsn: str, revision: str = "head") -> str | None:
+def _tell_nobody(_line: str) -> None:
+    """Say nothing."""
+
+
+def upgrade_database(
+    dsn: str, revision: str = "head", *, tell: Callable[[str], None] = _tell_nobody
+) -> str | None:
     """Migrate a database and return the revision reached.
 
     Workers go on meanwhile: each migration is a transaction of its own, and a table that somebody's open
     transaction holds is waited for in short turns. What was migrated before an error stays so.
+
+    Args:
+        dsn: where the database is.
+        revision: where to.
+        tell: called with a line for people when another upgrade is waited for, for as long as that takes.
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
@@ -55,7 +66,7 @@ def upgrade_database(dsn: str, revision: str = "head") -> str | None:
         turns(
             _migrating,
             dsn,
-            lambda connection: migrations.build_indexes(connection, revision),
+            lambda connection: migrations.build_indexes(connection, revision, tell=tell),
             in_transaction=False,
         )
         reached, done = turns(

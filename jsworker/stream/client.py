@@ -33,7 +33,7 @@ def _broken_connection() -> Iterator[None]:
         yield
     except (nats.errors.Error, TimeoutError):
         raise
-    except (OSError, RuntimeError, AttributeError) as error:
+    except OSError as error:
         raise ConnectionBroken from error
 
 

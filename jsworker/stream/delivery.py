@@ -79,15 +79,15 @@ class Delivery(_Arrival):
         job_id: the job that wants to be looked at.
         kind: its kind, which is also the consumer's.
         dispatch: which entry into the queue the message belongs to.
-        is_first: whether it was never delivered before, as far as the server knows.
+        num_delivered: how often it was delivered, with this time, as far as the server knows.
     """
 
-    __slots__ = ("dispatch", "is_first", "job_id", "kind")
+    __slots__ = ("dispatch", "job_id", "kind", "num_delivered")
 
     job_id: UUID
     kind: str
     dispatch: int
-    is_first: bool
+    num_delivered: int
 
     def __repr__(self) -> str:
         return f"<Delivery {self.stream_seq} of {self.kind} {self.job_id}:{self.dispatch}>"
@@ -117,7 +117,11 @@ def read(
     tokens = reply.split(b".")
     first = 5 if len(tokens) == 9 else 7
     try:
-        stream_seq, stored_ns = int(tokens[first]), int(tokens[first + 2])
+        num_delivered, stream_seq, stored_ns = (
+            int(tokens[first - 1]),
+            int(tokens[first]),
+            int(tokens[first + 2]),
+        )
     except (ValueError, IndexError):
         return None
     if not (reply.startswith(_PREFIX) and 0 <= stream_seq <= _INT64 and 0 <= stored_ns <= _INT64):
@@ -132,5 +136,5 @@ def read(
     delivery.job_id = message.job_id
     delivery.kind = kind
     delivery.dispatch = message.dispatch
-    delivery.is_first = tokens[first - 1] == b"1"
+    delivery.num_delivered = num_delivered
     return delivery

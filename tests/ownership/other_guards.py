@@ -1,11 +1,12 @@
 """The guards of everybody who does not own the row: publishers, claimers, sweepers, operators."""
 
+import re
 from uuid import UUID
 
 from jsworker.ownership import claim, control, outbox, repair, reset_rules
 from jsworker.ownership.enqueue import new_job_id
 
-from .rows import KIND, OTHER_WORKER, WORKER, ago, seconds
+from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
 from .transitions import Flip, Parameters, Row, Transition, statuses
 
 _SEEN_TOKEN = r"j\.fencing_token = seen\.token"
@@ -232,20 +233,30 @@ NOT_OWNER = [
             "reason": "by hand",
             "ids": [job["id"]],
             "tokens": [job["fencing_token"]],
+            "stale_for": 30.0,
         },
         [
             *statuses(r"j\.status = 'processing'", "processing"),
             Flip("newer token", _SEEN_TOKEN, {"fencing_token": 2}),
             Flip("older token", _SEEN_TOKEN, {"fencing_token": 0}),
+            Flip("silent", re.escape(reset_rules.IS_SILENT), {"last_activity_at": ago(20)}),
         ],
+        columns={"last_activity_at": ago(60)},
     ),
     *(
         Transition(
             f"CANCEL {status}",
             control.CANCEL,
             status,
-            lambda job: {"ids": [job["id"]]},
-            statuses(_LIVE, "scheduled", "queued", "processing"),
+            lambda job: {"ids": [job["id"]], "statuses": list(STATES)},
+            [
+                *statuses(_LIVE, "scheduled", "queued", "processing"),
+                Flip(
+                    "meant",
+                    r"status = ANY\(CAST\(:statuses AS text\[\]\)\)",
+                    parameters=lambda job: {"statuses": [each for each in STATES if each != job["status"]]},
+                ),
+            ],
         )
         for status in ("scheduled", "queued", "processing")
     ),

@@ -39,6 +39,20 @@ async def claim_stale(database: Database, *seen: Suspect, worker_id: str = OTHER
     return await claim.claim_stale(database, worker_id=worker_id, kind=KIND, seen=seen, limits=LIMITS)
 
 
+async def test_a_row_that_is_refused_keeps_no_other_from_its_new_owner(database: Database, sql: Sql) -> None:
+    jobs = [insert_job(sql, "processing", last_activity_at=ago(60)) for _ in range(5)]
+    refused = jobs.pop(2)
+    check = f"CHECK (id <> '{refused}' OR worker_id <> '{OTHER_WORKER}')"
+    sql.execute(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT theirs {check}".encode())
+    try:
+        taken = await claim_stale(database, *[suspect(sql, job_id) for job_id in (*jobs, refused)])
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT theirs")
+    assert {job.id for job in taken.claimed} == set(jobs)
+    assert {job_id: error.constraint for job_id, error in taken.refused_rows.items()} == {refused: "theirs"}
+    assert read_job(sql, refused)["worker_id"] == WORKER
+
+
 async def test_counts_the_stall_and_gives_a_new_owner_and_token(database: Database, sql: Sql) -> None:
     row: dict[str, Any] = {
         "errors": 1,

@@ -33,9 +33,11 @@ BROKEN = [
     refused_row("jobs_kind", "queued", kind="a" * 65),
     refused_row("jobs_kind", "queued", kind="a\n"),
     refused_row("jobs_unique_key", "queued", unique_key=""),
-    refused_row("jobs_unique_key", "queued", unique_key="a b"),
-    refused_row("jobs_unique_key", "queued", unique_key=".a"),
-    refused_row("jobs_unique_key", "queued", unique_key="a" * 65),
+    *(
+        refused_row("jobs_unique_key", "queued", unique_key=f"a{end}")
+        for end in "\1\n\x1b\x1f\x7f\x85\u2028\u2029"
+    ),
+    refused_row("jobs_unique_key", "queued", unique_key="a" * 256),
     refused_row("jobs_owner_iff_processing", "processing", worker_id=None),
     *(refused_row("jobs_owner_iff_processing", s, worker_id=WORKER) for s in STATES if s != "processing"),
     refused_row("jobs_activity_iff_processing", "processing", last_activity_at=None),
@@ -66,8 +68,11 @@ BROKEN = [
     refused_row("jobs_limits", "queued", max_stalls=101, fencing_token=0),
     refused_row("jobs_numbers", "queued", dispatch=-1),
     refused_row("jobs_numbers", "queued", dispatch=2**53 + 1),
+    refused_row("jobs_numbers", "queued", dispatch=2**52 + 1),
+    refused_row("jobs_numbers", "scheduled", dispatch=2**52),
     refused_row("jobs_numbers", "queued", fencing_token=2**53 + 1),
     refused_row("jobs_numbers", "queued", stream_seq=-1),
+    refused_row("jobs_times", "queued", queued_at=None),
     *(
         refused_row("jobs_times", "scheduled", **{column: time})
         for column in TIMES
@@ -105,6 +110,8 @@ def test_every_constraint_is_broken_once(sql: Sql) -> None:
     "columns",
     [
         {"unique_key": "order_17.a-b"},
+        {"unique_key": "a@b.example/Ä 漢"},
+        {"unique_key": "漢" * 255},
         {"kind": "a" * 64},
         {"kind": "0_a-b"},
         {"errors": 1, "stalls": 2, "attempts": 3},
@@ -115,6 +122,7 @@ def test_every_constraint_is_broken_once(sql: Sql) -> None:
         {"needs_publish": True},
         {"max_attempts": 1_000_000, "max_stalls": 100, "fencing_token": 0},
         {"max_stalls": 1_000_000, "fencing_token": 1},
+        {"dispatch": 2**52},
         {"dispatch": 2**53, "fencing_token": 2**53, "stream_seq": 2**53},
         dict.fromkeys(TIMES, "2000-01-01 00:00+00"),
         dict.fromkeys(TIMES, "9999-12-31 00:00+00"),
@@ -167,7 +175,7 @@ def test_a_step_that_the_protocol_does_not_know_is_refused(
 @pytest.mark.parametrize(
     ("status", "step"),
     [
-        ("failed", {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0}),
+        ("failed", {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0, "queued_at": NOW}),
         ("queued", STATES["processing"] | {"status": "processing"}),
         ("processing", {"status": "processing", "worker_id": OTHER_WORKER, "fencing_token": 2}),
         ("processing", {"status": "processing", "last_activity_at": NOW}),
@@ -212,7 +220,7 @@ def test_an_ended_job_keeps_its_id(sql: Sql, status: str) -> None:
 @pytest.mark.parametrize("column", CONTENT)
 def test_a_retry_changes_nothing_of_what_the_job_was(sql: Sql, column: str) -> None:
     job_id = insert_job(sql, "failed")
-    retry = {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0}
+    retry = {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0, "queued_at": NOW}
     with pytest.raises(RestrictViolation):
         change_job(sql, job_id, **retry, **{column: CONTENT[column]})
     change_job(sql, job_id, **retry)

@@ -1,9 +1,11 @@
 """Jobs that a dead owner had claimed and not begun: no stall of theirs, as far as their rows can tell."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from jsworker.ownership import reset, settle
@@ -130,3 +132,23 @@ async def test_an_error_of_its_own_lets_it_be_believed_anew(
         held(sql, claimed=DIED + 300, heard=DIED)
     assert counts(await take_back(database))[job_id] == ("queued", False, 0)
     assert counters(read_job(sql, job_id)) == (1, 1, 0)
+
+
+async def test_what_had_not_begun_is_known_still_when_others_were_taken_back_first(
+    database: Database, database_url: str, sql: Sql
+) -> None:
+    """The first look skips a row that the dead one's last statement has locked."""
+    running = [held(sql, claimed=DIED + 300, heard=DIED + 3) for _ in range(SLOTS)]
+    locked, free = [held(sql, claimed=DIED) for _ in range(2)]
+    in_line: reset.InLine = {}
+    take_back = partial(
+        reset.reset_dead, database, worker_id=OTHER_WORKER, owner=WORKER, reason="it is gone", in_line=in_line
+    )
+    with psycopg.connect(database_url) as holder:
+        holder.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [locked])
+        assert counts(await take_back()) == {
+            **dict.fromkeys(running, ("queued", True, 1)),
+            free: ("queued", False, 0),
+        }
+        holder.rollback()
+    assert counts(await take_back()) == {locked: ("queued", False, 0)}

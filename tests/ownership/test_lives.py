@@ -192,6 +192,24 @@ class TestEndOfARow:
         left = sql.execute("SELECT id FROM jsworker.workers ORDER BY id").fetchall()
         assert [row["id"] for row in left] == ["holding", "seen"]
 
+    async def test_a_row_that_is_refused_keeps_no_other(self, database: Database, sql: Sql) -> None:
+        for worker_id in ("one", "two", "three"):
+            await register(database, sql, worker_id, last_seen_at=ago(90))
+        sql.execute("CREATE TABLE theirs (worker_id text REFERENCES jsworker.workers)")
+        sql.execute("INSERT INTO theirs VALUES ('two')")
+        sql.execute(
+            "ALTER TABLE jsworker.workers ADD CONSTRAINT theirs CHECK (id <> 'two' OR state <> 'stopped')"
+        )
+        try:
+            await registry.bury(database, ids=["one", "two", "three"])
+            states = {row["id"]: row["state"] for row in sql.execute("SELECT * FROM jsworker.workers")}
+            assert states == {"one": "stopped", "two": "running", "three": "stopped"}
+            assert await registry.forget_workers(database, silent_for=60.0) == 2
+            assert read_value(sql, "SELECT id FROM jsworker.workers") == "two"
+        finally:
+            sql.execute("ALTER TABLE jsworker.workers DROP CONSTRAINT theirs")
+            sql.execute("DROP TABLE theirs")
+
     @pytest.mark.parametrize(
         ("worker_id", "pattern"),
         [("seen", r"w\.last_seen_at < [^\n]+"), ("holding", r"NOT EXISTS \([^\n]+\)")],

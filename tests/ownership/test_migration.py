@@ -171,6 +171,7 @@ def test_a_transaction_that_does_not_end_is_named(empty_url: str, monkeypatch: p
     [
         ("0003", "0004", ["jobs_kind", "jobs_unique_key"]),
         ("0005", "0006", ["jobs_limits", "jobs_numbers", "jobs_times"]),
+        ("0009", "0010", ["jobs_unique_key"]),
     ],
 )
 def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
@@ -188,7 +189,7 @@ def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
     assert [rule["convalidated"] for rule in rules] == [True] * len(names)
 
 
-@pytest.mark.parametrize("before", ["0002", "0004"])
+@pytest.mark.parametrize("before", ["0002", "0004", "0008"])
 def test_in_one_transaction_they_are_not_validated_beside_jobs(empty_url: str, before: str) -> None:
     upgrade_database(empty_url, before)
     with connected(empty_url) as sql:
@@ -210,7 +211,9 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
         ("ended", "completed", {"dispatch": -5, "fencing_token": 2**63 - 1}),
         ("late", "scheduled", {"run_at": "infinity", "max_attempts": None, "max_stalls": None}),
         ("old", "queued", {"queued_at": "0044-03-15 BC", "stream_created": "-infinity"}),
+        ("since when", "queued", {"queued_at": None}),
         ("usual", "queued", {}),
+        ("running", "processing", {"dispatch": most, "fencing_token": most}),
     ]
     with connected(empty_url) as sql:
         ids = {name: insert_job(sql, status, **columns) for name, status, columns in cases}
@@ -221,11 +224,44 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
         sql.execute("UPDATE jsworker.jobs SET dispatch = dispatch + 1, fencing_token = fencing_token + 1")
     assert (found["stalls"]["max_stalls"], found["stalls"]["max_attempts"]) == (100, 1_000_000)
     assert found["claimed"]["max_stalls"] == 1000
-    assert (found["dispatch"]["dispatch"], found["dispatch"]["stream_created"]) == (most // 2, None)
+    assert (found["dispatch"]["dispatch"], found["dispatch"]["stream_created"]) == (most // 2 - 1, None)
     assert (found["ended"]["dispatch"], found["ended"]["fencing_token"]) == (0, most // 2)
     assert found["late"]["run_at"].year == 9999
     assert (found["late"]["max_attempts"], found["late"]["max_stalls"]) == (None, None)  # the class decides
+    assert found["since when"]["queued_at"] == found["since when"]["created_at"]
     assert (found["old"]["queued_at"].year, found["old"]["stream_created"].year) == (2000, 2000)
+
+
+async def test_a_row_that_is_written_while_the_bounds_are_set_is_brought_to_the_nearest(
+    empty_url: str,
+) -> None:
+    upgrade_database(empty_url, "0004")
+    with connected(empty_url) as producer, connected(empty_url) as other:
+        insert_job(other)
+        with producer.transaction():
+            job_id = insert_job(producer, dispatch=2**63 - 1)
+            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url))
+            waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'jsworker.jobs'::regclass"
+            await eventually(lambda: other.execute(waits).rowcount == 1, "the migration waits for the table")
+        assert await migrating == migrations.head()
+        assert read_job(other, job_id)["dispatch"] == 2**52 - 1
+
+
+def test_a_row_that_slipped_through_is_told_to_alembic_and_mended_by_the_upgrade(
+    empty_url: str, observer: Sql
+) -> None:
+    upgrade_database(empty_url, "0005")
+    with connected(empty_url) as sql:
+        numbers = "SELECT pg_get_constraintdef(oid) AS rule FROM pg_constraint WHERE conname = 'jobs_numbers'"
+        rule = sql.execute(numbers).fetchall()[0]["rule"]
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_numbers")
+        job_id = insert_job(sql, dispatch=2**63 - 1)
+        sql.execute(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT jobs_numbers {rule}".encode())
+        with pytest.raises(CommandError, match=r"beyond the bounds .*: run `jsworker db upgrade`"):
+            migrate_by_command(empty_url)
+        assert upgrade_database(empty_url) == migrations.head()
+        assert read_job(sql, job_id)["dispatch"] == 2**52 - 1
+        assert describe_schema(sql)["triggers"] == describe_schema(observer)["triggers"]
 
 
 MANY = """
@@ -278,6 +314,41 @@ def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch:
                 sql.execute("CREATE INDEX CONCURRENTLY jobs_failed ON jsworker.jobs (id)")
         assert built(sql) == {"jobs_failed": False}
         assert upgrade_database(empty_url, "0008") == "0008"
+        assert built(sql) == dict.fromkeys(BUILT, True)
+
+
+async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
+    upgrade_database(empty_url, "0007")
+    told: list[str] = []
+    with connected(empty_url) as holder, connected(empty_url) as other:
+        other.execute(MANY)
+        with holder.transaction():
+            holder.execute(
+                "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
+            )
+            first = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url, "0008"))
+            waits = "SELECT index_relid FROM pg_stat_progress_create_index WHERE lockers_total > 0"
+            await eventually(
+                lambda: other.execute(waits).rowcount == 1, "the build waits for the transaction"
+            )
+            index = other.execute(waits).fetchall()[0]["index_relid"]
+            second = asyncio.create_task(
+                asyncio.to_thread(upgrade_database, empty_url, "0008", tell=told.append)
+            )
+            await eventually(lambda: bool(told), "the second upgrade waits for the first")
+        assert (await first, await second) == ("0008", "0008")
+        assert built(other) == dict.fromkeys(BUILT, True)
+        kept = "SELECT CAST(to_regclass('jsworker.jobs_due_of_kind') AS oid) AS index"
+        assert other.execute(kept).fetchall() == [{"index": index}]
+        assert other.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").rowcount == 0
+    assert told == ["waiting for another upgrade, which builds indexes"]
+
+
+def test_an_index_that_is_missing_in_the_newest_schema_is_built_anew(empty_url: str) -> None:
+    upgrade_database(empty_url)
+    with connected(empty_url) as sql:
+        sql.execute("DROP INDEX jsworker.jobs_failed")
+        upgrade_database(empty_url)
         assert built(sql) == dict.fromkeys(BUILT, True)
 
 

@@ -6,7 +6,9 @@ from jsworker.errors import TransitionRefused
 from jsworker.ownership import control, outbox, reset
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.settle import Settled
 
+from .calls import claimed, release
 from .rows import (
     KIND,
     WORKER,
@@ -71,6 +73,21 @@ class TestOutbox:
         assert age(sql, job["queued_at"]) < 5
         assert await outbox.promote(database, limit=2) == 1
         assert await outbox.promote(database, limit=2) == 0
+
+
+class TestHighestDispatches:
+    """What a producer may write at most can be promoted, claimed and put back like any other job."""
+
+    async def test_queued(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, dispatch=2**52)
+        assert [job.id for job in await claimed(database, job_id)] == [job_id]
+        assert await release(database, job_id) is Settled.QUEUED
+        assert read_job(sql, job_id)["dispatch"] == 2**52 + 1
+
+    async def test_scheduled(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "scheduled", run_at=ago(1), dispatch=2**52 - 1)
+        assert await outbox.promote(database, limit=1) == 1
+        assert read_job(sql, job_id)["dispatch"] == 2**52
 
 
 class TestControl:

@@ -247,7 +247,7 @@ class TestByPrimaryKey:
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
-        seen |= {"in_line": [False] * batch}
+        seen |= {"in_line": [False] * batch, "stale_for": 60.0}
         assert access_paths(table, reset_rules.RESET_STALE, seen) == {"jobs_pkey"}
         assert access_paths(table, reset_rules.RESET_CRASHED, seen) == {"jobs_pkey"}
         assert access_paths(table, reset_rules.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
@@ -279,7 +279,8 @@ class TestByPrimaryKey:
         assert of_jobs(access_paths(table, lease.PROGRESS, parameters | values)) == {"jobs_pkey"}
 
     def test_cancel(self, table: Connection, batch: int) -> None:
-        assert access_paths(table, control.CANCEL, {"ids": some(table, "queued", batch)}) == {"jobs_pkey"}
+        parameters = {"ids": some(table, "queued", batch), "statuses": list(control.LIVE)}
+        assert access_paths(table, control.CANCEL, parameters) == {"jobs_pkey"}
 
 
 class TestSweeps:

@@ -13,7 +13,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
 from jsworker.ownership.listing import Count, SeenJob
 
-from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, insert_job, read_value
+from .rows import KIND, NOW, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_value
 
 ROW = registry.WorkerRow(
     id=WORKER,
@@ -205,3 +205,47 @@ class TestListing:
         job_id = insert_job(sql, "processing", fencing_token=4)
         found = await listing.look_up(database, [job_id, new_job_id()])
         assert found == {job_id: SeenJob(job_id, "processing", 4)}
+
+
+class _Interrupted(Database):
+    """Ends the last job of the first page of running jobs before the next page is read."""
+
+    ends: Sql
+    has_ended = False
+
+    async def run_along_index(self, statement: Any, parameters: Any) -> Any:
+        rows = await super().run_along_index(statement, parameters)
+        if statement is listing.PAGES["processing"] and not self.has_ended:
+            self.has_ended = True
+            change_job(
+                self.ends,
+                rows[-1].id,
+                status="completed",
+                worker_id=None,
+                last_activity_at=None,
+                finished_at=NOW,
+            )
+        return rows
+
+
+async def test_a_running_job_that_ends_between_two_pages_is_no_error(
+    sql: Sql, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "FEW", 3)
+    monkeypatch.setattr(listing, "PAGE", 2)
+    for _ in range(5):
+        insert_job(sql, "processing")
+    rare = insert_job(sql, "processing", kind="rare")
+    database = _Interrupted(database_url, statement_timeout=3.0)
+    database.ends = sql
+    try:
+        page = await listing.list_jobs(database, status="processing", kind="rare", limit=2)
+    finally:
+        await database.close()
+    assert ([job["id"] for job in page.jobs], database.has_ended) == ([rare], True)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+async def test_a_limit_that_lists_nothing_is_refused(database: Database, limit: int) -> None:
+    with pytest.raises(ValueError, match=rf"^limit {limit} must be 1 or more$"):
+        await listing.list_jobs(database, limit=limit)

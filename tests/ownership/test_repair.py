@@ -198,6 +198,6 @@ class TestRepublish:
 
     async def test_one_bad_row_keeps_no_neighbour_back(self, database: Database, sql: Sql) -> None:
         good, last = queue(sql, 60, 50)
-        bad = insert_job(sql, queued_at=ago(55), dispatch=2**53)
+        bad = insert_job(sql, queued_at=ago(55), dispatch=2**53, fencing_token=1)
         gone = [(good, 1), (bad, 2**53), (last, 1)]
         assert set(await self.republish(database, *gone)) == {good, last}

@@ -1,5 +1,6 @@
 """What CLAIM and the owner's signs of life write, and how the counters add up over a whole life."""
 
+import asyncio
 import secrets
 from datetime import timedelta
 from uuid import UUID
@@ -10,6 +11,8 @@ from jsworker.errors import OwnershipLost
 from jsworker.ownership import claim, lease, outbox
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refused_rows import RefusedRows
 
 from .calls import reset_stale, suspect
 from .rows import (
@@ -145,6 +148,15 @@ class TestClaim:
             running: claim.RefusedJob("processing", 3, WORKER),
         }
 
+    async def test_tells_it_although_the_timeline_takes_no_entry(self, database: Database, sql: Sql) -> None:
+        running = insert_job(sql, "processing", dispatch=3)
+        sql.execute("ALTER TABLE jsworker.job_events ADD CONSTRAINT theirs CHECK (false) NOT VALID")
+        try:
+            why = await claim.look_at_refused(database, kind=KIND, ids=[running], worker_id=OTHER_WORKER)
+        finally:
+            sql.execute("ALTER TABLE jsworker.job_events DROP CONSTRAINT theirs")
+        assert why == {running: claim.RefusedJob("processing", 3, WORKER)}
+
 
 class TestLease:
     async def test_a_heartbeat_renews_and_tells_of_a_cancel(self, database: Database, sql: Sql) -> None:
@@ -276,3 +288,16 @@ async def test_a_life_with_everything_conserves_the_attempts(database: Database,
         (3, 0, 3),
     ]
     assert read_job(sql, job_id)["dispatch"] == 5
+
+
+async def test_a_mark_that_is_written_during_a_look_is_known_after_it(database: Database, sql: Sql) -> None:
+    job_id = insert_job(sql, "processing")
+    for _ in range(20):  # mostly the first will do
+        sql.execute("DELETE FROM jsworker.refused_rows")
+        refused_rows = RefusedRows(database, worker_id=WORKER)
+        refused = [(job_id, RowRefused("23514", None))]
+        await asyncio.gather(refused_rows.note("fail", refused), refused_rows.look())
+        assert refused_rows.any_of("fail")
+    sql.execute("DELETE FROM jsworker.refused_rows")
+    await refused_rows.look()
+    assert not refused_rows.any_of("fail")

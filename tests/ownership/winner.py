@@ -103,7 +103,7 @@ class Winner:
 
     def cancels(self, job_id: UUID) -> None:
         """Cancel, and leave it open."""
-        self.run(control.CANCEL, {"ids": [job_id]})
+        self.run(control.CANCEL, {"ids": [job_id], "statuses": list(control.LIVE)})
 
     def retries(self, job_id: UUID) -> None:
         """Retry, and leave it open."""

@@ -54,6 +54,10 @@ class Site:
             "stream": f"UPGRADE_{unique}",
             "subject_prefix": f"upgrade-{unique}",
             **FAST,
+            # No machine is so busy that an owner who lives is taken for dead.
+            "crash_threshold": 10.0,
+            "stale_threshold": 20.0,
+            "ack_wait": 60.0,
         }
         self.settings = Settings(**values)
         self._environment = {variable_of(name): str(value) for name, value in values.items()}
@@ -110,7 +114,7 @@ async def all_end_completed(sql: Sql, jobs: int) -> None:
     async def all_ended() -> None:
         assert completed(sql) == jobs
 
-    await eventually(all_ended, seconds=30)
+    await eventually(all_ended)
 
 
 async def holder_of(sql: Sql, kind: str = "nap") -> str:

@@ -114,7 +114,7 @@ class Pair:
         async def check() -> None:
             assert await ask(self.primary, query) == [(count,)], query
 
-        await eventually(check, seconds=20)
+        await eventually(check)
 
     def discard(self) -> None:
         """End both and delete their data."""

@@ -37,8 +37,9 @@ class World:
         self.seen: Counter[str] = Counter()
         self._url = database_url
         self.database = Database(database_url, statement_timeout=_PATIENT)
-        # Never opened: without its stream a client leaves every message to the outbox.
+        # Never opened, only said to be: without its stream a client leaves every message to the outbox.
         self.client = JobClient(settings)
+        self.client._unusable_because = None
 
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner()

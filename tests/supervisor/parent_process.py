@@ -14,7 +14,7 @@ import psutil
 
 from tests.support.polling import eventually
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class ParentProcess:
@@ -67,6 +67,14 @@ class ParentProcess:
             return lines
 
         return await eventually(told, seconds=seconds)
+
+    async def says(self, words: str, seconds: float = SECONDS) -> None:
+        """Wait until the log holds these words."""
+
+        async def said() -> None:
+            assert words in self.log, self.log
+
+        await eventually(said, seconds=seconds)
 
     async def ready(self, children: int = 1) -> list[int]:
         """Wait until so many children work and return their process ids, by their places."""

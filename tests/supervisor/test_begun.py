@@ -104,10 +104,14 @@ async def test_jobs_that_waited_for_a_slot_of_a_killed_child_have_no_stall(
         assert [event["detail"]["counted"] for event in resets] == [False]
         assert read_job(sql, job_id)["stalls"] == 0
     assert settings.max_stalls > 1
-    lines = [line for line in parent.lines("stale.recovered") if line["owners"] == [owner]]
     if processes > 1:
-        assert sum(line["jobs"] for line in lines) == len(begun | waiting)
-        assert sum(line["counted"] for line in lines) == SLOTS
+
+        async def told() -> None:
+            lines = [line for line in parent.lines("stale.recovered") if line["owners"] == [owner]]
+            assert sum(line["jobs"] for line in lines) == len(begun | waiting)
+            assert sum(line["counted"] for line in lines) == SLOTS
+
+        await eventually(told, seconds=30.0)
         assert parent.lines("job.stalled") == []
 
 

@@ -1,6 +1,8 @@
 """A child that dies or hangs: its jobs run again at once, and its place is filled again."""
 
+import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ UNDER_LOAD_SECONDS = 5.0
 ASLEEP = "SELECT worker_id FROM jsworker.jobs WHERE stage = 'asleep' AND status = 'processing'"
 
 
-async def ends_completed(sql: Sql, job_id: Any, seconds: float = 20.0) -> dict[str, Any]:
+async def ends_completed(sql: Sql, job_id: Any, seconds: float = 60.0) -> dict[str, Any]:
     async def completed() -> dict[str, Any]:
         job = read_job(sql, job_id)
         assert job["status"] == "completed", job
@@ -90,6 +92,62 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
     assert reset["worker_id"].startswith("supervisor-")
 
+    async def dead_is_stopped() -> None:
+        row = sql.execute("SELECT state FROM jsworker.workers WHERE id = %s", [owner]).fetchone()
+        assert row == {"state": "stopped"}
+
+    await eventually(dead_is_stopped)
+
+
+async def test_a_dead_worker_whose_row_cannot_be_changed_is_buried_all_the_same(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    sql.execute("""
+        CREATE FUNCTION jsworker.keep() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN RAISE EXCEPTION 'kept' USING ERRCODE = 'insufficient_privilege'; END $$
+    """)
+    sql.execute("""
+        CREATE TRIGGER kept BEFORE UPDATE ON jsworker.workers
+          FOR EACH ROW WHEN (NEW.state = 'stopped') EXECUTE FUNCTION jsworker.keep()
+    """)
+    parent = supervise("Nap", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0)
+    await parent.ready(1)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    [refused] = await parent.tells("burial.refused")
+    assert refused["worker_id"] == owner
+    assert not parent.lines("burial.waiting")
+
+
+async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    """The sibling that was asked to take the job back does not; the parent looks one time-out later."""
+    parent = supervise(
+        "Nap",
+        processes=2,
+        statement_timeout=10.0,
+        heartbeat_interval=12.0,
+        crash_threshold=60.0,
+        stale_threshold=120.0,
+        watchdog_timeout=60.0,
+        ack_wait=600.0,
+    )
+    await parent.ready(2)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    [sibling] = [line for line in parent.lines("child.started") if line["worker_id"] != owner]
+    parent.send(signal.SIGSTOP, sibling["pid"])
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    assert counters(await ends_completed(sql, job_id, seconds=60)) == (2, 0, 1)
+    [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+    assert reset["worker_id"].startswith("supervisor-")
+    assert reset["detail"]["reason"] == "its process ended: signal SIGKILL"
+
 
 async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
     supervise: Supervise, client: JobClient, sql: Sql
@@ -103,8 +161,28 @@ async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
         assert read_job(sql, job_id)["stalls"] >= 4
 
     await eventually(stalled_often, seconds=40.0)
-    aborted = [line for line in parent.lines("child.died") if line["how"] == "signal SIGABRT"]
-    assert len(aborted) == 2
+    aborted = [line for line in await parent.tells("child.died", 2) if line["how"] == "signal SIGABRT"]
+    assert len(aborted) == 2, "\n".join(str(event) for event in read_events(sql, job_id))
+
+
+async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stands_still(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Aborts", watchdog_timeout=WATCHDOG_SECONDS)
+    await parent.ready()
+    [child] = parent.lines("child.started")
+    parent.send(signal.SIGSTOP)
+    job_id = (await client.enqueue("aborts", {})).id
+
+    stat = Path(f"/proc/{child['pid']}/stat")
+
+    async def died() -> None:
+        assert ") Z " in await asyncio.to_thread(stat.read_text)
+
+    await eventually(died)
+    await asyncio.sleep(2 * WATCHDOG_SECONDS)  # the time for which it is seen to have stood still
+    parent.send(signal.SIGCONT)
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
 
 
 @pytest.mark.parametrize("kind", ["aborts", "blocks", "holds-gil"])
@@ -121,7 +199,7 @@ async def test_a_job_that_takes_its_process_down_runs_again(
         return
     assert len(await parent.tells("child.hung")) == 1
     assert (await parent.tells("child.died"))[0]["how"] in {"signal SIGKILL", "exit code 0"}
-    assert "my_jobs.py" in parent.log  # the stack
+    await parent.says("my_jobs.py")  # the stack
     assert (job["claimed_at"] - job["created_at"]).total_seconds() < WATCHDOG_SECONDS + UNDER_LOAD_SECONDS
 
 
@@ -143,7 +221,7 @@ async def test_a_quiet_phase_that_its_job_has_left_hides_no_hang(
     await ends_completed(sql, (await client.enqueue("leaves-quiet", {})).id)
     blocking = (await client.enqueue("blocks", {})).id
     assert counters(await ends_completed(sql, blocking)) == (2, 0, 1)
-    assert len(parent.lines("child.hung")) == 1
+    assert len(await parent.tells("child.hung")) == 1
 
 
 @pytest.mark.parametrize("kind", ["stubborn", "swallows"])
@@ -157,16 +235,16 @@ async def test_a_run_that_ignores_its_time_out_ends_with_its_process_and_is_name
     culprit = (await client.enqueue(kind, {})).id
     assert counters(await ends_completed(sql, culprit)) == (2, 0, 1)
     assert counters(await ends_completed(sql, innocent)) == (1, 0, 0)
-    [condemned] = parent.lines("child.condemned")
+    [condemned] = await parent.tells("child.condemned")
     assert (condemned["pid"], condemned["culprits"]) == (pid, [str(culprit)])
-    [ignored] = parent.lines("job.stop_ignored")
+    [ignored] = await parent.tells("job.stop_ignored")
     assert (ignored["level"], ignored["job_id"], ignored["stop"]) == ("error", str(culprit), "timeout")
     for job_id, counted in ((culprit, True), (innocent, False)):
         [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
         assert reset["detail"]["counted"] is counted
         assert f"job {culprit} went on although it was told to stop: timeout" in reset["detail"]["reason"]
     if kind == "stubborn":
-        assert "my_jobs.py" in parent.log  # the stack
+        await parent.says("my_jobs.py")  # the stack
 
 
 async def test_the_dead_are_remembered_while_the_database_is_away(

@@ -33,7 +33,7 @@ def ask(url: str, accept: str = "text/plain") -> tuple[int, str]:
         return refusal.code, refusal.read().decode()
 
 
-async def answers(url: str, status: int, *words: str, seconds: float = 20.0) -> str:
+async def answers(url: str, status: int, *words: str, seconds: float = 60.0) -> str:
     """Wait until a path answers like this, and return the answer."""
 
     async def answered() -> str:

@@ -20,6 +20,9 @@ class _Nobody:
     def note_ready(self, _: Child) -> None:
         raise AssertionError
 
+    def note_registered(self, *_: object) -> None:
+        raise AssertionError
+
     def note_condemned(self, *_: object) -> None:
         raise AssertionError
 

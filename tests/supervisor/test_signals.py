@@ -17,7 +17,7 @@ from tests.support.polling import eventually
 STATES = "SELECT string_agg(DISTINCT state, ' ') FROM jsworker.workers"
 
 
-async def are_gone(pids: list[int], seconds: float = 10.0) -> None:
+async def are_gone(pids: list[int], seconds: float = 60.0) -> None:
     async def gone() -> None:
         left = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
         assert left == []
@@ -66,7 +66,7 @@ async def test_a_second_signal_hands_everything_back(
     parent.send(signal.SIGTERM)
     await parent.tells("worker.draining")
     parent.send(signal.SIGTERM)
-    assert await parent.ends(seconds=5.0) == 0
+    assert await parent.ends(seconds=30.0) == 0
     job = read_job(sql, job_id)
     assert (job["status"], job["clear_reason"]) == ("queued", "the worker was stopped")
 

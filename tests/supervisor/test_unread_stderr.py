@@ -43,16 +43,18 @@ def workers(parent: ParentProcess) -> list[int]:
 
 
 async def owner_of(sql: Sql, job_id: object) -> int:
-    async def running() -> int:
+    """Wait until a Nap job sleeps: one that its owner has claimed and not begun has no stall by its death."""
+
+    async def asleep() -> int:
         row = sql.execute(
             "SELECT w.pid FROM jsworker.jobs AS j JOIN jsworker.workers AS w ON w.id = j.worker_id"
-            " WHERE j.id = %s",
+            " WHERE j.id = %s AND j.stage = 'asleep'",
             [job_id],
         ).fetchone()
         assert row is not None
         return int(row["pid"])
 
-    return await eventually(running, seconds=60.0)
+    return await eventually(asleep, seconds=60.0)
 
 
 async def test_children_are_watched_killed_and_replaced_and_all_ends_in_time(

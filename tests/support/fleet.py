@@ -142,7 +142,7 @@ class WorkerProcess:
         """Return job and token of every run it has begun."""
         return [(line["job"], line["token"]) for line in self.lines("start")]
 
-    async def tells(self, what: str, times: int = 1, seconds: float = 20.0) -> list[dict[str, Any]]:
+    async def tells(self, what: str, times: int = 1, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait until its journal has told of this so many times."""
 
         async def told() -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ class WorkerProcess:
 
         return await eventually(told, seconds=seconds)
 
-    async def ends(self, seconds: float = 20.0) -> int:
+    async def ends(self, seconds: float = 60.0) -> int:
         """Wait for its end and return the exit code."""
 
         async def ended() -> int:

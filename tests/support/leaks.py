@@ -34,4 +34,4 @@ async def nothing_left(database_url: str) -> AsyncIterator[None]:
             connections = connection.execute(_CONNECTIONS).fetchall()
         assert not connections, f"connections left: {connections}"
 
-    await eventually(gone, seconds=3)
+    await eventually(gone)

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 10.0) -> T:
+async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
     """Call ``check`` until it raises no AssertionError, and return what it returns."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

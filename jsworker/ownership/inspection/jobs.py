@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
+from jsworker.ownership.registry import IS_ALIVE
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
@@ -62,12 +63,10 @@ FROM several AS k)
 SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """)
 
-WORKERS = text("""
-SELECT w.id, w.kinds, w.concurrency, w.version, w.state,
-  w.state <> 'stopped' AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)
-    AS alive
+WORKERS = text(f"""
+SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
-""")
+""")  # noqa: S608 -- a constant of registry.py
 
 FORGETTABLE = text("""
 SELECT count(*) AS workers FROM jsworker.workers AS w
@@ -148,7 +147,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredWorker:
-    """A worker's row; ``alive``: it was seen within three of its heartbeats."""
+    """A worker's row; ``alive``: see ``list_workers``."""
 
     id: str
     kinds: tuple[str, ...]

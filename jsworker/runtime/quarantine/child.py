@@ -6,6 +6,9 @@ import os
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn
 
 from jsworker import tracing
@@ -43,11 +46,7 @@ def main() -> NoReturn:
     speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
     asyncio.run(_work(order, link))
-    # Threads of the job may never end, and nobody waits for them here.
-    sys.stdout.flush()
-    drain_logs()
-    sys.stderr.flush()
-    os._exit(0)
+    os._exit(0)  # threads of the job may never end, and nobody waits for them here
 
 
 async def _work(order: Order, link: socket.socket) -> None:
@@ -88,8 +87,7 @@ async def _work(order: Order, link: socket.socket) -> None:
     try:
         await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
         outcome = ended.result()
-        # Before it is told: the owner ends this process as soon as it knows.
-        await asyncio.to_thread(tracing.flush, _FLUSH_SECONDS)
+        await _flush()  # before it is told: the owner ends this process as soon as it knows
         writer.write(outcome_line(outcome, completed=run.completed))
         await writer.drain()
     finally:
@@ -98,6 +96,20 @@ async def _work(order: Order, link: socket.socket) -> None:
         await sessions.close()
         await database.close()
         writer.close()
+
+
+async def _flush() -> None:
+    """Hand out what the job has printed, logged and traced; what nobody takes within seconds is left."""
+    own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
+    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), _flush_output)
+    flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
+    await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
+            stream.flush()
 
 
 async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:

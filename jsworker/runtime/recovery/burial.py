@@ -75,11 +75,12 @@ class Burial:
             await asyncio.wait(self._digging)
 
     async def _work(self, death: Death) -> None:
+        in_line: reset.InLine = {}
         for _ in range(_LOOKS):
-            await self._take_back(death)
+            await self._take_back(death, in_line)
             await asyncio.sleep(self._pause)
 
-    async def _take_back(self, death: Death) -> None:
+    async def _take_back(self, death: Death, in_line: reset.InLine) -> None:
         try:
             taken = await reset.reset_dead(
                 self._database,
@@ -88,6 +89,7 @@ class Burial:
                 reason=death.reason,
                 counted=death.counted,
                 culprits=death.culprits,
+                in_line=in_line,
             )
             await report(
                 taken,

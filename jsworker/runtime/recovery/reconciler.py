@@ -1,6 +1,6 @@
 """Startup reconciliation: jobs of earlier lives of this host are taken back at once, on evidence of death."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
@@ -28,6 +28,7 @@ class Reconciler:
         self,
         *,
         worker: WorkerRow,
+        siblings: Collection[str],
         statement_timeout: float,
         database: Database,
         health: DatabaseHealth,
@@ -40,12 +41,15 @@ class Reconciler:
 
         Args:
             worker: this worker.
+            siblings: workers whose jobs the common parent takes back: it knows which of them had begun. What
+                it has left at the end of that time is taken back all the same.
             statement_timeout: seconds for which a statement of the dead may still be executed.
             database, health, refused_rows, events: the worker's own.
             on_requeued: called when jobs went back to the queue.
             done: called when nothing is left to do.
         """
         self._worker = worker
+        self._siblings = siblings
         self._statement_timeout = statement_timeout
         self._database = database
         self._health = health
@@ -54,6 +58,7 @@ class Reconciler:
         self._on_requeued = on_requeued
         self._done = done
         self._dead: dict[str, str] | None = None
+        self._in_line: reset.InLine = {}
         self._until = 0.0
         self._jobs = 0
 
@@ -65,7 +70,8 @@ class Reconciler:
                 self._dead = await self._find_the_dead()
                 self._until = boottime() + self._statement_timeout
             for owner, proof in self._dead.items():
-                await self._take_back(owner, proof)
+                if last or owner not in self._siblings:
+                    await self._take_back(owner, proof)
             if last:
                 await registry.bury(self._database, ids=list(self._dead))
                 await registry.forget_workers(self._database, silent_for=FORGOTTEN_AFTER_SECONDS)
@@ -87,6 +93,7 @@ class Reconciler:
             worker_id=self._worker.id,
             owner=owner,
             reason=f"worker {owner} has ended: {proof}",
+            in_line=self._in_line,
         )
         resets = await report(
             taken,

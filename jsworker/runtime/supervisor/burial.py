@@ -16,6 +16,7 @@ from jsworker.settings import Settings
 
 if TYPE_CHECKING:
     from jsworker.ownership.database import Database
+    from jsworker.ownership.reset import InLine
 
 _LOOKS_A_TIMEOUT: Final = 3
 _SHORTEST_PAUSE_SECONDS: Final = 0.02
@@ -40,6 +41,7 @@ class Dead:
         found: whether the database has answered once.
         refused: jobs that were told because PostgreSQL refuses their rows.
         due: boot time of the next look.
+        in_line: which of its jobs had not begun, as the first look at them has told.
     """
 
     worker_id: str
@@ -52,6 +54,7 @@ class Dead:
     found: bool = False
     refused: set[UUID] = field(default_factory=set)
     due: float = 0.0
+    in_line: "InLine" = field(default_factory=dict)
 
 
 class Burials:
@@ -91,6 +94,10 @@ class Burials:
             self._digging = asyncio.create_task(self._dig(), name="jsworker burials")
             self._digging.add_done_callback(self._note_end)
 
+    def waiting(self) -> list[str]:
+        """Return the dead whose jobs are not all taken back yet."""
+        return [dead.worker_id for dead in self._dead]
+
     async def finish(self, seconds: float) -> None:
         """Wait for the end of all burials, and give up what is not done in time; others find it later."""
         if self._digging is None:
@@ -127,6 +134,7 @@ class Burials:
     async def _look_at_due(self, database: "Database") -> None:
         for dead in [dead for dead in self._dead if dead.due <= boottime()]:
             began = boottime()
+            is_last = began - dead.died_at >= dead.in_flight
             try:
                 await self._take_back(database, dead)
             except JsworkerError as error:
@@ -135,8 +143,9 @@ class Burials:
                     return
                 continue
             self._retry_seconds = 0.0
-            if began - dead.died_at >= dead.in_flight:
+            if is_last:
                 self._dead.remove(dead)
+                await self._note_death(database, dead)
             dead.due = min(boottime() + dead.in_flight / _LOOKS_A_TIMEOUT, dead.died_at + dead.in_flight)
 
     async def _take_back(self, database: "Database", dead: Dead) -> None:
@@ -149,6 +158,7 @@ class Burials:
             reason=dead.reason,
             counted=dead.counted,
             culprits=dead.culprits,
+            in_line=dead.in_line,
         )
         jobs = Counter(reset.status for reset in taken.resets)
         dead.taken += jobs
@@ -168,6 +178,19 @@ class Burials:
                     "burial.refused", worker_id=dead.worker_id, job_id=str(job_id), reason=str(error)
                 )
         dead.found = True
+
+    async def _note_death(self, database: "Database", dead: Dead) -> None:
+        from jsworker.ownership.registry import bury  # noqa: PLC0415 -- with SQLAlchemy, see above
+
+        try:
+            refused = await bury(database, ids=[dead.worker_id])
+        except JsworkerError as error:  # its jobs are taken back, which is what matters
+            reason = str(error)
+        else:
+            if not refused:
+                return
+            reason = str(refused[0][1])
+        self._logger.warning("burial.refused", worker_id=dead.worker_id, reason=reason)
 
     def _note_failure(self, dead: Dead, error: JsworkerError) -> None:
         self._retry_seconds = min(_LONGEST_RETRY_SECONDS, max(_FIRST_RETRY_SECONDS, 2 * self._retry_seconds))

@@ -28,6 +28,7 @@ from jsworker.runtime.supervisor.messages import (
     Ready,
     Registered,
     Report,
+    Sibling,
     Stop,
     Stopped,
     Tick,
@@ -67,6 +68,10 @@ class Watcher(Protocol):
 
     def note_ready(self, child: "Child") -> None:
         """Its worker works."""
+        ...
+
+    def note_registered(self, child: "Child", worker_id: str) -> None:
+        """It may hold jobs from now on."""
         ...
 
     def note_condemned(self, child: "Child", culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
@@ -211,6 +216,10 @@ class Child:
         """Ask it to take back what a dead sibling held."""
         self._tell(line_of(sibling))
 
+    def leave_to_parent(self, worker_id: str) -> None:
+        """Tell it of a sibling: what that leaves is taken back by the parent, on its evidence."""
+        self._tell(line_of(Sibling(worker_id=worker_id)))
+
     def hear(self) -> None:
         """Take what it has said so far."""
         while self._budget > 0:
@@ -281,6 +290,7 @@ class Child:
             self.worker_id = worker_id
             self.holds_jobs = True
             self.silence.tighten(self._watchdog_timeout)
+            self._watcher.note_registered(self, worker_id)
 
     @contextmanager
     def _shared(self, concurrency: int) -> Iterator[int | None]:

@@ -29,6 +29,7 @@ from jsworker.runtime.supervisor.messages import (
     Ready,
     Registered,
     Report,
+    Sibling,
     Stop,
     Stopped,
     Tick,
@@ -80,6 +81,7 @@ class Link:
         on_stop: Callable[[bool], None],
         on_wake: Callable[[], None],
         on_bury: Callable[[Bury], None],
+        on_sibling: Callable[[str], None],
     ) -> None:
         """Listen to the parent from now on.
 
@@ -89,11 +91,13 @@ class Link:
             on_stop: called at each word or signal to stop, with whether to hand everything back at once.
             on_wake: called when the parent has put jobs back into the queue.
             on_bury: called when a sibling has died.
+            on_sibling: called with the worker id of each child whose jobs the parent takes back itself.
         """
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = watchdog_timeout
         self._orphan_seconds = 2 * statement_timeout + _ORPHAN_SECONDS
         self._on_stop, self._on_wake, self._on_bury = on_stop, on_wake, on_bury
+        self._on_sibling = on_sibling
         self._loop.add_reader(self._socket, self._hear)
         on_sigterm(self._note_sigterm)
         self._tick()
@@ -228,6 +232,8 @@ class Link:
                     self._on_wake()
                 case Bury():
                     self._on_bury(message)
+                case Sibling(worker_id=worker_id):
+                    self._on_sibling(worker_id)
 
     def _note_sigterm(self) -> None:
         if self._parent_is_dead():

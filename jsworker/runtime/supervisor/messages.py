@@ -99,6 +99,13 @@ class Bury(BaseModel):
     culprits: Annotated[list[UUID], Field(max_length=MOST_CULPRITS)]
 
 
+class Sibling(BaseModel):
+    """Another child of the same parent, which takes back itself what that one leaves."""
+
+    what: Literal["sibling"] = "sibling"
+    worker_id: str
+
+
 class Stop(BaseModel):
     """Stop: drain, or with ``force`` hand every job back at once."""
 
@@ -109,7 +116,7 @@ class Stop(BaseModel):
 FromChild: TypeAlias = (
     Tick | Registered | Ready | QuietUntil | Figures | Report | Condemn | Stopped | LastWords
 )
-FromParent: TypeAlias = Wake | Bury | Stop
+FromParent: TypeAlias = Wake | Bury | Sibling | Stop
 Message: TypeAlias = FromChild | FromParent
 
 _ANY: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="what")])

@@ -28,6 +28,7 @@ CONNECT_SECONDS: Final = 10.0
 _WRONG_SETTINGS: Final = 2
 _LEAVE_SECONDS: Final = 3.0
 _MARGIN_SECONDS: Final = 1.0
+_LINE_SECONDS: Final = 0.2
 _LAST_SIGNS_SECONDS: Final = 0.2
 """Between the dump of a hung child's stacks and SIGKILL."""
 _ROUNDS_A_TIMEOUT: Final = 10
@@ -36,6 +37,10 @@ _LONGEST_ROUND_SECONDS: Final = 0.5
 _HEARD_ROUNDS: Final = 2
 """So many rounds count at most of a pause in which the parent itself stood still."""
 _ASLEEP_ROUNDS: Final = 10
+_OWN_ENDS: Final = frozenset(
+    -number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+)
+"""Exit codes of a process that ended by what it did itself, whoever stood still meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,12 @@ class Supervisor:
         self._places.note_ready(child)
         self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
 
+    def note_registered(self, child: Child, worker_id: str) -> None:
+        """A child may hold jobs from now on."""
+        for other in self._children():
+            if other is not child:
+                other.leave_to_parent(worker_id)
+
     def note_condemned(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """Kill a child at its own wish."""
         if child.fate is None:
@@ -182,9 +193,16 @@ class Supervisor:
                 watchdog_timeout=self._settings.watchdog_timeout,
                 watcher=self,
             )
+            self._tell_siblings(place.child)
         except OSError as error:  # no memory, no process ids: others may end meanwhile
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
             self._restart_later(place, place.restarts.delay_after(0.0, worked=False))
+
+    def _tell_siblings(self, child: Child) -> None:
+        """Tell a new child whose jobs are not its business, also when it finds their processes gone."""
+        siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
+        for worker_id in [*siblings, *self._burials.waiting()]:
+            child.leave_to_parent(worker_id)
 
     def _environment_of(self, number: int) -> Mapping[str, str]:
         if self._settings.worker_id is None:
@@ -232,9 +250,10 @@ class Supervisor:
             f"its process was killed: the event loop stood still for {self._settings.watchdog_timeout:g} s"
         )
         child.fate = Fate(HUNG, reason, counted=not self._stopping)
-        child.send(DUMP_SIGNAL)
-        child.send(signal.SIGTERM)
-        self._loop.call_later(_LAST_SIGNS_SECONDS, child.send, signal.SIGKILL)
+        # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
+        self._loop.call_later(_LINE_SECONDS, child.send, DUMP_SIGNAL)
+        self._loop.call_later(_LINE_SECONDS, child.send, signal.SIGTERM)
+        self._loop.call_later(_LINE_SECONDS + _LAST_SIGNS_SECONDS, child.send, signal.SIGKILL)
 
     def _reap(self) -> None:
         for place in self._places:
@@ -267,7 +286,8 @@ class Supervisor:
         if child.worker_id is None or not child.holds_jobs:
             return
         reason = f"its process ended: {child.ending()}"
-        fate = child.fate or Fate(KILLED, reason, counted=not (self._stopping or self._just_woke()))
+        innocent = self._just_woke() and child.exit_code not in _OWN_ENDS
+        fate = child.fate or Fate(KILLED, reason, counted=not (self._stopping or innocent))
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         counted, culprits = fate.counted, fate.culprits
         if counted and not culprits and (begun := child.begun()) is not None:
