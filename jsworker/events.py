@@ -50,10 +50,14 @@ class Event:
     Attributes:
         name: one of ``EVENT_NAMES``.
         fields: what belongs to it, for example ``job_id``, ``kind``, ``fencing_token``; never a payload.
+        exception: of ``job.error`` and ``job.failed``: what the processor raised, with its traceback, for an
+            error tracker; None where nothing was raised in this process. It may hold payloads;
+            ``repr`` leaves it out.
     """
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
+    exception: BaseException | None = field(default=None, repr=False)
 
 
 Listener = Callable[[Event], None]
@@ -83,12 +87,12 @@ class Events:
         """Tell whether anybody listens, so that hot paths need not build an event for nobody."""
         return bool(self._all) or name in self._by_name
 
-    def emit(self, name: str, **fields: Any) -> None:
+    def emit(self, name: str, exception: BaseException | None = None, /, **fields: Any) -> None:
         """Tell the listeners, in the order in which they came."""
         listeners = [*self._by_name.get(name, ()), *self._all]
         if not listeners:
             return
-        event = Event(name, fields)
+        event = Event(name, fields, exception)
         for listener in listeners:
             try:
                 listener(event)

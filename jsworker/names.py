@@ -4,7 +4,8 @@ import re
 
 from jsworker.errors import InvalidName
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_KEY_CHARACTERS = 255
 
 
 def check_kind(kind: str) -> str:
@@ -15,7 +16,7 @@ def check_kind(kind: str) -> str:
     Raises:
         InvalidName: it does not match ``^[a-z0-9][a-z0-9_-]{0,63}$``.
     """
-    if not isinstance(kind, str) or not _NAME.fullmatch(kind) or "." in kind:
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise InvalidName(f"kind {shown(kind)} must match ^[a-z0-9][a-z0-9_-]{{0,63}}$")
     return kind
 
@@ -24,10 +25,12 @@ def check_unique_key(key: str) -> str:
     """Return ``key`` when it may be a unique key.
 
     Raises:
-        InvalidName: it does not match ``^[a-z0-9][a-z0-9_.-]{0,63}$``.
+        InvalidName: it is no text of 1 to 255 printable characters (``str.isprintable``).
     """
-    if not isinstance(key, str) or not _NAME.fullmatch(key):
-        raise InvalidName(f"unique key {shown(key)} must match ^[a-z0-9][a-z0-9_.-]{{0,63}}$")
+    if not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS or not key.isprintable():
+        raise InvalidName(
+            f"unique key {shown(key)} must be text of 1 to {_KEY_CHARACTERS} printable characters"
+        )
     return key
 
 

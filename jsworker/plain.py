@@ -1,4 +1,4 @@
-"""Pydantic models as plain JSON values, for payloads and results alike."""
+"""Pydantic models as plain JSON values."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ def plain(value: Any, *, what: str) -> Any:
 
     Args:
         value: a model, or a value that ``strict_json`` judges.
-        what: how to name it in an error, for example ``result``.
+        what: how to name it in an error, for example ``payload``.
 
     Raises:
         InvalidJson: the model has no JSON form, or holds NaN or an infinity.
@@ -22,7 +22,7 @@ def plain(value: Any, *, what: str) -> Any:
         return value
     try:  # without warnings: they would show values
         found = value.model_dump(mode="json", warnings=False)
-        finite = _is_finite(value.model_dump(warnings=False))
+        finite = is_finite(value.model_dump(warnings=False))
     except (ValueError, RecursionError):
         raise InvalidJson(f"{what} of type {type(value).__name__} has no JSON form") from None
     if not finite:  # pydantic has written null
@@ -30,13 +30,14 @@ def plain(value: Any, *, what: str) -> Any:
     return found
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Tell whether a value, as pydantic's Python form has it, holds neither NaN nor an infinity."""
     match value:
         case float():
             return math.isfinite(value)
         case dict():
-            return all(map(_is_finite, value.values()))
+            return all(map(is_finite, value.values()))
         case list() | tuple() | set() | frozenset():
-            return all(map(_is_finite, value))
+            return all(map(is_finite, value))
         case _:
             return True

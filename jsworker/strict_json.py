@@ -2,16 +2,19 @@
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic_core import to_json
 
 from jsworker.errors import InvalidJson
+from jsworker.names import printable
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays."""
 
 _MAX_NUMBER = 10**308
+_LONGEST_PLACE = 100
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 """For subclasses of what JSON knows, enums above all: it writes what was checked."""
 
@@ -30,9 +33,43 @@ def dumps(value: Any, *, what: str = "value") -> str:
         InvalidJson: it is no JSON, or holds NaN, an infinity, a number of 1e308 or more, NUL characters,
             lone surrogates, or nests deeper than ``MAX_DEPTH``.
     """
-    if _check(value, what, 0):
-        return to_json(value).decode()
-    return _ENCODER.encode(value)
+    try:
+        is_plain = _check(value, what, 0)
+    except InvalidJson as error:
+        place, _ = find(value, lambda part: not _fits(part))
+        raise InvalidJson(f"{error}{place}") from None
+    return to_json(value).decode() if is_plain else _ENCODER.encode(value)
+
+
+def find(value: Any, is_wrong: Callable[[Any], bool]) -> tuple[str, Any]:
+    """Return where in a value of dicts and lists the first wrong part is, in words, and the part."""
+    place = ""
+    for _ in range(MAX_DEPTH):
+        parts: Iterable[tuple[Any, Any]]
+        match value:
+            case dict():
+                parts = ((f".{key}" if place else str(key), part) for key, part in value.items())
+            case list() | tuple():
+                parts = ((f"[{index}]", part) for index, part in enumerate(value))
+            case _:
+                break
+        for step, part in parts:
+            if is_wrong(part):
+                place, value = place + step, part
+                break
+        else:
+            break
+    else:  # a circle, or what is too deep: each of its places is as wrong as the others
+        return "", value
+    return (f" (at {printable(place, _LONGEST_PLACE)})" if place else ""), value
+
+
+def _fits(value: Any) -> bool:
+    try:
+        _check(value, "", 0)
+    except InvalidJson:
+        return False
+    return True
 
 
 def loads(text: str | bytes, *, what: str = "value") -> Any:

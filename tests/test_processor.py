@@ -258,10 +258,10 @@ class TestPayloads:
         ("payload", "fault"),
         [
             ({"a": object()}, "payload holds a value that has no JSON form"),
-            ({"a": math.nan}, "payload holds nan, which is not a finite number"),
-            ({"a": [math.inf]}, "payload holds inf, which is not a finite number"),
+            ({"a": math.nan}, "payload holds nan, which is not a finite number (at a)"),
+            ({"a": [math.inf]}, "payload holds inf, which is not a finite number (at a[0])"),
             ({"a": b"\xff"}, "payload holds bytes that are not UTF-8"),
-            ({"a": "\0"}, r"payload holds \u0000, which PostgreSQL cannot store"),
+            ({"a": "\0"}, r"payload holds \u0000, which PostgreSQL cannot store (at a)"),
         ],
     )
     def test_what_cannot_be_stored_is_refused(self, payload: Any, fault: str) -> None:

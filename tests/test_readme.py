@@ -24,7 +24,9 @@ def blocks(language: str) -> list[str]:
 
 
 def first_commands() -> list[list[str]]:
-    return [shlex.split(line) for line in blocks("sh")[0].splitlines()]
+    install, commands = blocks("sh")[:2]
+    assert install == 'pip install ".[embedded]"\n'  # test_wheel.py does it
+    return [shlex.split(line) for line in commands.splitlines()]
 
 
 @pytest.fixture

@@ -110,16 +110,16 @@ def test_any_text_is_read_or_refused(text: str | bytes) -> None:
     ("value", "fault"),
     [
         (math.nan, "holds nan, which is not a finite number"),
-        ([-math.inf], "holds -inf, which is not a finite number"),
+        ([-math.inf], "holds -inf, which is not a finite number (at [0])"),
         (10**308, "holds a number of 1e308 or more"),
         (-(10**308), "holds a number of 1e308 or more"),
         (1.5e308, "holds a number of 1e308 or more"),
-        ({"a": "x\0"}, r"holds \u0000, which PostgreSQL cannot store"),
+        ({"a": "x\0"}, r"holds \u0000, which PostgreSQL cannot store (at a)"),
         ({"\0": 1}, r"holds \u0000, which PostgreSQL cannot store"),
         ("\ud800", "holds a lone surrogate, which is no valid Unicode"),
         ({1: "x"}, "holds a key of type int; keys must be strings"),
-        ({"a": b"x"}, "holds a value of type bytes, which is no JSON"),
-        ({"a": {1}}, "holds a value of type set, which is no JSON"),
+        ({"a": b"x"}, "holds a value of type bytes, which is no JSON (at a)"),
+        ({"a": [0, {"b\n": {1}}]}, r"holds a value of type set, which is no JSON (at a[1].b\n)"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(value: Any, fault: str) -> None:

@@ -24,6 +24,7 @@ from jsworker.settings import Settings, load_settings
 app = new_app()
 
 _LONGEST_LINE = 600
+_PIPED_COLUMNS = 120
 _STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "bold red"}
 _AREAS = {
     "fix": "Mended",
@@ -88,7 +89,7 @@ def _print(findings: Sequence[Finding]) -> None:
         table.add_row(Text(_AREAS.get(area, area), style="bold"))
         for finding in of_area:
             _add(table, finding)
-    out = console()
+    out = console(piped_columns=_PIPED_COLUMNS)
     out.print(table)
     out.print(Text(summary(findings), style="bold"))
 

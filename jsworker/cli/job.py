@@ -94,7 +94,7 @@ def _print_timeline(timeline: list[dict[str, Any]]) -> None:
 
 def _timeline_row(event: Mapping[str, Any]) -> list[str]:
     detail = event["detail"] or {}
-    parts = [headline(event["error"]), *(f"{name}={cell(value)}" for name, value in detail.items())]
+    parts = [headline(event["error"]), *(f"{cell(name)}={cell(value)}" for name, value in detail.items())]
     return [
         iso(event["at"])[:23],
         cell(event["event"]),

@@ -19,16 +19,23 @@ class Outcome:
     Attributes:
         outcome: where it went, in one word; ``refused`` when nothing happened.
         refusal: why nothing happened.
+        has_changed: whether that is because it is not any more what a filter found.
     """
 
     id: UUID | int
     outcome: str
     refusal: str | None = None
+    has_changed: bool = False
 
 
 def refused(subject: UUID | int, why: str) -> Outcome:
     """Return the outcome of something that was left as it was."""
     return Outcome(subject, REFUSED, why)
+
+
+def changed(subject: UUID | int, why: str) -> Outcome:
+    """Return the outcome of something that was left as it was, for a filter does not mean it any more."""
+    return Outcome(subject, REFUSED, why, has_changed=True)
 
 
 class OutcomeReport:
@@ -49,6 +56,11 @@ class OutcomeReport:
     ) -> None:
         if self._as_json:
             print_json([{"id": each.id, "outcome": each.outcome} for each in self._outcomes])
+        left = sum(each.has_changed for each in self._outcomes)
+        if left == 1:
+            tell("1 job was left out: it had changed since it was found")
+        elif left:
+            tell(f"{left} jobs were left out: they had changed since they were found")
 
     def add(self, outcome: Outcome) -> None:
         """Take one outcome; a refusal is told on stderr."""

@@ -36,10 +36,10 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Non
     console().print(table)
 
 
-def console() -> Console:
-    """Return rich's way to stdout; what is not a terminal gets no colours and no line breaks."""
+def console(*, piped_columns: int = _UNCUT) -> Console:
+    """Return rich's way to stdout; what is not a terminal gets no colours, and by default no line breaks."""
     fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if fitted else _UNCUT, highlight=False, markup=False, emoji=False)
+    return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
 
 
 def iso(time: datetime) -> str:

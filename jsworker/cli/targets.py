@@ -13,6 +13,7 @@ from typing import Any
 from jsworker.errors import InvalidTarget
 from jsworker.names import printable, shown
 from jsworker.processor import JobProcessor
+from jsworker.tracebacks import raised_at
 
 _TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 _LONGEST_CAUSE = 500
@@ -82,7 +83,7 @@ def _unimportable(target: str, name: str, error: BaseException) -> InvalidTarget
 
 
 def _last_line(error: BaseException) -> str:
-    """Return the line by which a traceback ends, with the place of a syntax error."""
-    place = f" ({error.filename}, line {error.lineno})" if isinstance(error, SyntaxError) else ""
+    """Return the line by which a traceback ends, with the place in the user's code."""
+    place = raised_at(error)
     lines = traceback.format_exception_only(error)
-    return printable(lines[-1].strip(), _LONGEST_CAUSE) + place
+    return printable(lines[-1].strip(), _LONGEST_CAUSE) + (f" ({place})" if place else "")

@@ -79,6 +79,7 @@ async def _run(
         on_bury=lambda told: worker.bury(
             Death(told.worker_id, told.reason, counted=told.counted, culprits=told.culprits)
         ),
+        on_sibling=worker.siblings.add,
     )
     reporter = _reporter(worker, link) if is_watched else None
     try:

@@ -20,8 +20,9 @@ app = new_app()
 def workers(*, limit: Limit = 50, as_json: Json = False) -> None:
     """List workers, the last seen first.
 
-    BUSY is the jobs that a worker runs and its job slots, SEEN the time since its last heartbeat. A worker
-    that was killed stays "running" here; its jobs are taken back all the same.
+    BUSY is the jobs that a worker runs and its job slots, and behind a + those that it has claimed ahead;
+    SEEN the time since its last heartbeat. STATE is "silent" when it has not stopped and was not seen for
+    four heartbeats: it was killed, or cannot reach PostgreSQL.
     """
     found = asyncio.run(_workers(limit))
     if as_json:
@@ -47,10 +48,12 @@ async def _workers(limit: int) -> list[dict[str, Any]]:
 
 
 def _row(worker: Mapping[str, Any]) -> list[str]:
+    owned, slots = worker["processing"], worker["concurrency"]
+    ahead = f" +{owned - slots}" if owned > slots else ""
     return [
         cell(worker["id"]),
-        cell(worker["state"]),
-        f"{worker['processing']}/{worker['concurrency']}",
+        "silent" if worker["state"] != "stopped" and not worker["alive"] else cell(worker["state"]),
+        f"{min(owned, slots)}/{slots}{ahead}",
         since(worker["last_seen_at"]),
         since(worker["started_at"]),
         cell(worker["version"]),

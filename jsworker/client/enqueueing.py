@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from jsworker import strict_json, tracing
 from jsworker.errors import InvalidPayload
-from jsworker.names import check_kind, check_unique_key
+from jsworker.names import check_kind, check_unique_key, shown
 from jsworker.ownership import enqueue
 from jsworker.ownership.enqueue import NewJob, new_job_id
 from jsworker.plain import plain
@@ -52,17 +54,18 @@ def enqueue_statement(
     Args:
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
-        unique_key: at most one live job of the kind has it.
+        unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
         delay: seconds until the job is due.
         max_attempts: overrides the processor's; at most 1,000,000.
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
 
     Raises:
-        InvalidName: the kind or the unique key holds characters that are not allowed.
+        InvalidName: the kind or the unique key holds characters that are not allowed, or too many.
         InvalidPayload: the payload does not fit the processor or is too large.
         InvalidJson: the payload is no JSON that can be stored.
         ValueError: delay, max_attempts or max_stalls is out of range.
+        TypeError: one of them is no number.
     """
     job = new_job(
         kind,
@@ -127,12 +130,20 @@ def new_jobs(
 ) -> Iterator[NewJob]:
     """Return a job like ``new_job`` for each payload; all are checked before the first one is made."""
     kind_name(kind)
-    if not (math.isfinite(delay) and 0 <= delay <= LONGEST_DELAY):
+    try:
+        finite = math.isfinite(delay)
+    except TypeError:
+        hint = "; give its total_seconds()" if isinstance(delay, timedelta) else ""
+        what = f"not {type(delay).__name__}{hint}"
+        raise TypeError(f"delay={shown(delay)} must be a number of seconds, {what}") from None
+    if not (finite and 0 <= delay <= LONGEST_DELAY):
         raise ValueError(f"delay={delay!r} must be from 0 to {LONGEST_DELAY:g} seconds")
     for name, value, most in (
         ("max_attempts", max_attempts, MOST_ATTEMPTS),
         ("max_stalls", max_stalls, MOST_STALLS),
     ):
+        if value is not None and not isinstance(value, Integral):
+            raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
         if value is not None and not 1 <= value <= most:
             raise ValueError(f"{name}={value!r} must be from 1 to {most}")
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]

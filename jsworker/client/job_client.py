@@ -21,11 +21,10 @@ from jsworker.errors import (
     DatabaseUnavailable,
     JobNotFound,
     PublishFailed,
-    StreamUnavailable,
     TransitionRefused,
 )
 from jsworker.events import Events
-from jsworker.names import printable
+from jsworker.names import printable, shown
 from jsworker.ownership import control, listing, outbox, reset
 from jsworker.ownership.control import Cancelled
 from jsworker.ownership.database import Database
@@ -34,6 +33,7 @@ from jsworker.ownership.outbox import Outgoing, Sent
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.registry import installation_id
 from jsworker.ownership.reset import Reset
+from jsworker.ownership.tables import STATUSES
 from jsworker.settings import Settings, load_settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.wire import subject_of
@@ -52,6 +52,7 @@ _PUBLISH_EVERY_SECONDS = 1.0
 _PUBLISH_BATCH = 1000
 _AT_ONCE_BESIDE_ENQUEUES = 2
 _REASON_CHARACTERS = 1000
+_NOT_OPEN = "not open: use `async with`, or call open()"
 _MAY_NOT_MARK = "the login may not note what was published (role jsworker_publisher): workers publish it"
 
 
@@ -82,10 +83,11 @@ class JobClient:
             publish_after=lambda: _OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0,
             died=self._died,
         )
-        self._background: set[asyncio.Task[None]] = set()
+        self._publishing: asyncio.Task[None] | None = None
         self._publish_since: float | None = None
         self._may_mark = True
         self.unpublished_because: str | None = None
+        self._unusable_because: str | None = _NOT_OPEN
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
@@ -126,17 +128,18 @@ class JobClient:
             await self._open_link()
         except BaseException:
             await self.close()
+            self._unusable_because = _NOT_OPEN
             raise
+        self._unusable_because = None
 
     async def close(self) -> None:
         """Finish publishing what was enqueued, within seconds, and disconnect."""
-        if self._background:
-            await asyncio.wait(
-                self._background, timeout=_OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0
-            )
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        self._unusable_because = "closed"
+        if (publishing := self._publishing) is not None and not publishing.done():
+            seconds = _OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0
+            await asyncio.wait({publishing}, timeout=seconds)
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
         await self._inserts.flush()
         await self._marks.flush()
         if self._link is not None:
@@ -163,6 +166,7 @@ class JobClient:
 
         Raises:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
+            RuntimeError: the client is not open, or closed; as every other call does.
         """
         job = new_job(
             kind,
@@ -180,6 +184,7 @@ class JobClient:
             return await self._enqueue(name, job._replace(**context._asdict()))
 
     async def _enqueue(self, kind: str, job: NewJob) -> Enqueued:
+        self._opened()
         enqueued = await self._inserts.insert(kind, job)
         if enqueued.created and not job.delay:
             await fault_points.reach("after_commit_before_publish")
@@ -235,7 +240,7 @@ class JobClient:
         clock = asyncio.get_running_loop().time
         began = clock()
         publish_at = began + _PUBLISH_EVERY_SECONDS
-        async with aclosing(insert(self._database, kind, jobs, keyed=keyed)) as inserted:
+        async with aclosing(insert(self._opened(), kind, jobs, keyed=keyed)) as inserted:
             async for answers in inserted:
                 enqueued += answers
                 if clock() >= publish_at:
@@ -249,12 +254,8 @@ class JobClient:
         Nothing is raised for what workers publish later; ``unpublished_because`` tells why they have to. Once
         NATS has failed to answer, this returns 0 without waiting until it answers again. Where the login may
         INSERT alone (see ``deploy/postgres/roles.sql``) workers publish all of it, within RELAY_INTERVAL.
-
-        Raises:
-            StreamUnavailable: the client is not open.
         """
-        if self._link is None:
-            raise StreamUnavailable("the client is not open: use `async with`, or call open()")
+        self._opened()
         if not self._may_mark:
             self.unpublished_because = _MAY_NOT_MARK
             return 0
@@ -289,20 +290,20 @@ class JobClient:
         Raises:
             JobNotFound: no job has this id.
         """
-        row = await listing.get_job(self._database, job_uuid(job_id))
+        row = await listing.get_job(self._opened(), job_uuid(job_id))
         if row is None:
             raise JobNotFound(f"no job has id {job_id}")
         return row
 
     async def timeline(self, job_id: UUID | str) -> list[dict[str, Any]]:
         """Return what happened to a job, oldest first: claims after the first, errors, resets, refusals."""
-        return await listing.timeline(self._database, job_uuid(job_id))
+        return await listing.timeline(self._opened(), job_uuid(job_id))
 
     async def list(
         self,
         *,
         status: str | None = None,
-        kind: str | None = None,
+        kind: Kind | None = None,
         limit: int = 50,
         after: UUID | str | None = None,
     ) -> list[dict[str, Any]]:
@@ -313,21 +314,27 @@ class JobClient:
         long as that takes.
 
         Args:
-            status, kind: only such jobs.
+            status: only jobs of this status: scheduled, queued, processing, completed, failed or cancelled.
+            kind: only jobs of this kind, given by its name or its processor.
             limit: how many at most.
             after: begin behind this job, the last one of the list before.
 
         Raises:
             JobNotFound: where that job has stood is not known any more.
+            InvalidName: ``kind`` can be no kind's name.
+            ValueError: ``limit`` is less than 1, or there is no such ``status``.
         """
+        if status is not None and status not in STATUSES:
+            raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
+        name = None if kind is None else kind_name(kind)
         behind = None if after is None else job_uuid(after)
-        page = await listing.list_jobs(self._database, status=status, kind=kind, limit=limit, after=behind)
+        page = await listing.list_jobs(self._opened(), status=status, kind=name, limit=limit, after=behind)
         return page.jobs
 
     async def cancel(self, *job_ids: UUID | str) -> Cancelled:
         """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat."""
         with operators_rights("cancel"):
-            return await control.cancel(self._database, [job_uuid(job_id) for job_id in job_ids])
+            return await control.cancel(self._opened(), [job_uuid(job_id) for job_id in job_ids])
 
     async def retry(self, job_id: UUID | str) -> None:
         """Put a failed job back into the queue with its counters at zero.
@@ -336,7 +343,7 @@ class JobClient:
             TransitionRefused: it is not failed, or a live job holds its unique key.
         """
         with operators_rights("retry"):
-            await control.retry(self._database, job_uuid(job_id))
+            await control.retry(self._opened(), job_uuid(job_id))
         self._publish_in_background()
 
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
@@ -356,7 +363,7 @@ class JobClient:
         return reset_
 
     async def _clear(self, wanted: UUID, reason: str) -> Reset:
-        seen = (await listing.look_up(self._database, [wanted])).get(wanted)
+        seen = (await listing.look_up(self._opened(), [wanted])).get(wanted)
         if seen is None:
             raise JobNotFound(f"no job has id {wanted}")
         if seen.status != "processing":
@@ -369,6 +376,11 @@ class JobClient:
         if not taken.resets:
             raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
         return taken.resets[0]
+
+    def _opened(self) -> Database:
+        if self._unusable_because is not None:
+            raise RuntimeError(f"the client is {self._unusable_because}")
+        return self._database
 
     async def _open_link(self) -> None:
         stream = Stream(
@@ -419,10 +431,8 @@ class JobClient:
             return
         began = asyncio.get_running_loop().time() if since is None else since
         self._publish_since = began if self._publish_since is None else min(self._publish_since, began)
-        if not self._background:
-            task = asyncio.create_task(self._publish_queued(), name="jsworker publish")
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+        if self._publishing is None or self._publishing.done():
+            self._publishing = asyncio.create_task(self._publish_queued(), name="jsworker publish")
 
     async def _publish_queued(self) -> None:
         """Publish until nobody has asked for it since the last time, or nothing is acknowledged."""
@@ -484,9 +494,13 @@ def job_uuid(job_id: UUID | str) -> UUID:
 
     Raises:
         JobNotFound: it is none, so no job can have it.
+        TypeError: it is neither a UUID nor text.
     """
     if isinstance(job_id, UUID):
         return job_id
+    if not isinstance(job_id, str):
+        hint = "; several are given one by one: cancel(*ids)" if isinstance(job_id, Iterable) else ""
+        raise TypeError(f"a job id is a UUID or its text, not {type(job_id).__name__}{hint}")
     try:
         return UUID(job_id)
     except ValueError:

@@ -10,7 +10,7 @@ from jsworker.processor import read_payload_text
 from jsworker.runtime import outcome as outcomes
 from jsworker.runtime.lease import LeaseServices, RunLease
 from jsworker.runtime.outcome import Outcome
-from jsworker.runtime.processing import forget_cancellation, process
+from jsworker.runtime.processing import process
 from jsworker.runtime.run import Run, Stop
 
 
@@ -46,7 +46,7 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
     Raises:
         BaseException: whatever the processor raised.
     """
-    return outcomes.returned(await process(run, job), max_result_bytes)
+    return outcomes.returned(run, await process(run, job), max_result_bytes)
 
 
 async def judged(
@@ -67,7 +67,6 @@ async def judged(
     except asyncio.CancelledError as cancelled:
         if run.abandoned:
             raise
-        forget_cancellation(run.left_task or run.task)
         if run.stop is None and loop_ends():
             run.stop = Stop.SHUTDOWN
         # Handing it back although nobody asked for a stop would run it again and again, and count nothing.

@@ -28,6 +28,7 @@ _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
 _LOCKED_TRIES = 40
 """So often a row that was locked is claimed again; a relay that marks it holds the lock for milliseconds."""
+_LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0
 """A message may overtake its row's commit by this much; after that nobody will ever commit it."""
@@ -70,6 +71,7 @@ class Consumer:
         self._on_room = on_room
         self._claiming = 0
         self._burying = 0
+        self._waiting_for_locks = 0
         self._welcome = 0
         """How many more deliveries there was room for at the last look; looked at anew with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
@@ -92,7 +94,7 @@ class Consumer:
     def deliver(self, delivery: Delivery) -> None:
         """Take a message: claim its job, unless this process has it in hand already."""
         self.delivered_at = boottime()
-        if delivery.is_first:
+        if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
         run = self._hand.runs.get(delivery.job_id)
         if run is not None:
@@ -149,7 +151,7 @@ class Consumer:
         if refused := self._undecided(ids):
             self._decide(await self._claimer.take_from_stale_owners(refused), started)
             for job_id in await self._skip(self._undecided(refused)):
-                self._locked.post((job_id, 1))
+                self._claim_again(job_id, 1)
         self._on_room()  # what was refused makes room, and no run will tell
         return [None] * len(ids)
 
@@ -158,14 +160,22 @@ class Consumer:
         await asyncio.sleep(_LOCKED_PAUSE)
         started = boottime()
         tries = dict(skipped)
+        self._waiting_for_locks -= len(tries)
         self._decide(await self._claimer.take(list(tries)), started)
         for job_id in await self._skip(self._undecided(tries)):
-            if tries[job_id] < _LOCKED_TRIES:
-                self._locked.post((job_id, tries[job_id] + 1))
-            else:
-                self._put_off([job_id])
+            self._claim_again(job_id, tries[job_id] + 1)
         self._on_room()
         return [None] * len(skipped)
+
+    def _claim_again(self, job_id: UUID, tries: int) -> None:
+        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
+        if tries <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
+            self._waiting_for_locks += 1
+            self._locked.post((job_id, tries))
+        else:
+            deliveries = self._hand.claiming[job_id].deliveries
+            num_delivered = max((each.num_delivered for each in deliveries), default=1)
+            self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
 
     def _undecided(self, ids: Iterable[UUID]) -> list[UUID]:
         return [job_id for job_id in ids if job_id in self._hand.claiming]

@@ -230,7 +230,7 @@ class Executor:
             )
         if run.quarantined:
             return await self._ward.run(run)
-        return outcomes.returned(await process(run, run.job), self._services.max_result_bytes)
+        return outcomes.returned(run, await process(run, run.job), self._services.max_result_bytes)
 
     async def _settle(
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
@@ -250,13 +250,13 @@ class Executor:
             raise
         if fault_points.armed():
             await fault_points.reach("after_settle_before_ack")
-        self._end(run, outcome, settled)
+        self._end(run, outcome, settled, error)
         if run.job is not None:
             if isinstance(outcome, Failed):
                 error = error or InvalidResult(outcome.error)
             await self._call_hooks(run, run.job, error)
 
-    def _end(self, run: Run, outcome: Outcome, settled: Settled) -> None:
+    def _end(self, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None = None) -> None:
         run.settled = settled
         self._let_go(run)
         if self._ties is not None:  # not before: a job whose settling ends the process has begun
@@ -264,14 +264,14 @@ class Executor:
         if run.delivery is not None:
             run.delivery.ack()
         self._tracing.settled(run, settled)
-        self._report(run, outcome, settled)
+        self._report(run, outcome, settled, raised)
 
     def _let_go(self, run: Run) -> None:
         self._hand.runs.pop(run.id, None)
         if self._slots.settled():
             self._on_room()
 
-    def _report(self, run: Run, outcome: Outcome, settled: Settled) -> None:
+    def _report(self, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None) -> None:
         error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
         if settled is Settled.COMPLETED and error is None and not self._events.wants("job.completed"):
             return
@@ -281,12 +281,13 @@ class Executor:
         match settled:
             case Settled.COMPLETED:
                 if error is not None:
-                    self._events.emit("job.error", **run.facts(), error=f"after its completion: {error}")
+                    told = f"after its completion: {error}"
+                    self._events.emit("job.error", raised, **run.facts(), error=told)
                 self._events.emit("job.completed", **facts)
             case Settled.SCHEDULED:
-                self._events.emit("job.error", **facts, error=error)
+                self._events.emit("job.error", raised, **facts, error=error)
             case Settled.FAILED:
-                self._events.emit("job.failed", **facts, error=error or run.refusal)
+                self._events.emit("job.failed", raised, **facts, error=error or run.refusal)
             case Settled.CANCELLED:
                 self._events.emit("job.cancelled", **facts)
             case Settled.QUEUED:
@@ -311,4 +312,5 @@ class Executor:
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as raised:  # noqa: BLE001 -- a hook's error is reported and changes nothing
-            self._events.emit("job.error", **run.facts(), error=f"in a hook: {outcomes.headline(raised)}")
+            told = f"in a hook: {outcomes.headline(raised)}"
+            self._events.emit("job.error", raised, **run.facts(), error=told)

@@ -254,8 +254,10 @@ class Heartbeat:
                     return
                 run.quiet_seconds = 0.0
 
-    async def _look_around(self) -> list[Held]:
+    async def _look_around(self) -> dict[Held, bool]:
         """Note that this worker is still there, and return its rows in nobody's hand where a look is due.
+
+        Each with whether it has run: its failure was refused.
 
         A look without a reason, now and then, takes the place of the note: with the heartbeat two statements
         an interval are enough.
@@ -270,7 +272,7 @@ class Heartbeat:
                 self._health.failed(error)
         found = await self._search.make(self._strays) if looks else None
         if found is None:
-            return []
+            return {}
         self._wants_strays = False
         self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._worker.heartbeat_interval
         return found
@@ -280,28 +282,36 @@ class Heartbeat:
         doubtful = 4 * self._statement_timeout + 4 * self._worker.heartbeat_interval
         return self._health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
-    async def _strays(self, _: float) -> list[Held]:
-        return await lease.strays(
+    async def _strays(self, _: float) -> dict[Held, bool]:
+        ended: set[Held] = set()
+        found = await lease.strays(
             self._database,
             worker_id=self._worker.id,
             hand=self._hand.held(),
             claiming=list(self._hand.claiming),
             older_than=2 * self._statement_timeout,
             past_refused=self._refused_rows.any_of("release", "fail"),
+            ended=ended,
         )
+        return {held: held in ended for held in found}
 
-    def _release_strays(self, strays: list[Held]) -> None:
+    def _release_strays(self, strays: dict[Held, bool]) -> None:
         """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
-        for held in strays:
+        for held, ended in strays.items():
             if held[0] not in self._hand and held not in self._hand.releasing:
                 self._hand.releasing.add(held)
-                release = self._settler.release(held, "claimed, but the claim's answer was lost")
+                release = self._settler.let_go(held, "claimed, but the claim's answer was lost", ended=ended)
                 release.add_done_callback(partial(self._released, held))
 
     def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
         self._hand.releasing.discard(held)
-        if release.cancelled() or release.exception() is not None or release.result() is not Settled.QUEUED:
-            return  # what is still in nobody's hand is found by the next heartbeat
+        if release.cancelled() or release.exception() is not None:
+            return
+        settled = release.result()
+        if settled is None or settled is Settled.LOCKED:
+            self._wants_strays = True  # it is still in nobody's hand
+        if settled is not Settled.QUEUED:
+            return
         job_id, token = held
         self._events.emit("job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand")
         self._on_requeued()

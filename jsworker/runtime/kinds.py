@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from jsworker.errors import InvalidTarget, SettingsError
-from jsworker.names import printable
+from jsworker.names import printable, shown
 from jsworker.ownership.claim import Limits
-from jsworker.processor import FromSettings, JobProcessor
+from jsworker.processor import Backoff, FromSettings, JobProcessor, payload_type
+from jsworker.results import result_type
 from jsworker.runtime.quarantine.origin import origin_of
 from jsworker.settings import Settings
-from jsworker.settings.variables import LONGEST_SECONDS, as_given
+from jsworker.settings.variables import LONGEST_SECONDS
 
 T = TypeVar("T")
 
@@ -29,6 +32,7 @@ class Kind:
         limits: what a claim writes into the row.
         progress_timeout: seconds without a sign of life from the job itself; None: no limit.
         concurrency: job slots of this process that the kind may fill.
+        result_type: writes what ``process`` returns.
         is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
         origin: ``MODULE:NAME`` from which another process can make the processor; None: it cannot.
     """
@@ -38,6 +42,7 @@ class Kind:
     limits: Limits
     progress_timeout: float | None
     concurrency: int
+    result_type: TypeAdapter[Any]
     is_async: bool
     origin: str | None
 
@@ -58,7 +63,8 @@ def resolve_kinds(
     """Return the kinds by name.
 
     Raises:
-        InvalidTarget: no processor, something that is none or cannot be made, or two of one kind.
+        InvalidTarget: no processor, something that is none or cannot be made, two of one kind, or one whose
+            ``process``, payload or return type cannot be used.
         SettingsError: a class attribute is no sensible limit.
     """
     kinds: dict[str, Kind] = {}
@@ -67,8 +73,12 @@ def resolve_kinds(
         if not isinstance(processor, JobProcessor):
             raise InvalidTarget(f"{given!r} is no JobProcessor")
         if processor.kind in kinds:
-            raise InvalidTarget(f"kind {processor.kind} has two processors; give one of them another `kind`")
-        _check_limits(processor)
+            first, second = type(kinds[processor.kind].processor), type(processor)
+            raise InvalidTarget(
+                f"kind {processor.kind} has two processors, {_full_name(first)} and {_full_name(second)}: "
+                "give one of them another `kind`"
+            )
+        _check_class(processor)
         kinds[processor.kind] = _resolve(processor, settings, origin_of(given))
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
@@ -85,26 +95,54 @@ def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:
         return cls()
     except Exception as error:
         cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
-        name = f"{cls.__module__}:{cls.__qualname__}"
-        raise InvalidTarget(f"target {name} cannot be made: {cause}") from error
+        raise InvalidTarget(f"target {_full_name(cls)} cannot be made: {cause}") from error
 
 
-def _check_limits(processor: JobProcessor[Any]) -> None:
-    for name in ("max_attempts", "max_stalls", "concurrency"):
-        value = getattr(processor, name)
-        left_open = isinstance(value, FromSettings) or (name == "concurrency" and value is None)
+def _full_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _check_class(processor: JobProcessor[Any]) -> None:
+    """Refuse what would fail each job, while there is somebody at the terminal who can read it."""
+    name = type(processor).__qualname__
+    of_kind = f"of kind {processor.kind} ({name})"
+    for attribute, optional in (("max_attempts", False), ("max_stalls", False), ("concurrency", True)):
+        value = getattr(processor, attribute)
+        left_open = isinstance(value, FromSettings) or (optional and value is None)
         if not left_open and not (type(value) is int and 1 <= value <= _MOST):
-            raise SettingsError(
-                f"{name}={as_given(value)} of kind {processor.kind} must be a whole number from 1 to {_MOST}"
-            )
-    for name in ("timeout", "progress_timeout"):
-        value = getattr(processor, name)
+            rule = f"must be a whole number from 1 to {_MOST}"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} {rule}")
+    for attribute in ("timeout", "progress_timeout"):
+        value = getattr(processor, attribute)
         left_open = isinstance(value, FromSettings) or value is None
         if not left_open and not (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS):
-            raise SettingsError(
-                f"{name}={as_given(value)} of kind {processor.kind} must be None or a number of seconds "
-                f"greater than 0 and at most {LONGEST_SECONDS}"
-            )
+            rule = f"must be None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} {rule}")
+    if not isinstance(processor.backoff, Backoff):
+        rule = "must be a Backoff, for example Backoff(first=5.0)"
+        raise SettingsError(f"backoff={shown(processor.backoff)} {of_kind} {rule}")
+    _check_process(processor.process, name)
+    try:
+        what = "payload type"
+        payload_type(type(processor)).rebuild(raise_errors=True)  # names that are not defined would wait
+        what = "return type"
+        result_type(processor.process).rebuild(raise_errors=True)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
+        raise InvalidTarget(f"the {what} of {name} cannot be used: {cause}") from error
+
+
+def _check_process(process: Callable[..., Any], name: str) -> None:
+    if inspect.isgeneratorfunction(process) or inspect.isasyncgenfunction(process):
+        raise InvalidTarget(f"{name}.process is a generator: it must return its result, not yield")
+    try:
+        inspect.signature(process).bind("job")
+    except TypeError as error:
+        raise InvalidTarget(
+            f"{name}.process must take the job alone, as process(self, job): {error}"
+        ) from None
+    except ValueError:  # written in C: it cannot be asked
+        return
 
 
 def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
@@ -122,6 +160,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
         limits=limits,
         progress_timeout=_choose(processor.progress_timeout, settings.progress_timeout),
         concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
+        result_type=result_type(processor.process),
         is_async=_is_async(processor.process),
         origin=origin,
     )

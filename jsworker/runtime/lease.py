@@ -298,7 +298,9 @@ class RunLease:
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         value = result() if callable(result) else result
-        return Completion(*self._run.held, result_text(value, self._services.max_result_bytes))
+        return Completion(
+            *self._run.held, result_text(self._run.kind, value, self._services.max_result_bytes)
+        )
 
     def _lose(self) -> None:
         self._run.stop = Stop.LOST

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jsworker import strict_json
 from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.ownership.refusals import is_behind
-from jsworker.plain import plain
 from jsworker.processor import Backoff
+from jsworker.results import write_result
+from jsworker.runtime.kinds import Kind
 from jsworker.runtime.run import Run, Stop
 
 _ERROR_CHARACTERS = 8000
@@ -85,18 +85,18 @@ Outcome = Completed | Failed | HandedBack | Interrupted | Lost
 _COMPLETED = Completed(None)
 
 
-def returned(value: Any, max_bytes: int) -> Outcome:
+def returned(run: Run, value: Any, max_bytes: int) -> Outcome:
     """Return the outcome of a run whose processor returned ``value``."""
     if value is None:
         return _COMPLETED
     try:
-        return Completed(result_text(value, max_bytes))
+        return Completed(result_text(run.kind, value, max_bytes))
     except InvalidResult as error:
         return Failed(str(error), "result", 0.0)
 
 
-def result_text(value: Any, max_bytes: int) -> str | None:
-    """Return a result as JSON text, None when there is none.
+def result_text(kind: Kind, value: Any, max_bytes: int) -> str | None:
+    """Return a result of a kind's processor as JSON text, None when there is none.
 
     Raises:
         InvalidResult: it cannot be stored, or is larger than ``max_bytes``.
@@ -104,7 +104,7 @@ def result_text(value: Any, max_bytes: int) -> str | None:
     if value is None:
         return None
     try:
-        text = strict_json.dumps(plain(value, what="result"), what="result")
+        text = write_result(value, kind.result_type)
     except InvalidJson as error:
         raise InvalidResult(str(error)) from None
     size = len(text) if text.isascii() else len(text.encode())
@@ -121,7 +121,7 @@ def raised(run: Run, error: BaseException) -> Outcome:
         case Retry() if run.is_handed_back and not error.after:
             return _handed_back(run)
         case Retry():
-            return Failed(clean(_text(error)), None, _delay(run, error.after))
+            return Failed(_after_limit(run, clean(_text(error))), None, _delay(run, error.after))
         case _ if run.stop in {Stop.FENCED, Stop.SHUTDOWN}:
             return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
         case _ if run.stop is None and (fault := _server_fault(run, error)) is not None:
@@ -129,7 +129,7 @@ def raised(run: Run, error: BaseException) -> Outcome:
                 describe(error), f"PostgreSQL failed in the job's own transaction: {fault}", _delay(run)
             )
         case _:
-            return Failed(describe(error), None, _delay(run))
+            return Failed(_after_limit(run, describe(error)), None, _delay(run))
 
 
 def failed(run: Run, error: str) -> Failed:
@@ -144,12 +144,26 @@ def stopped(run: Run) -> Outcome:
             return Lost()
         case Stop.CANCELLED:
             return Failed("cancelled on request", None, 0.0)
-        case Stop.TIMEOUT:
-            return failed(run, f"timed out after {run.kind.timeout:g} s")
-        case Stop.NO_PROGRESS:
-            return failed(run, f"no progress for {run.kind.progress_timeout:g} s")
+        case Stop.TIMEOUT | Stop.NO_PROGRESS:
+            return failed(run, str(_passed_limit(run)))
         case Stop.FENCED | Stop.SHUTDOWN | None:
             return _handed_back(run)
+
+
+def _passed_limit(run: Run) -> str | None:
+    match run.stop:
+        case Stop.TIMEOUT:
+            return f"timed out after {run.kind.timeout:g} s"
+        case Stop.NO_PROGRESS:
+            return f"no progress for {run.kind.progress_timeout:g} s"
+        case _:
+            return None
+
+
+def _after_limit(run: Run, error: str) -> str:
+    """Say first that a time limit had passed: what the processor made of its cancellation may hide that."""
+    limit = _passed_limit(run)
+    return f"{limit}; {error}" if limit else error
 
 
 def ignored_its_stop(run: Run) -> Outcome:

@@ -1,7 +1,7 @@
 """The parts of a worker and how they are wired: the one place that knows all of them."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +68,7 @@ class Surroundings:
         me: this worker's row of the registry.
         migration: revision of the database's schema when the worker started.
         ties: whoever supervises this process, if anybody does.
+        siblings: workers whose jobs that one takes back itself.
         died: told name and error of a part that ended in an error.
         heart_died: told the same of the heartbeat.
         surveys: whether it asks now and then what waits in the table and in the stream.
@@ -82,6 +83,7 @@ class Surroundings:
     stream: Stream
     events: Events
     ties: Ties | None
+    siblings: Collection[str]
     died: Callable[[str, BaseException], None]
     heart_died: Callable[[str, BaseException], None]
     surveys: bool
@@ -103,6 +105,7 @@ class Parts:
         self.hand = Hand()
         self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
+        self._complaint: str | None = None
         self.refused_rows = RefusedRows(around.database, worker_id=around.me.id, tell=self._tell_refused)
         self.publishing = PublishingHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
@@ -378,6 +381,7 @@ class Parts:
         self.table = Loop("table", take_from_the_table, interval=settings.relay_interval, died=died)
         reconciler = Reconciler(
             worker=around.me,
+            siblings=around.siblings,
             statement_timeout=settings.statement_timeout,
             database=around.database,
             health=self.health,
@@ -397,7 +401,15 @@ class Parts:
         try:
             await self.refused_rows.look()
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self.health.failed(error)
+            if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
+                self._complain(str(error))  # of this table: a right is missing, say, and the others may go on
+            else:
+                self.health.failed(error)
+
+    def _complain(self, reason: str) -> None:
+        if reason != self._complaint:
+            self._complaint = reason
+            self._around.events.emit("worker.degraded", what="refused rows", reason=reason)
 
     def _tell_refused(self, row: RefusedRow) -> None:
         self._around.events.emit(

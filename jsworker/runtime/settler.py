@@ -40,6 +40,9 @@ _MOST_SERVER_FAULTS = 16
 _ALONE_AT_ONCE = 3
 """Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
 
+_REFUSED_KEPT: Final = 200
+"""Failures that were refused and are kept as they are; of more only marks tell that their jobs have run."""
+
 _FIRST_WAIT_SECONDS: Final = 0.05
 _LONGEST_WAIT_SECONDS: Final = 2.0
 """Between tries to write an outcome alone: some errors come at once while all others are answered."""
@@ -65,6 +68,7 @@ class Settler:
         self._worker_id = worker_id
         self._refused_rows = refused_rows
         self._refusals: Refusals = {}
+        self._refused: dict[Held, Failure] = {}
         self._database = database
         self._health = health
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
@@ -114,9 +118,19 @@ class Settler:
         """Wait until every completion has been answered."""
         await self._completions.flush()
 
-    def release(self, held: Held, reason: str) -> asyncio.Future[Settled | None]:
-        """Release a claim of this worker that is in nobody's hand; None: not answered."""
-        return self._returns.submit(Return(*held, reason))
+    def let_go(self, held: Held, reason: str, *, ended: bool) -> asyncio.Future[Settled | None]:
+        """End what is in nobody's hand; None: not answered.
+
+        Args:
+            held: a claim of this worker.
+            reason: told where it is released.
+            ended: it has run, but its failure was refused: that is written now, if it can be.
+        """
+        failure = self._refused.get(held)
+        if failure is None and not ended:
+            return self._returns.submit(Return(*held, reason))
+        error = "its run has ended, but PostgreSQL refused to write how"
+        return self._failures.submit(failure or Failure(*held, error, None, _LONGEST_PAUSE_SECONDS))
 
     async def close(self) -> None:
         """Give up outcomes that are not written; their jobs go back by the stale rule."""
@@ -136,7 +150,12 @@ class Settler:
 
     async def _failed(self, failure: Failure) -> Settled:
         settled = await self._without_waiting(self._failures.submit, failure)
-        return settled or await self._persist(fail, failure)
+        settled = settled or await self._persist(fail, failure)
+        if settled is Settled.REFUSED:
+            self._refused[failure.id, failure.token] = failure
+            if len(self._refused) > _REFUSED_KEPT:
+                del self._refused[next(iter(self._refused))]
+        return settled
 
     async def _returned(self, given_back: Return) -> Settled:
         settled = await self._without_waiting(self._returns.submit, given_back)

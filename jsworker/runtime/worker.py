@@ -34,6 +34,7 @@ from jsworker.runtime.shutdown import Shutdown
 from jsworker.runtime.ties import Ties
 from jsworker.settings import Settings, check_timing
 from jsworker.stream.jetstream import Stream
+from jsworker.tracebacks import raised_at
 
 T = TypeVar("T")
 
@@ -55,6 +56,9 @@ class Worker:
 
     ``async with Worker([MyProcessor], settings):`` runs it inside an application; ``await worker.run()``
     runs it until ``stop`` is called or one of its loops dies.
+
+    Attributes:
+        siblings: workers whose jobs whoever supervises this process takes back itself, knowing more.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Worker:
         self._kinds = resolve_kinds(processors, settings)
         check_timing(settings, stale_thresholds(self._kinds))
         self._me = identify(settings, sorted(self._kinds))
+        self.siblings: set[str] = set()
         self.events = Events()
         self._stopping = asyncio.Event()
         self._error: JsworkerError | None = None
@@ -233,6 +238,7 @@ class Worker:
                 stream=self._stream,
                 events=self.events,
                 ties=self._ties,
+                siblings=self.siblings,
                 died=self._died,
                 heart_died=self._heart_died,
                 surveys=self._surveys,
@@ -245,7 +251,8 @@ class Worker:
             try:
                 await kind.processor.setup()
             except Exception as error:
-                raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)}") from error
+                place = raised_at(error)
+                raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)} ({place})") from error
             self._opened.push_async_callback(self._tear_down, kind)
 
     async def _tear_down(self, kind: Kind) -> None:

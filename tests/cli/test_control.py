@@ -8,7 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tests.ownership.rows import Sql, ago, change_job, insert_job, read_events, read_job
+from tests.ownership.rows import NOW, STATES, Sql, ago, change_job, insert_job, read_events, read_job
 
 from .commands import Cli, Keyboard, Terminal
 
@@ -190,7 +190,50 @@ class TestChoice:
         monkeypatch.setattr("sys.stdin", keyboard)
         found = cli("clear", "--kind", "count-lines", "--reason", "x")
         assert (found.code, found.out) == (1, "")
-        assert found.errors[-1].endswith(f"job {job_id} has been claimed anew since it was found")
+        assert found.errors[0].endswith(f"job {job_id} has been claimed anew since it was found")
+        assert found.errors[1:] == ["1 job was left out: it had changed since it was found"]
+
+    def test_a_job_that_gave_a_sign_of_life_while_the_operator_thought_is_left_alone(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lively, silent = (insert_job(sql, "processing", last_activity_at=ago(600)) for _ in range(2))
+
+        def think(_: int = -1) -> str:
+            change_job(sql, lively, last_activity_at=NOW)
+            return "y\n"
+
+        keyboard = Keyboard()
+        monkeypatch.setattr(keyboard, "readline", think)
+        monkeypatch.setattr("sys.stdin", keyboard)
+        found = cli("clear", "--stale-for", 300, "--reason", "x")
+        assert (found.code, found.lines) == (1, [f"{silent} queued"])
+        assert found.errors[-2].endswith(
+            f"job {lively}: its worker gave a sign of life, or writes it right now"
+        )
+        assert found.errors[-1] == "1 job was left out: it had changed since it was found"
+        assert status(sql, lively) == "processing"
+
+    def test_jobs_of_another_status_by_then_are_not_cancelled(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        claimed, ended, waiting = (insert_job(sql) for _ in range(3))
+
+        def think(_: int = -1) -> str:
+            change_job(sql, claimed, **STATES["processing"], status="processing")
+            change_job(sql, ended, status="cancelled", finished_at=NOW)
+            return "y\n"
+
+        keyboard = Keyboard()
+        monkeypatch.setattr(keyboard, "readline", think)
+        monkeypatch.setattr("sys.stdin", keyboard)
+        found = cli("cancel", "--status", "queued")
+        assert (found.code, found.lines) == (1, [f"{waiting} cancelled"])
+        assert [error.rpartition("] ")[2] for error in found.errors] == [
+            f"job {claimed} is processing by now",
+            f"job {ended} is cancelled already; nothing is left to cancel",
+            "2 jobs were left out: they had changed since they were found",
+        ]
+        assert (status(sql, claimed), read_job(sql, claimed)["cancel_requested"]) == ("processing", False)
 
     def test_ctrl_c_at_the_question_ends_at_once(
         self, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]

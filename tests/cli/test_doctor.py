@@ -214,6 +214,12 @@ class TestSound:
         assert headings[:-1] == ["Settings", "PostgreSQL", "Tables", "Jobs", "NATS", "Clocks"]
         assert shown.lines[-1] == "0 errors, 0 warnings"
 
+    def test_in_a_pipe_its_lines_are_for_reading(self, world: World) -> None:
+        insert_job(world.sql, "queued", kind="nobodys")
+        lines = world.doctor().lines
+        assert max(map(len, lines)) <= 120
+        assert "Run a worker for nobodys" in " ".join(" ".join(lines).split())
+
     def test_warnings_alone_are_no_failure(self, world: World) -> None:
         world.start_worker(KIND)
         insert_job(world.sql, "queued", kind="nobodys")

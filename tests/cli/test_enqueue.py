@@ -146,7 +146,7 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
     ("arguments", "line"),
     [
         (["No Kind"], "kind 'No Kind' must match"),
-        (["double", "--unique-key", "no key"], "unique key 'no key' must match"),
+        (["double", "--unique-key", "no\nkey"], r"unique key 'no\nkey' must be text of 1 to 255 printable"),
         (["double", "--delay", "-1"], "--delay -1 must be from 0 to 316224000 seconds"),
         (["double", "--delay", "nan"], "--delay nan must be from 0 to 316224000 seconds"),
         (["double", "--count", "0"], "Invalid value for '--count'"),

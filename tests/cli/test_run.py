@@ -186,5 +186,6 @@ def test_an_error_in_setup_is_told(sql: Sql, spawn: Spawn, tmp_path: Path) -> No
     )
     ended = spawn("run", "no_setup:NoSetup").wait()
     assert ended.code == 1
-    assert ended.errors[-1] == "setup of kind no-setup raised KeyError: 'model'"
+    place = f"{tmp_path / 'no_setup.py'}, line 4"
+    assert ended.errors[-1] == f"setup of kind no-setup raised KeyError: 'model' ({place})"
     assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 0

@@ -168,29 +168,37 @@ async def test_what_cannot_be_stored_is_refused_before_anything_is_written(case:
         "a;--",
     ],
 )
-async def test_names_with_forbidden_characters_are_refused_in_one_line(name: Any) -> None:
+async def test_kinds_with_forbidden_characters_are_refused_in_one_line(name: Any) -> None:
     client = JobClient(UNREACHABLE)
-    calls: list[Callable[[], Awaitable[Any]]] = [
-        lambda: client.enqueue(name, {}),
-        lambda: client.enqueue_many(name, [{}]),
-    ]
-    if name is not None:  # no key
-        calls += [
-            lambda: client.enqueue(KIND, {}, unique_key=name),
-            lambda: client.enqueue_many(KIND, [{}], unique_keys=[name]),
-        ]
-    for call in calls:
+    for call in (lambda: client.enqueue(name, {}), lambda: client.enqueue_many(name, [{}])):
         with pytest.raises(InvalidName, match=r"must match \^\[a-z0-9\]") as refusal:
             await call()
         assert "\n" not in str(refusal.value)
         str(refusal.value).encode()
 
 
-async def test_a_kind_is_one_token_and_a_key_may_hold_dots(client: JobClient, rows: Rows) -> None:
+@pytest.mark.parametrize("key", ["", "a\n", "a\0b", "\x1b[31m", "\u2028", "\ud800", "x" * 256, 7])
+async def test_keys_with_forbidden_characters_are_refused_in_one_line(key: Any) -> None:
+    client = JobClient(UNREACHABLE)
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: client.enqueue(KIND, {}, unique_key=key),
+        lambda: client.enqueue_many(KIND, [{}], unique_keys=[key]),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidName, match=r"must be text of 1 to 255 printable characters") as refusal:
+            await call()
+        assert "\n" not in str(refusal.value)
+        str(refusal.value).encode()
+
+
+async def test_a_kind_is_one_token_and_a_key_is_any_printable_text(client: JobClient, rows: Rows) -> None:
     with pytest.raises(InvalidName, match=r"kind 'a\.b' must match"):
         await client.enqueue("a.b", {})
-    job = await client.enqueue("a_b-c9" + "x" * 58, {}, unique_key="a.b_c-9")
-    assert (await rows.job(job.id))["unique_key"] == "a.b_c-9"
+    for key in ("a.b_c-9", "https://x.example/Ä?q=a b&c='", "漢\U0001f600" * 127):
+        first = await client.enqueue("a_b-c9" + "x" * 58, {}, unique_key=key)
+        assert (await rows.job(first.id))["unique_key"] == key
+        [again] = await client.enqueue_many("a_b-c9" + "x" * 58, [{}], unique_keys=[key])
+        assert (again.id, again.created) == (first.id, False)
 
 
 @pytest.mark.parametrize(

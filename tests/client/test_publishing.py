@@ -16,6 +16,7 @@ from jsworker.ownership.outbox import Outgoing, Sent, take_outgoing
 from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.settings import Settings
 from tests.runtime.rows import Rows
+from tests.support.polling import eventually
 
 KIND = "kind"
 LIMIT = 2
@@ -176,3 +177,28 @@ async def test_what_is_refused_of_one_subject_alone_is_no_refusal_of_the_stream(
     await rows.query("UPDATE jsworker.jobs SET publish_after = clock_timestamp() WHERE needs_publish")
     tally = await publisher.publish()  # by itself it tells nothing of the others
     assert tally.refused is not None
+
+
+async def test_a_request_right_after_the_last_look_is_served_at_once(
+    client: JobClient, outbox: Callable[[int], Awaitable[None]], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the event loop has told anybody that the task of the requests before has ended."""
+    publish_all = client._publish_all
+    asked = 0
+
+    async def publish_all_and_ask(publisher: OutboxPublisher, tally: publishing_of_client.Tally) -> None:
+        nonlocal asked
+        await publish_all(publisher, tally)
+        if not asked:
+            await outbox(1)
+            asked += 1
+            asyncio.get_running_loop().call_soon(client._publish_in_background)
+
+    monkeypatch.setattr(client, "_publish_all", publish_all_and_ask)
+    await client.enqueue_many(KIND, [{}])
+
+    async def all_published() -> None:
+        waiting = await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish")
+        assert (asked, waiting) == (1, 0)
+
+    await eventually(all_published, seconds=30.0)

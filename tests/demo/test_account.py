@@ -110,7 +110,8 @@ async def test_a_row_that_vanished_is_lost(sql: Sql, database: Database, watch: 
 async def test_rows_that_changed_after_their_end_are_told(sql: Sql, database: Database, watch: Watch) -> None:
     ids = insert_jobs(sql, watch, "completed", "failed")
     await watch.look()
-    change_job(sql, ids[1], status="queued", publish_after="now", finished_at=None, attempts=0, errors=0)
+    retried = {"status": "queued", "queued_at": "now", "publish_after": "now", "finished_at": None}
+    change_job(sql, ids[1], attempts=0, errors=0, **retried)
 
     account = await draw_up(watch, database, kill_wanted=False)
 

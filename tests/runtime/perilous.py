@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from typing import Any
 
+import structlog
 from sqlalchemy import text
 
 from jsworker.job import Job
@@ -65,6 +67,19 @@ class Stubborn(JobProcessor):
     def process(self, job: Job[dict[str, Any]]) -> None:
         while "end" not in job.payload:
             time.sleep(600)
+
+
+class Talkative(JobProcessor):
+    """Prints, logs, and leaves a thread behind for which the end of its process would wait."""
+
+    kind = "talkative"
+    max_stalls = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+        sys.stdout.write("printed in quarantine")
+        for number in range(job.payload["lines"]):
+            structlog.get_logger().warning("logged in quarantine", number=number)
 
 
 class Shaped(JobProcessor):

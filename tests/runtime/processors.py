@@ -63,7 +63,7 @@ class Gate:
 
     async def met(self) -> Job[Any]:
         """Wait for the next job that arrives and return it."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             return await self._arrived.get()
 
     @property

@@ -26,7 +26,7 @@ class Recorder:
         """Return the fields of the events of one name."""
         return [event.fields for event in self.events if event.name == name]
 
-    async def told(self, name: str, *, times: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
+    async def told(self, name: str, *, times: int = 1, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait until an event was told ``times`` times and return the fields of all of its name."""
 
         async def often_enough() -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ class Rows:
         """Return the names of a job's timeline, oldest first."""
         return [row["event"] for row in await self.timeline(job_id)]
 
-    async def becomes(self, job_id: UUID, status: str, *, seconds: float = 10.0) -> dict[str, Any]:
+    async def becomes(self, job_id: UUID, status: str, *, seconds: float = 60.0) -> dict[str, Any]:
         """Wait until a job has a status and return its row."""
 
         async def is_there() -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Running:
         """Make the worker claim jobs of a kind ahead, as it does after many short ones."""
         self.worker._parts.slots._mean_seconds[kind] = 0.01
 
-    async def stream_is_empty(self, *, seconds: float = 3.0) -> None:
+    async def stream_is_empty(self, *, seconds: float = 60.0) -> None:
         """Wait until no message is left, answered or not; within the default, sooner than one comes again."""
 
         async def empty() -> None:

@@ -134,7 +134,7 @@ async def dead_messages_told(running: Running, number: int) -> list[dict[str, An
         assert sum(event["messages"] for event in found) == number
         return found
 
-    return await eventually(told, seconds=20.0)
+    return await eventually(told)
 
 
 FLOOD = 2_000
@@ -153,7 +153,8 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
     async def bury(database: Database, letters: Sequence[Any]) -> Any:
         nonlocal most, statements
         most, statements = max(most, running.worker._parts.dead_letters.in_hand), statements + 1
-        await asyncio.sleep(0.005)  # as long as a busy database takes, and meanwhile more may arrive
+        # As long as a busy database takes: at first so long that all of them could arrive meanwhile.
+        await asyncio.sleep(max(0.005, began + 2.0 - time.monotonic()))
         return await really_bury(database, letters)
 
     monkeypatch.setattr("jsworker.runtime.dead_letters.bury", bury)
@@ -200,6 +201,28 @@ async def test_a_forced_close_waits_for_no_flood_and_what_was_not_kept_comes_aga
     monkeypatch.setattr("jsworker.runtime.dead_letters.bury", really_bury)
     again = await start(scripted(echo))
     await again.stream_is_empty(seconds=30.0)  # long before the consumer's ack_wait
+
+
+async def test_a_forced_close_waits_for_no_burial_that_never_ends(
+    start: StartWorker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def never_bury(*_: Any) -> Any:
+        began.set()
+        await ended.wait()
+        return [], []
+
+    monkeypatch.setattr("jsworker.runtime.dead_letters.bury", never_bury)
+    running = await start(scripted(echo))
+    await publisher.raw(b"{")
+    await began.wait()
+    try:
+        async with asyncio.timeout(30.0):
+            await running.worker.close(force=True)
+    finally:
+        ended.set()
+    assert running.worker._parts.dead_letters.in_hand == 0
 
 
 async def test_a_table_that_takes_no_dead_messages_stops_no_job(
@@ -432,7 +455,7 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
     assert len(claim.deliveries) == consumer._MOST_COPIES
     allowed.set()
     row = await rows.becomes(job.id, "completed")
-    await running.stream_is_empty(seconds=20.0)
+    await running.stream_is_empty()
     assert row["attempts"] == 1
 
 

@@ -109,7 +109,7 @@ async def test_without_heartbeats_nothing_is_waited_for(
     job = await client.enqueue(KIND, {})
     await gate.met()
     break_beats(running.worker)
-    await running.events.told("worker.stopped", seconds=5.0)
+    await running.events.told("worker.stopped")
     assert (await rows.job(job.id))["status"] == "queued"
 
 

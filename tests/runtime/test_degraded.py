@@ -270,7 +270,7 @@ async def test_with_both_back_work_goes_on_at_once(
         done = await rows.query("SELECT id FROM jsworker.jobs WHERE status = 'completed'")
         assert {row["id"] for row in done} - {job_id for job_id, _ in finished}
 
-    await eventually(a_new_job_is_completed, seconds=20)
+    await eventually(a_new_job_is_completed)
     seconds = time.monotonic() - back_at
     print(f"both back: first newly begun job completed after {seconds:.2f} s")  # noqa: T201 -- for -rP
     assert seconds < BACK_SECONDS

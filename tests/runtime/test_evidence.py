@@ -155,6 +155,7 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
     events.on("*", heard)
     reconciler = Reconciler(
         worker=lives.me,
+        siblings=[],
         statement_timeout=0.3,
         database=database,
         health=DatabaseHealth(events),
@@ -180,6 +181,32 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
     assert len(requeued) == 2
     state = "SELECT state FROM jsworker.workers WHERE id = 'gone'"
     assert await rows.value(state) == "stopped"
+
+
+async def test_what_a_sibling_held_is_left_to_the_parent_until_the_last_round(
+    lives: Lives, database: Database
+) -> None:
+    await lives.add("gone", pid=ended_pid())
+    await lives.add("sibling", pid=ended_pid())
+    done: list[None] = []
+    reconciler = Reconciler(
+        worker=lives.me,
+        siblings=["sibling"],
+        statement_timeout=600.0,
+        database=database,
+        health=DatabaseHealth(Events()),
+        refused_rows=RefusedRows(database, worker_id=lives.me.id),
+        events=Events(),
+        on_requeued=lambda: None,
+        done=lambda: done.append(None),
+    )
+    for _ in range(2):
+        await reconciler.step()
+        assert await lives.kept() == {"sibling"}
+    reconciler._until = 0.0
+    await reconciler.step()
+    assert await lives.kept() == set()
+    assert done
 
 
 async def test_the_jobs_of_a_killed_worker_run_again_at_once_when_its_host_starts_another(

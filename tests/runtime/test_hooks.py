@@ -1,6 +1,7 @@
 """Setup, teardown and the hooks of a processor: when they are called, and that their errors harm no job."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -64,7 +65,9 @@ async def test_a_setup_that_raises_ends_the_start_in_one_line_and_leaves_nothing
     before = asyncio.all_tasks()
     with pytest.raises(SetupFailed) as refusal:
         await running.worker.start()
-    assert str(refusal.value) == "setup of kind other raised ValueError: no GPU"
+    assert re.fullmatch(
+        rf"setup of kind other raised ValueError: no GPU \({__file__}, line [0-9]+\)", str(refusal.value)
+    )
     assert isinstance(refusal.value, JsworkerError)
     assert isinstance(refusal.value.__cause__, ValueError)
     assert (first.order, second.order) == (["setup", "teardown"], ["setup"])

@@ -11,6 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.processor import Backoff
+from jsworker.runtime.outcome import describe
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
 from tests.runtime.processors import KIND, LATER, Gate, scripted
@@ -65,6 +67,14 @@ async def test_a_huge_text_is_cut_and_the_traceback_stays(
     assert len(told["error"]) <= 500
 
 
+def test_a_chain_of_errors_is_described_however_long_it_is() -> None:
+    """Raised by no test: pytest cannot show a group of errors that has such a chain among its causes."""
+    text = describe(_chain(2000))
+    assert text.startswith("ValueError: 1999\n")
+    assert "characters left out" in text
+    assert len(text) < 10_000
+
+
 class Unruly(BaseException):
     """What no `except Exception` catches."""
 
@@ -86,9 +96,9 @@ class NoText(Exception):
         return 42  # type: ignore[return-value]  # noqa: PLE0307 -- what sloppy libraries do
 
 
-def _deep_chain() -> Exception:
+def _chain(links: int) -> Exception:
     error = ValueError("0")
-    for depth in range(2000):
+    for depth in range(links):
         further = ValueError(str(depth))
         further.__cause__ = error
         error = further
@@ -108,7 +118,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "Unspeakable": Unspeakable,
     "Unspoken": Unspoken,
     "NoText": NoText,
-    "ValueError": _deep_chain,
+    "ValueError": lambda: _chain(50),
 }
 
 
@@ -132,7 +142,7 @@ async def test_whatever_a_processor_raises_is_an_attempt_and_stops_nobody(
     bad = await client.enqueue_many(KIND, [{"raise": name} for name in RAISED])
     good = await client.enqueue_many(KIND, [{}] * 10)
     for name, job in zip(RAISED, bad, strict=True):
-        row = await rows.becomes(job.id, "failed", seconds=20.0)
+        row = await rows.becomes(job.id, "failed")
         assert (name, row["failure_reason"], row["attempts"], row["errors"]) == (name, "attempts", 2, 2)
         assert name in row["last_error"]
         assert "Traceback" in row["last_error"]
@@ -253,7 +263,7 @@ async def test_the_end_of_an_applications_event_loop_is_no_error_of_its_jobs(
     await worker._opened.aclose()
 
 
-class Broken:
+class Broken(Backoff):
     def delay(self, _attempt: int) -> float:
         raise RuntimeError("no idea how long")
 

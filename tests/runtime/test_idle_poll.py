@@ -11,6 +11,9 @@ from nats.js import JetStreamContext
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime.clock import boottime
 from jsworker.settings import Settings
 from tests.conftest import FAST
@@ -24,7 +27,7 @@ from tests.support.rounds import count_rounds, rounds_pass
 SCAN = FAST["scan_interval"]
 
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +114,7 @@ async def enqueue_behind(client: JobClient, rows: Rows, count: int) -> list[UUID
     async def all_are_marked() -> None:
         assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
 
-    await eventually(all_are_marked, seconds=20)
+    await eventually(all_are_marked)
     await rows.query("UPDATE jsworker.jobs SET queued_at = clock_timestamp() - interval '1 minute'")
     return ids
 
@@ -133,6 +136,29 @@ async def test_half_of_the_slots_of_a_busy_worker_are_for_such_jobs(
     # Neither after the others, which are as old and whose messages come all the time, nor instead of them.
     assert places[-1] < 0.75 * len(order.ran)
     assert places[-1] - places[0] > 1.5 * len(forgotten)
+
+
+async def test_a_busy_worker_takes_such_jobs_one_after_the_other_until_none_is_left(
+    client: JobClient,
+    swallow: Callable[[int], Any],
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+) -> None:
+    """Not as many as one scan finds: its own scans are rare here, and the next one comes too late."""
+    rarely = make_settings(
+        concurrency=4, scan_interval=120.0, stale_threshold=240.0, crash_threshold=None, ack_wait=600.0
+    )
+    forgotten = await swallow(100)
+    behind = await enqueue_behind(client, rows, 100)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 hour'")
+    order = Order()
+    running = await start(scripted(order.process), with_settings=rarely)
+    await rows.becomes(behind[0], "completed", seconds=30)
+    for _ in range(2):  # what was delivered before the first of them was so a scan ago in the second
+        await running.worker._parts.poll.step()
+    for job_id in forgotten:
+        await rows.becomes(job_id, "completed", seconds=30)
 
 
 async def test_a_deep_backlog_is_left_to_its_messages(
@@ -168,10 +194,23 @@ async def test_rows_that_postgresql_refuses_are_not_tried_again_and_again(
     running = await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
     taken = Taken(running, monkeypatch)
     scans = count_rounds(running.worker._parts.repairs)
-    await rows.becomes(last, "completed", seconds=20)  # they stand before it
+    await rows.becomes(last, "completed")  # they stand before it
     await rounds_pass(scans, 4)
     tries = [job_id for _, job_id in taken.claims if job_id in refused]
     assert len(refused) <= len(tries) <= (len(scans) + 2) * len(refused)
+
+
+async def test_hundreds_of_rows_that_are_set_aside_keep_no_later_one_from_its_turn(
+    swallow: Callable[[int], Any], start: StartWorker, rows: Rows, database: Database, settings: Settings
+) -> None:
+    """More than a scan puts off: the search itself must step past them."""
+    *refused, last = await swallow(501)
+    constraint = f"CHECK (NOT (status = 'processing' AND id <= '{refused[-1]}'))"
+    await rows.query(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT test_refused {constraint}")
+    error = RowRefused("23514", "test_refused")
+    await RefusedRows(database, worker_id=None).note("claim", [(job_id, error) for job_id in refused])
+    await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
+    await rows.becomes(last, "completed", seconds=30)
 
 
 async def test_a_worker_without_free_slots_takes_nothing(

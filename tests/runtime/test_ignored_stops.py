@@ -18,6 +18,7 @@ from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
 from tests.runtime.tied import tied
 from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
@@ -92,6 +93,7 @@ async def test_its_process_is_ended_where_somebody_can_end_it(
             assert ties.condemned
 
         await eventually(condemned)
+        await rounds_pass(count_rounds(running.worker._parts.fences), 3)
         _, culprits, why = ties.condemned[0]
         assert culprits == [(job.id, 1)]
         assert f"job {job.id} went on although it was told to stop: {reason.value}" in why
@@ -191,14 +193,19 @@ async def test_inside_an_application_a_lost_job_is_let_go(
 
 
 async def test_a_worker_closes_although_a_run_that_it_gave_up_goes_on(
-    client: JobClient, rows: Rows, start: StartWorker, swallower: Swallower
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    swallower: Swallower,
 ) -> None:
-    running = await start(scripted(swallower.process, timeout=0.1, backoff=LATER))
+    processor = scripted(swallower.process, timeout=0.1, backoff=LATER)
+    running = await start(processor, with_settings=make_settings(shutdown_timeout=600.0))
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "scheduled")
     [run] = running.worker._parts.hand.given_up
     assert run.left_task is not None
-    assert await asyncio.wait_for(running.worker.close(), 10.0) == 0
+    assert await asyncio.wait_for(running.worker.close(), 30.0) == 0
     assert not run.left_task.done()
     before = await rows.job(job.id)
     swallower.end()

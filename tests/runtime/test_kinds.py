@@ -1,12 +1,14 @@
 """Several kinds in one worker: each within its own limit, none behind another, what has no room goes on."""
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from nats.js import JetStreamContext
+from pydantic import BaseModel
 
 from jsworker.client import JobClient
 from jsworker.errors import InvalidTarget
@@ -69,7 +71,7 @@ async def test_each_kind_keeps_to_its_own_limit_and_all_to_the_workers(
 
         await eventually(all_taken)
     gate.open()
-    await running.events.told("job.completed", times=90, seconds=20.0)
+    await running.events.told("job.completed", times=90)
     assert busy.most["one"] == 1
     assert busy.most["two"] <= 2
     assert busy.most["all"] <= 5
@@ -137,7 +139,7 @@ async def test_what_a_worker_has_no_room_for_goes_on_to_another_at_once(
     for _ in range(2):
         await gate.met()
     other = await start(*(scripted(echo, kind=kind) for kind in kinds), with_settings=settings)
-    await other.events.told("job.completed", times=len(jobs) - 2, seconds=5.0)
+    await other.events.told("job.completed", times=len(jobs) - 2, seconds=30.0)
     assert len(full.worker._parts.hand.runs) == 2
     assert gate.waiting == 0
     gate.open()
@@ -196,14 +198,106 @@ class Twin(Same):
     kind = "same"
 
 
+class Heir(Same):
+    """It has a kind of its own: a class inherits everything but that."""
+
+
+class TakesTwo(JobProcessor):
+    async def process(self, _job: Job[Any], _context: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class TakesNothing(JobProcessor):
+    def process(self) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class TakesMore(JobProcessor):
+    """Fine: what it takes beside the job has a default."""
+
+    async def process(self, _job: Job[Any], *_more: Any, _other: int = 0) -> None:
+        raise AssertionError
+
+
+class Yields(JobProcessor):
+    async def process(self, _job: Job[Any]) -> Any:
+        yield 1
+
+
+def driven(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a coroutine function of a generator function."""
+
+    @functools.wraps(process)
+    async def drive(*arguments: Any) -> list[Any]:
+        return list(process(*arguments))
+
+    return drive
+
+
+class IsDriven(JobProcessor):
+    """Fine: what is called does not yield."""
+
+    @driven
+    def process(self, _job: Job[Any]) -> Any:
+        yield 1
+
+
+class YieldsPlainly(JobProcessor):
+    def process(self, _job: Job[Any]) -> Any:
+        yield 1
+
+
+if TYPE_CHECKING:
+
+    class SeenByTypeCheckers(BaseModel):
+        """No more than a name when the program runs."""
+
+
+class Dangling(JobProcessor["SeenByTypeCheckers"]):
+    async def process(self, _job: Job[Any]) -> None:
+        raise AssertionError
+
+
+class Connection:
+    """What has no JSON form."""
+
+
+class ReturnsNoJson(JobProcessor):
+    async def process(self, _job: Job[Any]) -> Connection:
+        raise AssertionError
+
+
+class Opaque(JobProcessor[Connection]):
+    async def process(self, _job: Job[Any]) -> None:
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("processors", "line"),
     [
         ([], "a worker needs at least one processor"),
         ([NoProcessor()], "NoProcessor .* is no JobProcessor"),
-        ([Same, Twin], "kind same has two processors; give one of them another `kind`"),
+        (
+            [Same, Twin],
+            rf"^kind same has two processors, {__name__}:Same and {__name__}:Twin: give one of them ",
+        ),
+        (
+            [TakesTwo],
+            r"^TakesTwo.process must take the job alone, as process\(self, job\): missing .* '_context'$",
+        ),
+        (
+            [TakesNothing],
+            r"^TakesNothing.process must take the job alone, .*: too many positional arguments$",
+        ),
+        ([Yields], "^Yields.process is a generator: it must return its result, not yield$"),
+        ([YieldsPlainly], "^YieldsPlainly.process is a generator"),
+        ([Dangling], "^the payload type of Dangling cannot be used: .*SeenByTypeCheckers"),
+        (
+            [ReturnsNoJson],
+            "^the return type of ReturnsNoJson cannot be used: PydanticSchemaGenerationError: .*Connection",
+        ),
+        ([Opaque], "^the payload type of Opaque cannot be used: PydanticSchemaGenerationError: "),
     ],
-    ids=["none", "something else", "two of a kind"],
 )
 def test_what_is_no_set_of_processors_is_refused_in_one_line(
     make_settings: MakeSettings, processors: Any, line: str
@@ -211,3 +305,8 @@ def test_what_is_no_set_of_processors_is_refused_in_one_line(
     with pytest.raises(InvalidTarget, match=line) as refusal:
         Worker(processors, make_settings())
     assert "\n" not in str(refusal.value)
+
+
+def test_a_subclass_has_a_kind_of_its_own(make_settings: MakeSettings) -> None:
+    assert (Same.kind, Heir.kind) == ("same", "heir")
+    Worker([Same, Heir, TakesMore, IsDriven], make_settings())

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
 from tests.support.servers import TestServers, new_servers_folder, start_test_servers
+
+HANDED_BACK = {
+    "claimed, but the claim's answer was lost",
+    "the owner could not renew its heartbeat in time and stopped the run",
+}
+"""Why a worker that lives gives a job back, at no cost but time."""
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +81,22 @@ async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobCli
 
 
 class Load(JobProcessor):
-    """Works for the payload's ``seconds`` and notes each run."""
+    """Works for the payload's ``seconds`` and notes each run, and jobs that ran twice at the same time."""
 
     def __init__(self) -> None:
         self.runs: Counter[tuple[UUID, int]] = Counter()
+        self.beside: set[UUID] = set()
+        self._running: set[UUID] = set()
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
         self.runs[job.id, job.fencing_token] += 1
-        await asyncio.sleep(job.payload["seconds"])
+        if job.id in self._running:
+            self.beside.add(job.id)
+        self._running.add(job.id)
+        try:
+            await asyncio.sleep(job.payload["seconds"])
+        finally:
+            self._running.discard(job.id)
 
 
 async def all_completed(rows: Rows, jobs: int) -> None:
@@ -91,6 +105,25 @@ async def all_completed(rows: Rows, jobs: int) -> None:
         assert counts == [{"status": "completed", "count": jobs}]
 
     await eventually(check, seconds=60)
+
+
+async def each_was_accepted_once(load: Load, running: Running, rows: Rows, ids: Collection[UUID]) -> None:
+    """Every job has one owner at a time and one accepted end, and nothing counts against it.
+
+    A claim that a busy machine answers too late, or a heartbeat, costs time and a token, and no more.
+    """
+    assert {job_id for job_id, _ in load.runs} == set(ids)
+    assert set(load.runs.values()) == {1}  # none twice at one token
+    assert load.beside == set()
+    ended = [event["job_id"] for event in running.events.of("job.completed")]
+    assert sorted(ended) == sorted(map(str, ids))
+    ends = await rows.query("SELECT id, fencing_token FROM jsworker.jobs")
+    assert {(row["id"], row["fencing_token"]) for row in ends} <= load.runs.keys()
+    counts = await rows.query("SELECT DISTINCT attempts, stalls, errors FROM jsworker.jobs")
+    assert counts == [{"attempts": 1, "stalls": 0, "errors": 0}]
+    told = await rows.query("SELECT event, detail->>'reason' AS reason FROM jsworker.job_events")
+    assert {row["event"] for row in told} <= {"fenced", "released", "claimed"}
+    assert {row["reason"] for row in told if row["event"] == "released"} <= HANDED_BACK
 
 
 # --- PostgreSQL ---
@@ -171,8 +204,9 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
     working = await client.enqueue("working", {})
     processors = scripted(gate.process, kind="finishing"), scripted(closed.process, kind="working")
     running = await start(*processors, with_settings=settings)
-    await gate.met()
-    await closed.met()
+    first = await gate.met()
+    held = await closed.met()
+    told = await rows.told(finishing.id)
     proxy.cut()
     gate.open()
 
@@ -185,10 +219,10 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
     proxy.restore()
 
     completed = await rows.becomes(finishing.id, "completed")
-    assert (completed["fencing_token"], completed["result"], completed["stalls"]) == (1, {"n": 1}, 0)
-    assert await rows.told(finishing.id) == []
+    assert (completed["fencing_token"], completed["result"]) == (first.fencing_token, {"n": 1})
+    assert (completed["stalls"], await rows.told(finishing.id)) == (0, told)
     again = await closed.met()
-    assert (again.fencing_token, again.cleared) == (2, True)
+    assert (again.fencing_token > held.fencing_token, again.cleared) == (True, True)
     assert "could not renew its heartbeat in time" in str(again.clear_reason)
     closed.open()
     ended = await rows.becomes(working.id, "completed")
@@ -380,8 +414,7 @@ async def test_nats_is_killed_and_started_again_under_load(
     await all_completed(rows, 220)
     # An answer that the server took with it is given once more when the message comes again.
     await running.stream_is_empty(seconds=3 * FAST["ack_wait"])
-    assert load.runs == {(job_id, 1): 1 for job_id in ids}
-    assert await rows.query("SELECT * FROM jsworker.job_events") == []
+    await each_was_accepted_once(load, running, rows, ids)
     assert "nats" in [event["what"] for event in running.events.of("worker.restored")]
 
 
@@ -455,8 +488,7 @@ async def test_a_deleted_consumer_is_made_again_under_load(
 
     await all_completed(rows, 200)
     await running.stream_is_empty()
-    assert load.runs == {(job.id, 1): 1 for job in jobs}
-    assert await rows.query("SELECT * FROM jsworker.job_events") == []
+    await each_was_accepted_once(load, running, rows, [job.id for job in jobs])
 
 
 async def test_jobs_of_the_outbox_outlive_the_stream(
@@ -515,9 +547,9 @@ async def test_a_server_that_is_missing_at_the_start_is_told_in_one_line_within_
             without_nats = fleet.start(nats_url=f"nats://127.0.0.1:{port}")
             without_postgres = fleet.start(database_url=f"postgresql://postgres@127.0.0.1:{port}/none")
             without_answer = fleet.start(database_url=silent.database_url)
-            assert await without_postgres.ends(seconds=30) == 1
-            assert await without_answer.ends(seconds=30) == 1
-            assert await without_nats.ends(seconds=30) == 1
+            assert await without_postgres.ends(seconds=120) == 1
+            assert await without_answer.ends(seconds=120) == 1
+            assert await without_nats.ends(seconds=120) == 1
     assert without_postgres.errors.strip().count("\n") == 0
     assert f"PostgreSQL at 127.0.0.1:{port}/none is not available" in without_postgres.errors
     assert without_nats.errors == (f"NATS at 127.0.0.1:{port} refused the connection: nobody listens there\n")

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer
 
 from jsworker.client import JobClient
 from jsworker.errors import Fail, InvalidJson, InvalidPayload, Retry
@@ -21,6 +25,19 @@ from tests.support.polling import eventually
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 MEBIBYTE = 2**20
+
+
+WHEN = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Spot:
+    x: int
+    tags: set[int]
 
 
 class Point(BaseModel):
@@ -56,8 +73,17 @@ async def test_a_returned_value_is_the_result(client: JobClient, rows: Rows, sta
         ("", ""),
         (False, False),
         (0, 0),
+        (WHEN, "2026-11-23T12:00:00Z"),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        (Decimal("1.10"), "1.10"),
+        ({"nested": [WHEN.date(), timedelta(minutes=1)]}, {"nested": ["2026-11-23", "PT1M"]}),
+        (Spot(1, {2}), {"x": 1, "tags": [2]}),
+        ({3}, [3]),
+        ([Point(x=1)], [{"x": 1.0, "label": "", "further": None}]),
+        (b"text", "text"),
+        ({1: Colour.RED}, {"1": "red"}),
     ],
-    ids=["nothing", "a pydantic model", "a tuple", "an empty text", "false", "zero"],
+    ids=lambda value: type(value).__name__,
 )
 async def test_results_of_every_sort_are_stored(
     client: JobClient, rows: Rows, start: StartWorker, returned: Any, stored: Any
@@ -70,6 +96,41 @@ async def test_results_of_every_sort_are_stored(
     row = await rows.becomes(job.id, "completed")
     assert row["result"] == stored
     assert type(row["result"]) is type(stored)
+
+
+async def test_events_carry_what_was_raised_for_an_error_tracker(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    raised = [ValueError("first"), KeyError("second")]
+
+    async def process(job: Job[Any]) -> None:
+        raise raised[job.attempt - 1]
+
+    running = await start(scripted(process, max_attempts=2))
+    job = await client.enqueue(KIND, {})
+    await rows.becomes(job.id, "failed")
+    await running.events.told("job.failed")
+    told = [event for event in running.events.events if event.name in ("job.error", "job.failed")]
+    assert [event.exception for event in told] == raised
+    assert all(event.exception is not None and event.exception.__traceback__ for event in told)
+    assert all(event.exception is None for event in running.events.events if event not in told)
+
+
+class Cents(JobProcessor):
+    """Its results are written as their annotation says, not as what they are."""
+
+    async def process(
+        self, _job: Job[Any]
+    ) -> dict[str, Annotated[Decimal, PlainSerializer(lambda x: int(x * 100))]]:
+        return {"price": Decimal("1.10")}
+
+
+async def test_results_are_written_as_they_are_annotated(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    await start(Cents)
+    job = await client.enqueue(Cents, {})
+    assert (await rows.becomes(job.id, "completed"))["result"] == {"price": 110}
 
 
 async def test_an_error_is_retried_after_the_backoff_and_its_traceback_is_kept(
@@ -232,12 +293,15 @@ def _circle() -> list[Any]:
 
 UNSTORABLE = {
     "no JSON": (object(), "no JSON"),
-    "a set": ({1, 2}, "no JSON"),
-    "bytes": (b"x", "no JSON"),
-    "keys that are no texts": ({1: 2}, "keys must be strings"),
+    "no JSON within": (
+        {"rows": [{"price": 1}, {"price": object()}]},
+        "object, which is no JSON (at rows[1].price)",
+    ),
+    "bytes that are no text": ({"raw": b"\xff"}, "JSON"),
+    "keys that have no text": ({object(): 2}, "JSON"),
     "NUL": ({"a": "b\0c"}, "u0000"),
     "NUL in a key": ({"b\0c": 1}, "u0000"),
-    "NaN": ([math.nan], "finite"),
+    "NaN": ([math.nan], "finite number (at [0])"),
     "an infinity": (-math.inf, "finite"),
     "a huge number": (10**400, "1e308"),
     "a lone surrogate": ("\ud800", "surrogate"),
@@ -247,7 +311,7 @@ UNSTORABLE = {
     "a model with NaN": (Point(x=math.nan), "finite"),
     "a model with an infinity": (Point(x=1, further={"deep": [math.inf]}), "finite"),
     "a model without a JSON form": (Point(x=1, further=object()), "JSON"),
-    "a circle in a model": (Point(x=1, further=_circle()), "JSON"),
+    "a circle in a model": (Point(x=1, further=_circle()), "circle"),
     "a class": (Point, "no JSON"),
 }
 
@@ -281,7 +345,7 @@ async def test_a_result_that_only_postgresql_refuses_fails_at_once_and_harms_no_
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = {"good": '"fine"', "bad": "1e999999"}  # a numeric that jsonb has no room for
-    monkeypatch.setattr("jsworker.runtime.outcome.result_text", lambda value, _: written[value])
+    monkeypatch.setattr("jsworker.runtime.outcome.result_text", lambda _kind, value, _most: written[value])
 
     async def process(job: Job[Any]) -> Any:
         return job.payload["result"]

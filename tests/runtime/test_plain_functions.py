@@ -172,7 +172,7 @@ async def test_a_thread_that_raises_after_its_time_out_fails_the_attempt(
     await eventually(told)
     block.go_on.set()
     row = await rows.becomes(enqueued.id, "scheduled")
-    assert row["last_error"].startswith("ValueError: stopped when told")
+    assert row["last_error"].startswith("timed out after 0.1 s; ValueError: stopped when told")
 
 
 async def test_a_cancel_reaches_it_as_should_stop(client: JobClient, rows: Rows, start: StartWorker) -> None:

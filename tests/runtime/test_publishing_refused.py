@@ -108,7 +108,7 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
     assert await doctor_says(settings) == "ok"
     ids = await insert(database, 20)
     await all_complete(rows, ids)
-    await running.stream_is_empty(seconds=10)
+    await running.stream_is_empty()
     assert (await js.stream_info(settings.stream)).state.last_seq >= last_seq + 10
     assert await rows.query("SELECT DISTINCT attempts, stalls, errors, fencing_token FROM jsworker.jobs") == [
         {"attempts": 1, "stalls": 0, "errors": 0, "fencing_token": 1}
@@ -131,5 +131,21 @@ async def test_messages_of_producers_tell_that_the_stream_stores_again(
         assert told(running, "worker.restored")
 
     await eventually(restored, seconds=40)
-    await running.stream_is_empty(seconds=10)
+    await running.stream_is_empty()
     assert len(told(running, "worker.degraded")) == 1
+
+
+async def test_the_table_is_worked_off_at_the_pace_of_its_jobs(
+    start: StartWorker,
+    rows: Rows,
+    database: Database,
+    js: JetStreamContext,
+    make_settings: Callable[..., Settings],
+) -> None:
+    """Its ticks are rare here, and at each a worker with two slots takes a few jobs."""
+    settings = make_settings(concurrency=2, scan_interval=25.0, relay_interval=10.0, ack_wait=150.0)
+    running = await start(scripted(echo), with_settings=settings)
+    await fill(js, settings)
+    ids = await insert(database, 4 * JOBS)
+    await all_complete(rows, ids)
+    assert told(running, "worker.degraded")

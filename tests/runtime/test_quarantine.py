@@ -15,7 +15,7 @@ from jsworker.runtime.kinds import resolve_kinds
 from jsworker.runtime.quarantine import ward
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings, variable_of
-from tests.runtime.perilous import SHAPED, Perilous, Shaped, Stubborn
+from tests.runtime.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative
 from tests.runtime.processors import Gate, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import Running, StartWorker
@@ -134,11 +134,12 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     does: str,
     how: str,
 ) -> None:
-    monkeypatch.setattr(ward, "_START_SECONDS", 0.0)  # the watchdog's are enough
+    if does == "blocks":
+        monkeypatch.setattr(ward, "_START_SECONDS", 0.0)  # the watchdog's are enough
     monkeypatch.setenv("IMPORT", does)
     await start(SlowStart)
     job = await client.enqueue("slow-start", {})
-    row = await rows.becomes(job.id, "scheduled", seconds=20.0)
+    row = await rows.becomes(job.id, "scheduled")
     assert (row["errors"], row["stalls"], row["attempts"]) == (1, 0, 1)
     assert row["last_error"].startswith("the process in which the job was to run alone")
     assert how in row["last_error"]
@@ -146,7 +147,7 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     monkeypatch.setenv("IMPORT", "works")
     monkeypatch.setattr(ward, "_START_SECONDS", 60.0)
     again = await client.enqueue("slow-start", {})
-    await rows.becomes(again.id, "completed", seconds=20.0)
+    await rows.becomes(again.id, "completed")
 
 
 async def test_an_exception_is_an_error_as_anywhere(running: Running, client: JobClient, rows: Rows) -> None:
@@ -162,6 +163,22 @@ async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(
     job = await client.enqueue("perilous", {"does": "report"})
     row = await rows.becomes(job.id, "completed")
     assert (row["stage"], row["progress"], row["checkpoint"]) == ("alone", 0.5, {"seen": None})
+
+
+async def test_what_it_has_printed_and_logged_is_written_before_its_process_is_ended(
+    start: StartWorker,
+    client: JobClient,
+    rows: Rows,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    await start(Talkative)
+    job = await client.enqueue("talkative", {"lines": 5000})
+    await rows.becomes(job.id, "completed", seconds=60.0)
+    captured = capfd.readouterr()
+    assert captured.out.count("printed in quarantine") == 1
+    assert captured.err.count("logged in quarantine") == 5000
 
 
 async def test_programs_that_the_job_starts_heed_signals(
@@ -195,7 +212,7 @@ async def test_a_process_whose_event_loop_hangs_is_killed_in_time(
     running: Running, client: JobClient, rows: Rows
 ) -> None:
     job = await client.enqueue("perilous", {"does": "block"})
-    row = await rows.becomes(job.id, "failed", seconds=8.0)
+    row = await rows.becomes(job.id, "failed")
     assert row["failure_reason"] == "stalled"
     assert "has not ticked for 1.5 s" in row["last_error"]
     await nothing_is_left()
@@ -265,7 +282,7 @@ async def test_the_process_dies_with_its_owner(client: JobClient, rows: Rows, se
             raise AssertionError("nothing in quarantine yet")
 
         try:
-            worker, quarantined = await eventually(family, seconds=20.0)
+            worker, quarantined = await eventually(family)
             worker.kill()
 
             async def gone() -> None:

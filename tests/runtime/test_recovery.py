@@ -139,7 +139,7 @@ async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_thres
     killed_at = time.monotonic()
     victim.kill()
 
-    await rescuer.events.told("job.completed", times=3, seconds=20)
+    await rescuer.events.told("job.completed", times=3)
     seconds = rescued.last_at - killed_at
     assert seconds < BOUND_SECONDS + SLACK_SECONDS
     [dead] = victim.lines("worker.started")
@@ -177,7 +177,7 @@ async def test_a_stalled_job_is_failed_put_off_or_cancelled_as_its_row_says(
     victim.kill()
     await client.cancel(unwanted.id)
 
-    failed = await rows.becomes(last.id, "failed", seconds=20)
+    failed = await rows.becomes(last.id, "failed")
     assert (failed["failure_reason"], failed["stalls"], failed["attempts"]) == ("stalled", 1, 1)
     assert failed["clear_reason"].endswith("stopped responding")
     put_off = await rows.becomes(second.id, "scheduled")
@@ -203,7 +203,7 @@ async def test_a_frozen_worker_that_wakes_late_finishes_nothing_and_is_told(
     frozen.send(signal.SIGSTOP)
     gate = Gate()
     rescuer = await start(scripted(gate.process, kind="held"))
-    await rescuer.events.told("job.started", times=2, seconds=20)
+    await rescuer.events.told("job.started", times=2)
     frozen.send(signal.SIGCONT)
 
     lost = await frozen.tells("lost", times=2)
@@ -382,7 +382,7 @@ async def test_a_claim_in_nobodys_hand_is_released_and_run_at_the_next_token(
     assert (await rows.job(job.id))["worker_id"] == running.worker.id
     proxy.restore()
 
-    await rows.becomes(job.id, "completed", seconds=20)
+    await rows.becomes(job.id, "completed")
     reason = "claimed, but the claim's answer was lost"
     assert rescued.runs == [(job.id, 2, True, reason)]
     assert await rows.told(job.id) == ["released", "claimed"]

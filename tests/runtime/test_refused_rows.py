@@ -1,5 +1,6 @@
 """A row that PostgreSQL refuses to write, for its content, a foreign key or a trigger, stops nobody else."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, LiteralString
@@ -8,14 +9,18 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from nats.js import JetStreamContext
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import make_url
 
 from jsworker.client import JobClient
 from jsworker.job import Job
 from jsworker.observe.vitals import Fleet
-from jsworker.ownership import lease
+from jsworker.ownership import lease, outbox
 from jsworker.ownership.database import Database
 from jsworker.ownership.lease import Held
+from jsworker.ownership.refused_rows import RefusedRows
 from jsworker.runtime import retention
+from jsworker.runtime.run import Stop
 from jsworker.settings import Settings
 from tests.runtime.lives import Lives, ended_pid
 from tests.runtime.processors import KIND, Gate, echo, scripted
@@ -120,7 +125,7 @@ async def marks_are_gone(rows: Rows) -> None:
     async def gone() -> None:
         assert await rows.query("SELECT * FROM jsworker.refused_rows") == []
 
-    await eventually(gone, seconds=20)
+    await eventually(gone)
 
 
 async def told_once(running: Running, job_id: UUID, attempted: str, sqlstate: str = "P0001") -> None:
@@ -173,6 +178,10 @@ async def test_a_row_that_cannot_be_taken_is_named_once_set_aside_and_stepped_pa
     later = [await insert(rows, "good") for _ in range(3)]
     for job_id in later:
         await rows.becomes(job_id, "completed")
+    if attempted == "claim":  # as when another message of it comes
+        again = await parts.consumers[0]._claimer.take([hostile])
+        assert not again.claimed
+        assert again.set_aside == {hostile}
     assert await refusing.times() == times
     assert (await rows.job(hostile))["fencing_token"] == before["fencing_token"]
     await told_once(running, hostile, attempted, sqlstate)
@@ -239,12 +248,29 @@ async def test_thousands_of_refused_rows_before_the_others_are_stepped_past(
         KIND,
     )
     running = await start(scripted(echo))
+    # So many refusals make a search slow: were it to rest, the good ones would wait for an hour.
+    running.worker._parts.publisher._promoting._longest_rest = 3600.0
     for job_id in good:
         await rows.becomes(job_id, "completed", seconds=60)
     assert await rows.value("SELECT count(*) FROM jsworker.refused_rows") == 2500
     told = running.events.of("row.refused")
     assert sum(event["jobs"] for event in told) == 2500
     assert len(told) <= 5
+
+
+async def test_a_row_that_is_written_after_all_loses_its_mark_at_once(
+    database: Database, rows: Rows, refusing: Refusing
+) -> None:
+    known = RefusedRows(database, worker_id=None)
+    await refusing.begin(PUBLISH)
+    hostile = await insert(rows, "hostile", kind=ELSEWHERE)
+    assert await outbox.take_outgoing(database, limit=10, refused_rows=known) == []
+    assert (await mark_of(rows, hostile))["attempted"] == "publish"
+    await refusing.end()
+    [taken] = await outbox.take_outgoing(database, limit=10, refused_rows=known)
+    assert taken.id == hostile
+    assert (await rows.job(hostile))["needs_publish"]  # so that no tidying takes the mark
+    assert await rows.query("SELECT * FROM jsworker.refused_rows") == []
 
 
 async def test_a_row_whose_message_is_gone_and_cannot_be_sent_again(
@@ -363,6 +389,7 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
     assert lost["job_id"] == str(hostile.id)
 
     # It is in nobody's hand now, but has run: it is not handed back, and the search for stale rows tries it.
+    # Its mark is not due yet, so its failure is left alone.
     await rows.query(
         "UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour', "
         "stale_after = interval '1 second', last_activity_at = last_activity_at - interval '1 hour' "
@@ -375,13 +402,50 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
         tried = [event["attempted"] for event in running.events.of("row.refused")]
         assert tried == ["fail", "reset"]
 
-    await eventually(all_tried, seconds=20)
+    await eventually(all_tried)
     times = await refusing.times()
     beats = count_rounds(running.worker._parts.beats)
     running.worker._parts.heartbeat.look_for_strays()
     await rounds_pass(beats, 4)
     assert await refusing.times() == times
     assert not running.events.of("worker.degraded")
+
+
+async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_more(
+    client: JobClient, rows: Rows, start: StartWorker, refusing: Refusing
+) -> None:
+    await refusing.begin(TAKE_BACK)
+    running = await start(scripted(echo, stale_threshold=None, crash_threshold=None))
+    kept, forgotten = [await client.enqueue(KIND, {"hostile": True}) for _ in range(2)]
+    heartbeat = running.worker._parts.heartbeat
+
+    async def marked(tries: int) -> None:
+        heartbeat.look_for_strays()
+        found = await rows.query("SELECT tries FROM jsworker.refused_rows WHERE attempted = 'fail'")
+        assert [row["tries"] for row in found] == [tries] * 2
+
+    await eventually(lambda: marked(1), seconds=30)
+    await rows.query("UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour'")
+    await rows.query("UPDATE jsworker.refused_rows SET retry_at = clock_timestamp()")
+    await eventually(lambda: marked(2), seconds=30)
+    times = await refusing.times()
+    await rounds_pass(count_rounds(running.worker._parts.beats), 4)
+    assert await refusing.times() == times  # until it is due again
+
+    forgotten_run = (forgotten.id, (await rows.job(forgotten.id))["fencing_token"])
+    del running.worker._parts.settler._refused[forgotten_run]
+    await refusing.end()
+    heartbeat.look_for_strays()
+    row = await rows.becomes(kept.id, "failed", seconds=30)
+    assert row["last_error"] == "cannot be completed: PostgreSQL refused a row: SQLSTATE P0001"
+    row = await rows.becomes(forgotten.id, "scheduled", seconds=30)
+    assert (row["errors"], row["last_error"]) == (
+        1,
+        "its run has ended, but PostgreSQL refused to write how",
+    )
+    for job in (kept, forgotten):
+        assert "released" not in await rows.told(job.id)
+    await marks_are_gone(rows)
 
 
 async def test_a_job_whose_every_outcome_is_refused_runs_no_more_often_than_its_stalls_allow(
@@ -456,7 +520,7 @@ async def test_what_the_dead_of_this_host_held_goes_back_but_for_the_refused_row
     await rows.query("UPDATE jsworker.jobs SET payload = '{\"hostile\": true}' WHERE id = %s", jobs[2])
     await refusing.begin(TAKE_BACK)
     running = await start(scripted(echo))
-    [told] = await running.events.told("reconcile.completed", seconds=20)
+    [told] = await running.events.told("reconcile.completed")
     assert told["jobs"] == GOOD - 1
     await told_once(running, jobs[2], "reset")
     assert (await rows.job(jobs[2]))["status"] == "processing"
@@ -584,6 +648,27 @@ async def test_timelines_that_take_no_entry_end_no_loop(
     await rows.becomes(other.id, "completed")
 
 
+async def test_a_fenced_run_is_handed_back_although_its_timeline_takes_no_entry(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    await rows.query(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$"
+    )
+    await rows.query(
+        "CREATE TRIGGER theirs BEFORE INSERT ON jsworker.job_events FOR EACH ROW"
+        " WHEN (NEW.event = 'fenced') EXECUTE FUNCTION refuse()"
+    )
+    [run] = running.worker._parts.hand.runs.values()
+    run.signal(Stop.FENCED)
+    gate.open()
+    await rows.becomes(job.id, "completed", seconds=30)
+    assert await rows.told(job.id) == ["released", "claimed"]
+
+
 async def test_the_survey_counts_what_is_set_aside(
     rows: Rows, start: StartWorker, refusing: Refusing
 ) -> None:
@@ -595,3 +680,24 @@ async def test_the_survey_counts_what_is_set_aside(
     found = running.worker._parts.survey.latest
     assert isinstance(found, Fleet)
     assert found.refused_rows == {"promote": 1}
+
+
+async def test_a_login_without_rights_on_the_marks_works_and_says_what_it_lacks(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    role = f"weak_{secrets.token_hex(4)}"
+    for statement in (
+        "CREATE ROLE {} LOGIN",
+        "GRANT USAGE ON SCHEMA jsworker TO {}",
+        "GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO {}",
+        "GRANT ALL ON ALL SEQUENCES IN SCHEMA jsworker TO {}",
+        "REVOKE ALL ON jsworker.refused_rows FROM {}",
+    ):
+        await rows.connection.execute(SQL(statement).format(Identifier(role)))
+    url = make_url(settings.database_dsn()).set(username=role).render_as_string(hide_password=False)
+    running = await start(scripted(echo), with_settings=settings.model_copy(update={"database_url": url}))
+    [degraded] = await running.events.told("worker.degraded")
+    assert (degraded["what"], "refused_rows" in degraded["reason"]) == ("refused rows", True)
+    for job in await client.enqueue_many("scripted", [{}] * 20):
+        await rows.becomes(job.id, "completed")
+    assert [event["what"] for event in running.events.of("worker.degraded")] == ["refused rows"]

@@ -152,7 +152,7 @@ class TestWorker:
             assert parts.retention._task is not None
             assert parts.retention._task.done()
 
-        await eventually(ended, seconds=2)
+        await eventually(ended)
         await rows.query(OLD_JOBS, 1)
         await rounds_pass(count_rounds(parts.relay), 5)
         assert await rows.value(LEFT) == 1

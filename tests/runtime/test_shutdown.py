@@ -106,8 +106,8 @@ async def test_a_job_that_does_not_end_in_time_is_cancelled_and_runs_elsewhere(
     await running.events.told("worker.draining")
     other = await start(scripted(process))
     assert await closing == 0
-    assert 0.3 <= now() - began < 3.0
-    row = await rows.becomes(job.id, "completed", seconds=3.0)
+    assert 0.3 <= now() - began < 30.0
+    row = await rows.becomes(job.id, "completed")
     why = "the worker was stopped"
     assert row["result"] == {"cleared": True, "why": why, "attempt": 1, "sp": "half"}
     assert (row["attempts"], row["errors"], row["stalls"], row["fencing_token"]) == (1, 0, 0, 2)
@@ -154,7 +154,7 @@ async def test_messages_that_come_while_it_stops_go_to_others_at_once(
     other = await start(scripted(echo), with_settings=settings)
     enqueued += [await client.enqueue(KIND, {"n": n}) for n in range(1, 10)]
     for job in enqueued:
-        await rows.becomes(job.id, "completed", seconds=2.0)
+        await rows.becomes(job.id, "completed", seconds=20.0)
     assert running.events.names().count("job.started") == 1
     gate.open()
     assert await closing == 0

@@ -14,6 +14,7 @@ from jsworker.client import JobClient
 from jsworker.errors import DatabaseRefused, InvalidJson, Retry
 from jsworker.job import Job
 from jsworker.ownership import lease
+from jsworker.runtime.clock import boottime
 from jsworker.settings import Settings
 from tests.runtime.processors import AT_ONCE, KIND, Gate, scripted
 from tests.runtime.rows import Rows
@@ -179,6 +180,50 @@ async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
     row = await rows.job(job.id)
     assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
     assert running.worker._parts.hand.runs[job.id].quiet_seconds == 3600.0
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_heartbeat_takes_back_no_patience_while_more_is_asked_for(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other way round: a heartbeat finds one quiet phase over while the next one is being announced."""
+    set_patience, announcing, go_on = lease.set_patience, asyncio.Event(), asyncio.Event()
+
+    async def slow_to_announce(*arguments: Any, **named: Any) -> None:
+        if named["stale_after"] == settings.stale_threshold + 3600:
+            announcing.set()
+            await go_on.wait()
+        await set_patience(*arguments, **named)
+
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(0.001)
+        await job.quiet(3600.0)
+        await gate.process(job)
+
+    monkeypatch.setattr(lease, "set_patience", slow_to_announce)
+    gate = Gate()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await announcing.wait()
+    run = running.worker._parts.hand.runs[job.id]
+
+    async def first_is_over() -> None:
+        assert boottime() > run.quiet_until > 0
+
+    await eventually(first_is_over)
+    looking = asyncio.create_task(running.worker._parts.heartbeat._end_quiet_phases([run]))
+    await asyncio.sleep(0)  # it looks
+    go_on.set()
+    await gate.met()
+    await looking
+    row = await rows.job(job.id)
+    assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
+    assert run.quiet_seconds == 3600.0
     gate.open()
     await rows.becomes(job.id, "completed")
 

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from jsworker.client import JobClient
 from jsworker.errors import DatabaseUnavailable
 from jsworker.ownership import lease, registry
 from jsworker.settings import Settings
 from tests.conftest import FAST
-from tests.runtime.processors import echo, scripted
+from tests.runtime.processors import KIND, echo, scripted
+from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -127,3 +129,32 @@ async def test_and_each_time_after_an_answer_was_lost(start: StartWorker, looks:
     looks.clear()
     await rounds_pass(beats, 4)
     assert len(looks) >= 3
+
+
+async def test_and_again_at_once_while_somebody_locks_the_row(
+    client: JobClient, rows: Rows, start: StartWorker, looks: list[float]
+) -> None:
+    running = await start(scripted(echo))
+    heartbeat, beats = running.worker._parts.heartbeat, count_rounds(running.worker._parts.beats)
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'processing', worker_id = %s, fencing_token = 1, attempts = 1, "
+        "max_attempts = 5, max_stalls = 3, claimed_at = clock_timestamp() - interval '1 minute', "
+        "last_activity_at = clock_timestamp() WHERE id = %s",
+        running.worker.id,
+        job.id,
+    )
+
+    async def no_longer_doubts() -> None:
+        assert not heartbeat._is_doubtful()
+
+    await eventually(no_longer_doubts, seconds=30)
+    async with rows.connection.transaction():
+        await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
+        heartbeat._look_for_strays_at = -math.inf  # the routine look, and no other comes
+        await rounds_pass(beats, 2)
+        heartbeat._look_for_strays_at = math.inf
+        looks.clear()
+        await rounds_pass(beats, 4)
+        assert looks
+    await rows.becomes(job.id, "completed", seconds=30)

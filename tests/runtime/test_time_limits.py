@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.errors import SettingsError
+from jsworker.errors import Retry, SettingsError
 from jsworker.job import Job
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
@@ -41,6 +41,29 @@ async def test_a_run_that_takes_too_long_fails_its_attempt_and_is_retried(
     [event] = await running.events.told("job.error")
     assert event["error"] == "timed out after 0.2 s"
     await running.stream_is_empty()
+
+
+@pytest.mark.parametrize("made_of_it", ["retry", "error"])
+@pytest.mark.parametrize("limit", ["timeout", "progress_timeout"])
+async def test_what_a_processor_makes_of_its_cancellation_does_not_hide_the_limit(
+    client: JobClient, rows: Rows, start: StartWorker, limit: str, made_of_it: str
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if made_of_it == "retry":
+                raise Retry(after=3600.0, reason="later") from None
+            raise ValueError("half-way") from None
+
+    limits: dict[str, Any] = {limit: 0.1}
+    await start(scripted(process, backoff=LATER, **limits))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    passed = {"timeout": "timed out after 0.1 s", "progress_timeout": "no progress for 0.1 s"}[limit]
+    assert row["last_error"].startswith(
+        f"{passed}; {'later' if made_of_it == 'retry' else 'ValueError: half-way'}"
+    )
 
 
 async def test_the_deadline_is_told_in_database_time(
@@ -207,7 +230,7 @@ async def test_a_clean_up_that_raises_is_the_attempts_error(
     await start(scripted(process, timeout=0.1, backoff=LATER))
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "scheduled")
-    assert row["last_error"].startswith("ValueError: while cleaning up")
+    assert row["last_error"].startswith("timed out after 0.1 s; ValueError: while cleaning up")
 
 
 async def test_runs_that_end_just_as_their_time_is_over_end_in_one_way_or_the_other(
@@ -236,15 +259,40 @@ async def test_runs_that_end_just_as_their_time_is_over_end_in_one_way_or_the_ot
 @pytest.mark.parametrize(
     ("limit", "line"),
     [
-        ({"timeout": 0}, "timeout=0 of kind scripted must be None or a number of seconds greater than 0 "),
-        ({"timeout": float("nan")}, "timeout='?nan'? of kind scripted must be None or a number of seconds"),
-        ({"progress_timeout": -1.5}, "progress_timeout=-1.5 of kind scripted must be None or a number"),
-        ({"timeout": "5"}, "timeout=5 of kind scripted must be None or a number of seconds"),
-        ({"max_attempts": 0}, "max_attempts=0 of kind scripted must be a whole number from 1 to 1000000"),
-        ({"max_attempts": None}, "max_attempts=None of kind scripted must be a whole number from 1"),
-        ({"max_stalls": 1.5}, "max_stalls=1.5 of kind scripted must be a whole number from 1 to 1000000"),
-        ({"concurrency": 0}, "concurrency=0 of kind scripted must be a whole number from 1 to 1000000"),
-        ({"concurrency": True}, "concurrency=True of kind scripted must be a whole number"),
+        (
+            {"timeout": 0},
+            "timeout=0 of kind scripted \\(Made\\) must be None or a number of seconds greater than 0 ",
+        ),
+        (
+            {"timeout": float("nan")},
+            "timeout=nan of kind scripted \\(Made\\) must be None or a number of seconds",
+        ),
+        (
+            {"progress_timeout": -1.5},
+            "progress_timeout=-1.5 of kind scripted \\(Made\\) must be None or a number",
+        ),
+        ({"timeout": "5"}, "timeout='5' of kind scripted \\(Made\\) must be None or a number of seconds"),
+        (
+            {"max_attempts": 0},
+            "max_attempts=0 of kind scripted \\(Made\\) must be a whole number from 1 to 1000000",
+        ),
+        (
+            {"max_attempts": None},
+            "max_attempts=None of kind scripted \\(Made\\) must be a whole number from 1",
+        ),
+        (
+            {"max_stalls": 1.5},
+            "max_stalls=1.5 of kind scripted \\(Made\\) must be a whole number from 1 to 1000000",
+        ),
+        (
+            {"concurrency": 0},
+            "concurrency=0 of kind scripted \\(Made\\) must be a whole number from 1 to 1000000",
+        ),
+        ({"concurrency": True}, "concurrency=True of kind scripted \\(Made\\) must be a whole number"),
+        (
+            {"backoff": 5},
+            r"backoff=5 of kind scripted \(Made\) must be a Backoff, for example Backoff\(first=5.0\)$",
+        ),
     ],
 )
 def test_limits_that_no_job_could_keep_are_refused_in_one_line(

@@ -78,7 +78,7 @@ async def test_only_an_owner_whose_connection_is_gone_is_taken_for_crashed(
     trusting.kill()
 
     for job_id in jobs:
-        await rows.becomes(job_id, "completed", seconds=20)
+        await rows.becomes(job_id, "completed")
     silences: dict[str, float] = {}
     for worker, job_id, cause in zip(
         (killed, frozen, trusting), jobs, ("crashed", "stale", "stale"), strict=True

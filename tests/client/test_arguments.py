@@ -1,0 +1,100 @@
+"""Calls that a newcomer gets wrong: what is wrong is said by name, before anything is written."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.errors import InvalidName
+from jsworker.job import Job
+from jsworker.processor import JobProcessor
+from jsworker.settings import Settings
+
+KIND = "count-lines"
+
+
+class CountLines(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+
+WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], str]] = {
+    "a timedelta": (
+        lambda client: client.enqueue(KIND, {}, delay=timedelta(minutes=1)),  # type: ignore[arg-type]
+        TypeError,
+        r"^delay=.* must be a number of seconds, not timedelta; give its total_seconds\(\)$",
+    ),
+    "a text": (
+        lambda client: client.enqueue_many(KIND, [{}], delay="5"),  # type: ignore[arg-type]
+        TypeError,
+        r"^delay='5' must be a number of seconds, not str$",
+    ),
+    "attempts as text": (
+        lambda client: client.enqueue(KIND, {}, max_attempts="3"),  # type: ignore[arg-type]
+        TypeError,
+        r"^max_attempts='3' must be a whole number, not str$",
+    ),
+    "a list of ids": (
+        lambda client: client.cancel([uuid4()]),  # type: ignore[arg-type]
+        TypeError,
+        r"^a job id is a UUID or its text, not list; several are given one by one: cancel\(\*ids\)$",
+    ),
+    "a number for an id": (
+        lambda client: client.get(7),  # type: ignore[arg-type]
+        TypeError,
+        r"^a job id is a UUID or its text, not int$",
+    ),
+    "no such status": (
+        lambda client: client.list(status="bogus"),
+        ValueError,
+        r"^status='bogus' must be one of scheduled, queued, processing, completed, failed, cancelled$",
+    ),
+    "no such kind": (lambda client: client.list(kind="Bogus"), InvalidName, r"^kind 'Bogus' must match "),
+    "less than one": (lambda client: client.list(limit=-1), ValueError, r"limit"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_what_is_wrong_is_said_by_name(client: JobClient, case: str) -> None:
+    call, error, told = WRONG[case]
+    with pytest.raises(error, match=told):
+        await call(client)
+
+
+async def test_numbers_of_any_sort_are_numbers(client: JobClient) -> None:
+    delay: Any = Decimal(3600)
+    job = await client.enqueue(KIND, {}, delay=delay)
+    assert (await client.get(job.id))["status"] == "scheduled"
+
+
+async def test_jobs_are_listed_by_their_processor(client: JobClient) -> None:
+    await client.enqueue("another-kind", {})
+    job = await client.enqueue(CountLines, {})
+    assert [row["id"] for row in await client.list(kind=CountLines)] == [job.id]
+
+
+CALLS: dict[str, Callable[[JobClient], Awaitable[Any]]] = {
+    "enqueue": lambda client: client.enqueue(KIND, {}),
+    "enqueue_many": lambda client: client.enqueue_many(KIND, [{}]),
+    "publish_pending": lambda client: client.publish_pending(),
+    "get": lambda client: client.get(uuid4()),
+    "timeline": lambda client: client.timeline(uuid4()),
+    "list": lambda client: client.list(),
+    "cancel": lambda client: client.cancel(uuid4()),
+    "retry": lambda client: client.retry(uuid4()),
+    "clear_and_reenqueue": lambda client: client.clear_and_reenqueue(uuid4(), "stuck"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_client_that_is_not_open_says_so(settings: Settings, name: str) -> None:
+    client = JobClient(settings)
+    with pytest.raises(RuntimeError, match=r"^the client is not open: use `async with`, or call open\(\)$"):
+        await CALLS[name](client)
+    async with client:
+        await client.list()
+    with pytest.raises(RuntimeError, match=r"^the client is closed$"):
+        await CALLS[name](client)
