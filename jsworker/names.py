@@ -40,6 +40,11 @@ def kebab_case(name: str) -> str:
     return words.strip("_").lower()
 
 
+def short_id(job_id: object) -> str:
+    """Return the last eight digits of a job's id; the first ones are the same for all jobs of a minute."""
+    return str(job_id)[-8:]
+
+
 def shown(value: object) -> str:
     """Return a value for an error line: quoted, control characters escaped, cut at 80 characters."""
     text = ascii(value)

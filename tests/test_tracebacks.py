@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import jsworker
-from jsworker.tracebacks import raised_at
+from jsworker.tracebacks import from_users_code, raised_at
 
 PACKAGE = Path(jsworker.__file__).parent
 
@@ -29,3 +29,48 @@ def test_a_folder_whose_name_begins_like_ours_is_the_users() -> None:
 
 def test_an_error_that_nobody_raised_has_no_place() -> None:
     assert raised_at(ValueError()) == ""
+
+
+OURS = (
+    '  File "/venv/site-packages/jsworker/runtime/processing.py", line 35, in _process\n'
+    "    value = await (run.kind.processor.process(job))\n"
+    "            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+    '  File "/usr/lib/python3.12/asyncio/tasks.py", line 1, in wait\n'
+    "    return await fut\n"
+)
+USERS = (
+    '  File "/app/jobs.py", line 3, in process\n'
+    "    await client.get()\n"
+    '  File "/venv/site-packages/anyio/streams.py", line 9, in receive\n'
+    "    raise EndOfStream\n"
+)
+HEADER = "Traceback (most recent call last):\n"
+
+
+def test_frames_that_lead_to_the_users_code_are_left_out() -> None:
+    trace = f"{HEADER}{OURS}{USERS}anyio.EndOfStream"
+    assert from_users_code(trace) == f"{HEADER}{USERS}anyio.EndOfStream"
+
+
+def test_each_of_several_tracebacks_begins_there() -> None:
+    because = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    trace = f'{HEADER}{USERS}OSError{because}{HEADER}{OURS}{USERS}ValueError: File "x", line 1'
+    shown = f'{HEADER}{USERS}OSError{because}{HEADER}{USERS}ValueError: File "x", line 1'
+    assert from_users_code(trace) == shown
+
+
+def test_those_in_a_group_too() -> None:
+    def inset(text: str) -> str:
+        return "".join(f"  | {line}\n" for line in text.splitlines())
+
+    first = f"  + Exception Group {HEADER}"
+    group = "  | ExceptionGroup: two (1 sub-exception)\n  +-+---------------- 1 ----------------\n"
+    trace = f"{first}{inset(OURS)}{inset(USERS)}{group}"
+    assert from_users_code(trace) == f"{first}{inset(USERS)}{group}".rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ValueError: boom", f"{HEADER}{OURS}KeyError: 1", f"{HEADER}{OURS}".strip()]
+)
+def test_what_holds_no_code_of_the_user_stays_whole(text: str) -> None:
+    assert from_users_code(text) == text

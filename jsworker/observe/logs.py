@@ -1,13 +1,10 @@
-"""Log lines, each in one line, as JSON or for people: from events, and from other libraries alike."""
+"""Log lines, as JSON or for people: from events, from processors, and from other libraries alike."""
 
 import logging
-import math
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from datetime import datetime
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
@@ -16,11 +13,10 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from jsworker.errors import SettingsError
 from jsworker.events import EVENT_NAMES, Event, Events
-from jsworker.names import printable, shown
+from jsworker.names import shown
 from jsworker.observe.line_writer import FLUSH_SECONDS, LineWriter, writer_to
-
-LONGEST_VALUE: Final = 2_000
-"""Characters that a line shows of one value."""
+from jsworker.observe.log_lines import CLEAR_LINE, ConsoleLines, json_fields
+from jsworker.tracebacks import raised_at
 
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -55,8 +51,11 @@ _TOLD_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
 _TOGETHER: Final = "stale.recovered"
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
-_TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception"})
+_TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception", "at"})
 """Keys with a meaning of their own for structlog."""
+
+_NO_EXTRAS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+"""What ``logging`` itself, or another handler, has put into a record."""
 
 Facts = Callable[[], Mapping[str, Any]]
 
@@ -69,8 +68,11 @@ speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_w
 _writers: Final[dict[int, LineWriter]] = {}
 """By the file descriptor they write to, of which a process has one for stderr."""
 
-_COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
-_BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
+_QUIET_LIBRARIES: Final = (
+    *("alembic", "asyncio", "concurrent", "nats", "opentelemetry", "prometheus_client"),
+    *("psycopg", "sqlalchemy"),
+)
+"""What a worker brings along tells nothing below a warning, unless somebody has given its logger a level."""
 
 
 def configure_logs(
@@ -79,12 +81,12 @@ def configure_logs(
     level: str,
     stream: TextIO | None = None,
 ) -> None:
-    """Send every log line of this process to one stream, one line each.
+    """Send every log line of this process to one stream: the events, and all that goes through ``logging``.
 
-    What other libraries log at warning and above comes in the same form.
+    The root logger gets the level; the libraries that a worker brings along tell what is a warning at least.
 
     Args:
-        format: ``json``, or ``console`` for people.
+        format: ``json``, one line each, or ``console`` for people, with tracebacks below.
         level: the least level: debug, info, warning, error or critical.
         stream: where the lines go; default: stderr.
 
@@ -101,12 +103,13 @@ def configure_logs(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _traceback_by_its_end,
     ]
+    on_terminal = is_terminal(stream or sys.stderr)
+    colours = on_terminal and "NO_COLOR" not in os.environ
     write: list[Processor] = (
-        [_json_values, structlog.processors.JSONRenderer()]
+        [json_fields, structlog.processors.JSONRenderer()]
         if format == "json"
-        else [_console_line(colours=(stream or sys.stderr).isatty() and "NO_COLOR" not in os.environ)]
+        else [ConsoleLines(colours=colours, clears=on_terminal)]
     )
     structlog.configure(
         processors=[*prepare, _in_order, *write],
@@ -114,15 +117,25 @@ def configure_logs(
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
     )
     formatter = ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.add_logger_name, *prepare],
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
         processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
     )
-    _take_foreign_lines(out, max(_LEVELS[level], logging.WARNING), formatter)
+    _take_foreign_lines(out, _LEVELS[level], formatter)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Tell whether a stream is a terminal on which lines can be written over."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def write_line(text: str) -> None:
     """Write a line, or several, of another form behind the log lines; returns at once."""
     _stderr().write(f"{text}\n")
+
+
+def show_line(text: str) -> None:
+    """Show a line on the terminal until the next one is written or shown; returns at once."""
+    _stderr().write(f"{text}{CLEAR_LINE}\r")
 
 
 def lines_dropped() -> int:
@@ -152,7 +165,8 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
 
     def write(event: Event) -> None:
         level = logging.DEBUG if _is_told_already(event) else level_of(event.name)
-        logger.log(level, event.name, **_field_names(event.fields))
+        place = {} if event.exception is None else {"at": raised_at(event.exception) or None}
+        logger.log(level, event.name, **_field_names(event.fields), **place)
 
     for name in EVENT_NAMES:
         if logger.is_enabled_for(level_of(name)):
@@ -201,6 +215,11 @@ def _take_foreign_lines(out: "TextIO | LineWriter", level: int, formatter: loggi
     handler.setLevel(level)
     handler.setFormatter(formatter)
     root.addHandler(handler)
+    root.setLevel(level)
+    for name in _QUIET_LIBRARIES:
+        library = logging.getLogger(name)
+        if library.level == logging.NOTSET:
+            library.setLevel(logging.WARNING)
 
 
 def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -211,74 +230,14 @@ def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {"worker_id": speaking_worker.get(), **facts(), **event}
 
 
-def _traceback_by_its_end(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Cut a long traceback at its beginning: the error itself stands at the end."""
-    text = event.get("exception")
-    if isinstance(text, str) and len(repr(text)) > LONGEST_VALUE:
-        end = text[-LONGEST_VALUE:]
-        too_long = len(repr(end)) + 1 - LONGEST_VALUE  # as it will be written, line breaks as two characters
-        event["exception"] = f"…{end[too_long:]}"
-    return event
+def _with_extras(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Add what a line of ``logging`` was given as ``extra``."""
+    record = vars(event["_record"])
+    return {
+        **_field_names({name: value for name, value in record.items() if name not in _NO_EXTRAS}),
+        **event,
+    }
 
 
 def _in_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {**{name: event[name] for name in _FIRST if name in event}, **event}
-
-
-def _json_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    return {printable(name, 200): _plain(value) for name, value in event.items()}
-
-
-def _console_line(*, colours: bool) -> Processor:
-    def line(_: WrappedLogger, __: str, event: EventDict) -> str:
-        time, level, name = (str(event[key]) for key in _HEAD)
-        mark = f"{level:<8}"
-        if colours:
-            mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
-        pairs = [
-            f"{printable(key, 200)}={_console_value(value)}"
-            for key, value in event.items()
-            if key not in _HEAD and value is not None
-        ]
-        return " ".join([time, mark, printable(name, LONGEST_VALUE), *pairs])
-
-    return line
-
-
-def _console_value(value: Any) -> str:
-    """Return a value for people: quoted where it could be taken for the next field."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        return str(_plain(value))
-    text = _text(value)
-    cut = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
-    return cut if _BARE.fullmatch(cut) else printable(repr(cut), LONGEST_VALUE)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON knows it: printable and bounded."""
-    match value:
-        case None | bool() | int():
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case Mapping():
-            return _bounded({printable(str(name), 200): _plain(item) for name, item in value.items()})
-        case list() | tuple() | set() | frozenset():
-            return _bounded([_plain(item) for item in value])
-        case _:
-            return printable(_text(value), LONGEST_VALUE)
-
-
-def _text(value: Any) -> str:
-    match value:
-        case datetime():
-            return value.isoformat()
-        case BaseException():
-            return f"{type(value).__name__}: {value}"
-        case _:
-            return str(value)
-
-
-def _bounded(value: Any) -> Any:
-    text = str(value)
-    return value if len(text) <= LONGEST_VALUE else printable(text, LONGEST_VALUE)

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from jsworker.errors import SettingsError
 from jsworker.events import EVENT_NAMES, Event, Events
-from jsworker.observe.logs import LONGEST_VALUE, configure_logs, level_of, log_events
+from jsworker.observe.log_lines import CLEAR_LINE, LONGEST_TRACEBACK, LONGEST_VALUE
+from jsworker.observe.logs import bound_facts, configure_logs, drain_logs, level_of, log_events, show_line
 
 Format = Literal["json", "console"]
 unhurried = settings(deadline=None)  # the machine may be busy
@@ -28,6 +30,7 @@ def _leave_logging_as_it_was() -> Iterator[None]:
     yield
     structlog.reset_defaults()
     root = logging.getLogger()
+    root.setLevel(logging.WARNING)
     for handler in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
         root.removeHandler(handler)
 
@@ -131,31 +134,90 @@ class TestJson:
 class TestConsole:
     def test_a_line_for_people(self) -> None:
         events, out = start("console")
-        events.emit("job.failed", job_id=UUID(int=7), kind="clone", error="not found: a=b", stage=None)
+        events.emit(
+            "job.error",
+            job_id=UUID(int=0xC0FFEE),
+            kind="clone",
+            fencing_token=7,
+            attempt=2,
+            seconds=0.123456,
+            error="not found: a=b",
+            stage=None,
+        )
         (line,) = lines(out)
         time, rest = line.split(" ", 1)
-        assert datetime.fromisoformat(time).utcoffset() == datetime.now(UTC).utcoffset()
+        assert re.fullmatch(r"\d\d:\d\d:\d\d", time)
         assert rest == (
-            "warning  job.failed job_id=00000000-0000-0000-0000-000000000007 kind=clone "
-            "worker_id=pod-0-17-a1 error='not found: a=b'"
+            "warning  clone 00c0ffee attempt failed (worker_id=pod-0-17-a1, attempt=2, seconds=0.123): "
+            "not found: a=b"
         )
+
+    def test_the_time_is_local(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TZ", "Asia/Kathmandu")  # no whole hour from UTC
+        time.tzset()
+        try:
+            before = datetime.now().astimezone().strftime("%H:%M:%S")
+            events, out = start("console")
+            events.emit("worker.started")
+            after = datetime.now().astimezone().strftime("%H:%M:%S")
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+        assert lines(out)[0].split()[0] in {before, after}
+
+    def test_events_are_told_in_words(self) -> None:
+        events, out = start("console", worker_id=None)
+        events.emit("worker.started", kinds=["clone", "count"])
+        events.emit("job.lost", kind="clone")
+        logging.getLogger("my_jobs").info("see job.lost")
+        logging.getLogger("my_jobs").info("done.")
+        assert [line.split(" ", 1)[1] for line in lines(out)] == [
+            "info     worker started (kinds=clone+count)",
+            "warning  clone lost: it is another run's by now",
+            "info     see job.lost (logger=my_jobs)",
+            "info     done. (logger=my_jobs)",
+        ]
+
+    def test_a_traceback_stands_below_and_begins_at_the_users_code(self) -> None:
+        _, out = start("console", worker_id=None)
+        code = "raise ValueError('a bad\x1b[31m word')"
+        try:
+            exec(compile(code, "/x/jsworker/runtime/processing.py", "exec"))  # noqa: S102 -- the code stands above
+        except ValueError:
+            logging.getLogger("my_jobs").exception("no good")
+        told = lines(out)
+        assert told[0].endswith("error    no good (logger=my_jobs)")
+        assert told[1] == "  Traceback (most recent call last):"
+        assert "test_logs.py" in told[2]
+        assert told[-1] == r"  ValueError: a bad\x1b[31m word"
+
+    def test_a_line_that_is_shown_for_a_moment_is_written_over(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        show_line("3 done")
+        drain_logs()
+        assert capfd.readouterr().err == f"3 done{CLEAR_LINE}\r"
+        monkeypatch.setenv("TERM", "xterm")
+        events, out = start("console", stream=Terminal())
+        events.emit("worker.started")
+        assert out.getvalue().startswith(CLEAR_LINE)
 
     def test_colours_on_a_terminal_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("NO_COLOR", raising=False)
         events, out = start("console", stream=Terminal())
         events.emit("job.lost")
-        assert "\x1b[33mwarning \x1b[0m job.lost" in out.getvalue()
+        assert "\x1b[33mwarning \x1b[0m lost" in out.getvalue()
         monkeypatch.setenv("NO_COLOR", "1")
         events, out = start("console", stream=Terminal())
         events.emit("job.lost")
-        assert "\x1b" not in out.getvalue()
+        assert "\x1b" not in out.getvalue().removeprefix(CLEAR_LINE)
 
     @pytest.mark.parametrize("value", [FORGED, ValueError(FORGED), "a job_id=1", "'", '"', ""])
     def test_a_value_cannot_pose_as_another_field(self, value: Any) -> None:
         events, out = start("console", worker_id=None)
-        events.emit("job.error", error=value)
+        events.emit("job.error", cause=value)
         (line,) = lines(out)
-        quoted = line.partition(" error=")[2]
+        quoted = line.partition(" (cause=")[2].removesuffix(")")
         assert re.fullmatch(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", quoted)
 
 
@@ -184,7 +246,7 @@ class TestLength:
         events, out = start(format)
         events.emit("job.error", error=value)
         (line,) = lines(out)
-        shown = json.loads(line)["error"] if format == "json" else line.partition(" error=")[2]
+        shown = json.loads(line)["error"] if format == "json" else line.partition("): ")[2]
         assert len(shown) == LONGEST_VALUE
         assert "…" in shown
 
@@ -325,18 +387,19 @@ class TestOtherLibraries:
             assert found["event"].startswith(r"lost x\n2026-01-01")
             assert list(found)[:3] == ["timestamp", "level", "event"]
         else:
-            assert re.match(r"\S+Z warning  lost x\\n2026", line)
-            assert line.endswith(" logger=nats.aio.client")
+            assert re.match(r"\S+ warning  lost x\\n2026", line)
+            assert line.endswith(" (logger=nats.aio.client)")
 
-    def test_what_they_say_below_warning_is_left_out(self) -> None:
+    def test_what_a_worker_brings_along_is_quiet_unless_somebody_wants_it(self) -> None:
         _, out = start(level="debug")
         logger = logging.getLogger("nats.aio.client")
+        logger.info("chatter")
         logger.setLevel(logging.DEBUG)
         try:
-            logger.info("chatter")
+            logger.info("wanted")
         finally:
             logger.setLevel(logging.NOTSET)
-        assert out.getvalue() == ""
+        assert only_line(out)["event"] == "wanted"
 
     def test_the_level_holds_for_them_too(self) -> None:
         _, out = start(level="error")
@@ -345,18 +408,23 @@ class TestOtherLibraries:
         assert only_line(out)["event"] == "loud"
 
     @pytest.mark.parametrize("format", ["json", "console"])
-    def test_a_traceback_is_one_value_that_keeps_its_end(
+    def test_a_long_traceback_keeps_its_end(
         self,
         format: Format,  # noqa: A002 -- as above
     ) -> None:
         _, out = start(format)
-        cause = ValueError("first\n" * 1_000 + "\nthe cause")
+        cause = ValueError("first\n" * 10_000 + "\nthe cause")
         logging.getLogger("nats").error("encountered error", exc_info=cause)
-        (line,) = lines(out)
-        shown = json.loads(line)["exception"] if format == "json" else line.partition(" exception=")[2][1:-1]
+        told = lines(out)
+        if format == "json":
+            [line] = told
+            shown = json.loads(line)["exception"]
+            assert len(shown) == LONGEST_TRACEBACK
+        else:
+            shown = "\n".join(line.removeprefix("  ") for line in told[1:])
+            assert len(shown) == LONGEST_TRACEBACK
         assert shown.startswith("…")
-        assert shown.endswith(r"\n\nthe cause")
-        assert 0.9 * LONGEST_VALUE < len(shown) <= LONGEST_VALUE
+        assert shown.endswith("first\n\nthe cause")
 
     def test_configuring_again_writes_each_line_once(self) -> None:
         _, before = start()
@@ -374,3 +442,45 @@ def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     assert json.loads(captured.err)["event"] == "worker.started"
     assert captured.out == ""
+
+
+class TestProcessors:
+    """What users' code logs through ``logging``."""
+
+    @pytest.mark.parametrize(("level", "seen"), [("debug", 2), ("info", 1), ("warning", 0)])
+    def test_the_level_is_the_setting(self, level: str, seen: int) -> None:
+        _, out = start(level=level)
+        logging.getLogger("my_jobs").debug("in detail")
+        logging.getLogger("my_jobs").info("in short")
+        assert len(lines(out)) == seen
+
+    def test_lines_name_the_job_and_hold_what_is_given_as_extra(self) -> None:
+        _, out = start()
+        bound = bound_facts.set(lambda: {"job_id": "4711", "kind": "clone", "attempt": 2})
+        try:
+            logging.getLogger("my_jobs").info("cloning", extra={"repository": "x/y", "event": "forged"})
+        finally:
+            bound_facts.reset(bound)
+        line = only_line(out)
+        assert (line["job_id"], line["kind"], line["attempt"]) == ("4711", "clone", 2)
+        assert (line["logger"], line["repository"], line["worker_id"]) == ("my_jobs", "x/y", "pod-0-17-a1")
+        assert (line["event"], line["event_"]) == ("cloning", "forged")
+
+    def test_a_traceback_in_json_keeps_its_lines(self) -> None:
+        _, out = start()
+        try:
+            json.loads("{")
+        except ValueError:
+            logging.getLogger("my_jobs").exception("no good")
+        line = only_line(out)
+        assert line["exception"].startswith("Traceback (most recent call last):\n  File ")
+        assert "\\n" not in line["exception"]
+
+    def test_an_event_with_an_exception_names_its_place(self) -> None:
+        events, out = start()
+        try:
+            json.loads("{")
+        except ValueError as error:
+            events.emit("job.error", error, error="ValueError: boom")
+        place = only_line(out)["at"]
+        assert re.fullmatch(r".*test_logs\.py, line \d+", place)
