@@ -16,7 +16,7 @@ import typer
 import jsworker
 from jsworker.cli.options import new_app
 from jsworker.cli.setting_options import with_setting_options
-from jsworker.observe.logs import configure_logs, write_line
+from jsworker.observe.logs import configure_logs, is_terminal, write_line
 from jsworker.runtime.supervisor.parent import Ending, Supervisor
 from jsworker.settings import Settings, load_settings, unknown_variables, variable_of
 
@@ -56,7 +56,10 @@ def run(
 
 
 async def _supervise(settings: Settings, targets: Sequence[str], environment: Mapping[str, str]) -> Ending:
-    return await Supervisor(settings, command=_command(targets), environment=environment).run()
+    shows_work = settings.log_format == "console" and is_terminal(sys.stderr)
+    return await Supervisor(
+        settings, command=_command(targets), environment=environment, shows_work=shows_work
+    ).run()
 
 
 def _command(targets: Sequence[str]) -> list[str]:

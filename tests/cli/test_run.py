@@ -1,8 +1,10 @@
 """``run`` as a process: jobs are done, signals stop it, and its exit code tells how it ended."""
 
 import json
+import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.ownership.rows import Sql, read_value
 
-from .commands import Cli, Process, Spawn, wait_until
+from .commands import Cli, Process, Spawn, Terminal, wait_until
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -189,3 +191,22 @@ def test_an_error_in_setup_is_told(sql: Sql, spawn: Spawn, tmp_path: Path) -> No
     place = f"{tmp_path / 'no_setup.py'}, line 4"
     assert ended.errors[-1] == f"setup of kind no-setup raised KeyError: 'model' ({place})"
     assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 0
+
+
+def test_a_terminal_tells_every_second_what_is_done_and_ctrl_c_for_whom_it_waits(
+    cli: Cli, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]
+) -> None:
+    terminal = Terminal(
+        *("run", "cli_jobs:Double", "cli_jobs:Sleepy", *FAST),
+        cwd=tmp_path,
+        environment=os.environ | cli_environment,
+    )
+    terminal.read_until(r"0 done, 0/s, waiting for jobs\x1b\[K\r")
+    cli("enqueue", "double", "--payload", '{"n": 1}', "--count", 3).ok()
+    cli("enqueue", "sleepy").ok()
+    terminal.read_until(r"3 done, \d/s, 1 running")
+    terminal.type("\x03")
+    terminal.read_until(r"stopping \(signal=SIGINT, .*: waiting up to 20 s for 1 job; again to force")
+    terminal.type("\x03")
+    terminal.read_until(r"stopping \(signal=SIGINT, .*: handing 1 job back")
+    assert terminal.wait() == 0

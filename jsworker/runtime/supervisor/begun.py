@@ -2,13 +2,16 @@
 
 import mmap
 import os
+import tempfile
 from typing import Final, Self
 from uuid import UUID
 
 _OPEN: Final = 0
 """Where a child that notes what it begins says so."""
 _UNPLACED: Final = 8
-_FIRST: Final = 16
+_ENDED: Final = slice(16, 24)
+"""How many runs have ended, lowest byte first."""
+_FIRST: Final = 32
 _PLACE_BYTES: Final = 16
 _FREE: Final = bytes(_PLACE_BYTES)
 _SETTLING: Final = 2_500
@@ -27,13 +30,14 @@ class BegunJobs:
         self._free = list(range(_FIRST, len(memory), _PLACE_BYTES))
         self._places: dict[UUID, int] = {}
         self._unplaced: set[UUID] = set()
+        self._ended = 0
 
     @classmethod
     def share(cls, concurrency: int) -> tuple[Self, int] | None:
         """Return memory for a child with so many job slots, and its file descriptor; None: there is none."""
         try:
-            descriptor = os.memfd_create("jsworker begun jobs")
-        except (AttributeError, OSError):  # another system, or one that forbids it
+            descriptor = _open_memory()
+        except OSError:
             return None
         try:
             os.ftruncate(descriptor, _FIRST + (concurrency + _SETTLING) * _PLACE_BYTES)
@@ -64,10 +68,14 @@ class BegunJobs:
     def remove(self, job_id: UUID) -> None:
         """Note that its outcome is written, or the job lost; nothing for one that never began."""
         place = self._places.pop(job_id, None)
+        if place is None and job_id not in self._unplaced:
+            return
+        self._ended += 1
+        self._memory[_ENDED] = self._ended.to_bytes(8, "little")
         if place is not None:
             self._memory[place : place + _PLACE_BYTES] = _FREE
             self._free.append(place)
-        elif job_id in self._unplaced:
+        else:
             self._unplaced.discard(job_id)
             self._memory[_UNPLACED] = bool(self._unplaced)
 
@@ -78,3 +86,15 @@ class BegunJobs:
         content = self._memory[_FIRST:]
         places = (content[at : at + _PLACE_BYTES] for at in range(0, len(content), _PLACE_BYTES))
         return tuple(UUID(bytes=place) for place in places if place != _FREE)
+
+    @property
+    def ended(self) -> int:
+        """How many runs have ended in the child."""
+        return int.from_bytes(self._memory[_ENDED], "little")
+
+
+def _open_memory() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("jsworker begun jobs")
+    with tempfile.TemporaryFile() as file:  # another system
+        return os.dup(file.fileno())

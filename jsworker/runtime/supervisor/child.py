@@ -199,8 +199,13 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def begun(self) -> tuple[UUID, ...] | None:
-        """Return the jobs that it had begun when it died; None: they are not all known."""
+        """Return the jobs that it has begun, or had when it died; None: they are not all known."""
         return None if self._begun is None else self._begun.read()
+
+    @property
+    def ended(self) -> int:
+        """How many runs have ended in it."""
+        return 0 if self._begun is None else self._begun.ended
 
     def stop(self, *, force: bool) -> None:
         """Ask it to stop; said twice over, for its loop may hang, or it may not listen to its link yet."""

@@ -19,6 +19,7 @@ from jsworker.runtime.supervisor.child import Child, Fate
 from jsworker.runtime.supervisor.messages import MOST_CULPRITS, Bury
 from jsworker.runtime.supervisor.orphans import reap_orphans
 from jsworker.runtime.supervisor.places import Place, Places
+from jsworker.runtime.supervisor.status_line import StatusLine, Work
 from jsworker.runtime.supervisor.view import CONDEMNED, EXITED, HUNG, KILLED, View
 from jsworker.settings import Settings, variable_of
 
@@ -66,6 +67,7 @@ class Supervisor:
         command: Sequence[str],
         environment: Mapping[str, str],
         connect_seconds: float = CONNECT_SECONDS,
+        shows_work: bool = False,
     ) -> None:
         """Prepare a supervisor; nothing starts yet.
 
@@ -74,6 +76,7 @@ class Supervisor:
             command: starts a child; arguments for ``birth.Birth`` are put behind it.
             environment: of every child; WORKER_ID, when it is set, gets the child's number.
             connect_seconds: for how long the first generation tries to reach its servers.
+            shows_work: whether stderr is a terminal on which a line tells every second what is done.
         """
         self._settings = settings
         self._command = command
@@ -93,6 +96,8 @@ class Supervisor:
         self._code = 0
         self._words: str | None = None
         self._woke_at = -_MARGIN_SECONDS
+        self._ended_before = 0  # runs of children that have died
+        self._status = StatusLine(self._work) if shows_work else None
         self._logger = structlog.get_logger()
 
     async def run(self) -> Ending:
@@ -134,10 +139,14 @@ class Supervisor:
             for place in self._places:
                 self._start(place)
             self._round = self._loop.call_later(self._round_seconds, self._go_round)
+            if self._status is not None:
+                self._status.start()
             await self._over.wait()
             self._round.cancel()
             await self._burials.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
         finally:
+            if self._status is not None:
+                self._status.stop()
             for number in handled:
                 self._loop.remove_signal_handler(number)
             for child in self._children():
@@ -224,6 +233,12 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return self._places.children()
 
+    def _work(self) -> Work:
+        children = self._children()
+        begun = [child.begun() for child in children]
+        running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
+        return Work(self._ended_before + sum(child.ended for child in children), running)
+
     def _wake_children(self) -> None:
         for child in self._children():
             child.wake()
@@ -259,6 +274,7 @@ class Supervisor:
         for place in self._places:
             if place.child is not None and place.child.exit_code is not None:
                 child, place.child = place.child, None
+                self._ended_before += child.ended
                 child.close()
                 self._note_death(place, child, child.exit_code or 0)
         if os.getpid() == 1:
@@ -325,9 +341,9 @@ class Supervisor:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         force = self._signals > 1
-        self._logger.info(
-            "supervisor.stopping", signal=number.name, force=force, children=len(self._children())
-        )
+        running = self._work().running
+        reason = _waiting_for(running, self._settings.shutdown_timeout, force=force)
+        self._logger.info("supervisor.stopping", signal=number.name, force=force, jobs=running, reason=reason)
         self._stop(force=force)
 
     def _stop(self, *, force: bool) -> None:
@@ -346,3 +362,10 @@ class Supervisor:
         for child in self._children():
             self._logger.error("child.killed", **child.facts(), reason="it did not end in time")
             child.send(signal.SIGKILL)
+
+
+def _waiting_for(running: int | None, seconds: float, *, force: bool) -> str:
+    if running == 0:
+        return "no job is running"
+    jobs = "jobs" if running is None else f"{running} job{'' if running == 1 else 's'}"
+    return f"handing {jobs} back" if force else f"waiting up to {seconds:g} s for {jobs}; again to force"
