@@ -15,11 +15,14 @@ _INSTALLED: Final = tuple(
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MARGIN: Final = " |+-"
 """What stands before the lines of an exception group."""
-_FRAME: Final = re.compile(rf'[{_MARGIN}]*File "(?P<file>[^"]*)", line \d+')
+_FRAME: Final = re.compile(rf'[{_MARGIN}]*File "(?P<file>[^"]*)", line (?P<line>\d+)(, in (?P<function>.*))?')
 _LEADS_THERE: Final = re.compile(
     r"[/\\](jsworker[/\\]runtime|anyio|asyncio|concurrent[/\\]futures)[/\\]|[/\\]threading\.py$"
 )
 """Files through which a worker comes to a processor, wherever they are installed."""
+_INSTALLED_ANYWHERE: Final = re.compile(
+    rf"{_LEADS_THERE.pattern}|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3|^<"
+)
 
 
 def raised_at(error: BaseException) -> str:
@@ -70,3 +73,10 @@ def _depth(line: str) -> int:
 def _is_installed(path: str) -> bool:
     """Tell whether a file belongs to Python, to an installed package or to jsworker."""
     return path.startswith((_OURS, *_INSTALLED))
+
+
+def last_place(trace: str) -> str:
+    """Return file, line and function of the last frame in the user's own code, empty if there is none."""
+    frames = [frame for line in trace.splitlines() if (frame := _FRAME.match(line))]
+    own = [frame for frame in frames if not _INSTALLED_ANYWHERE.search(frame["file"])]
+    return f"{own[-1]['file']}, line {own[-1]['line']}, in {own[-1]['function']}" if own else ""

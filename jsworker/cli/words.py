@@ -40,3 +40,12 @@ def cell(value: Any) -> str:
 def headline(text: str | None) -> str:
     """Return the first line of a text."""
     return cell(text.strip().partition("\n")[0]) if text else ""
+
+
+def moment(time: datetime | None, *, milliseconds: bool = False) -> str:
+    """Return a time for people: local, to the second."""
+    if time is None or isinstance(time, FarTime):
+        return cell(time)
+    local = time.astimezone()
+    text = f"{local:%Y-%m-%d %H:%M:%S}"
+    return f"{text}.{local.microsecond // 1000:03d}" if milliseconds else text

@@ -50,6 +50,16 @@ SELECT ARRAY(SELECT id FROM meant ORDER BY id DESC) AS ids, (SELECT count(*) FRO
   (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
 """)
 
+ENDING_IN = text("""
+WITH looked_at AS MATERIALIZED (
+  SELECT id FROM jsworker.jobs
+  WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
+  ORDER BY id DESC LIMIT :window
+)
+SELECT ARRAY(SELECT id FROM looked_at WHERE right(CAST(id AS text), length(:digits)) = :digits ORDER BY id) AS ids,
+  (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
+""")
+
 # The first range is there for the index, which is not searched by a row of values whose first is not unique.
 _NEXT_DUE = """
 SELECT id FROM jsworker.jobs
@@ -260,6 +270,18 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
     """Return a job as a dict by column name, None when there is none."""
     rows = await database.run(JOB, {"id": job_id})
     return rows[0]._asdict() if rows else None
+
+
+async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
+    """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
+    began = time.monotonic()
+    after: UUID | None = None
+    while True:
+        values = {"digits": digits, "after": after, "window": WINDOW}
+        [row] = await database.run_along_index(ENDING_IN, values)
+        if row.ids or row.looked_at < WINDOW or time.monotonic() - began >= seconds:
+            return list(row.ids)
+        after = row.last
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:

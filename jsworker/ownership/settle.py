@@ -31,7 +31,7 @@ WITH input AS (
   ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 )
 UPDATE jsworker.jobs AS j SET
-  status = 'completed', result = mine.result, finished_at = clock_timestamp(),
+  status = 'completed', result = mine.result, finished_at = clock_timestamp(), completed_by = j.worker_id,
   worker_id = NULL, last_activity_at = NULL
 FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
 RETURNING j.id, j.status, j.fencing_token

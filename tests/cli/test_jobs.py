@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from psycopg.sql import SQL
@@ -179,7 +179,7 @@ class TestJob:
             """,
             [job_id],
         )
-        found = cli("job", job_id).ok()
+        found = cli("job", job_id, "--all").ok()
         words = " ".join(found.out.split())
         for expected in (
             f"id {job_id}",
@@ -188,7 +188,7 @@ class TestJob:
             "stale_after 300 s",
             "cleared false",
             "last_error ValueError: no at once\\x07",
-            "error 1 alpha-1-aaaa ValueError: no, \\x1b[2J=0, errors=1",
+            "1 attempt failed: ValueError: no",
         ):
             assert expected in words
         assert "traceparent" not in words
@@ -250,7 +250,8 @@ class TestJob:
                 " VALUES (%s, %s, %s, %s, %s, %s)",
                 [job_id, event, worker, token, error, json.dumps(detail)],
             )
-        lines = cli("job", job_id).ok().out.splitlines()[-6:]
+        shown = cli("job", job_id).ok().lines
+        lines = [line for line in shown if line.startswith("run ")]
         silent = "its heartbeats stopped and nobody answered for it on NATS"
         fenced = "it stopped itself, because its heartbeats were not answered"
         notes = "gamma-3 skipped a message about it; its late complete was refused"
@@ -258,12 +259,109 @@ class TestJob:
         by_hand = "taken back by an operator, because an operator said so; not counted as a stall"
         assert lines == [
             f"run 1 by alpha-1: taken back by beta-2, because {silent}; stall 1; {notes}",
-            "run 2 by beta-2: error: ValueError: no",
+            "run 2 by beta-2: attempt failed: ValueError: no",
             f"run 3 by beta-2: handed back: it stopped the run; {fenced}",
             f"run 4 by alpha-4: {by_hand}",
             f"run 5 by alpha-4: taken back by supervisor-5, because {ended}; not counted as a stall",
             "run 6 by beta-2: completed",
         ]
+        told = [" ".join(line.split()).split(" ", 2)[2] for line in shown if re.match(r"\d{4}-", line)]
+        assert told == [
+            "1 gamma-3 skipped a message about it: alpha-1 has it",
+            f"1 taken back by beta-2, because {silent}; stall 1",
+            "2 claimed by beta-2 for attempt 2",
+            "1 a late complete by alpha-1 was refused",
+            "2 attempt failed: ValueError: no",
+            "3 claimed by beta-2 for attempt 3",
+            "3 beta-2 stopped it: its heartbeats were not answered for 1.4 s",
+            "3 handed back: it stopped the run",
+            "4 claimed by alpha-4 for attempt 3",
+            f"4 {by_hand}",
+            "5 claimed by alpha-4 for attempt 3",
+            f"5 taken back by supervisor-5, because {ended}; not counted as a stall",
+            "6 claimed by beta-2 for attempt 3",
+        ]
+
+    def test_an_entry_of_a_newer_version_is_shown_as_it_is(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql)
+        sql.execute(
+            "INSERT INTO jsworker.job_events (job_id, event, detail) VALUES (%s, 'woken', %s)",
+            [job_id, json.dumps({"by\x1b": "limit"})],
+        )
+        assert cli("job", job_id).ok().lines[-1].rstrip().split(maxsplit=2)[2] == r"woken, by\x1b=limit"
+
+    @pytest.mark.parametrize(
+        ("status", "columns", "says"),
+        [
+            (
+                "scheduled",
+                {"run_at": ago(-7200.5), "attempts": 1, "errors": 1},
+                r"runs again in 2h, at \d{4}-.*",
+            ),
+            (
+                "queued",
+                {"cleared": True, "clear_reason": "node drained"},
+                "waits for a free worker since 0s; taken back: node drained",
+            ),
+            (
+                "queued",
+                {"needs_publish": True, "publish_after": ago(1)},
+                "its message waits to be published since 0s",
+            ),
+            ("processing", {"cancel_requested": True, "claimed_at": ago(90)}, "runs since 2m, asked to stop"),
+            ("completed", {"completed_by": "alpha-1-aaaa"}, "by alpha-1-aaaa"),
+            ("failed", {}, "no attempt is left; `jsworker retry` puts it back into the queue"),
+            ("cancelled", {}, "on request"),
+        ],
+    )
+    def test_it_begins_with_how_the_job_stands_and_why(
+        self, cli: Cli, sql: Sql, status: str, columns: dict[str, Any], says: str
+    ) -> None:
+        job_id = insert_job(sql, status, **columns)
+        lines = cli("job", job_id).ok().lines
+        assert lines[0].split() == ["job", "count-lines", str(job_id)]
+        name, told = lines[1].split(maxsplit=1)
+        assert name == "status"
+        assert re.fullmatch(f"{status}: {says}", told.rstrip()), told
+        assert not any(line.startswith(("fencing_token", "dispatch", "stream_seq")) for line in lines)
+
+    def test_a_completed_job_names_who_ran_it(self, cli: Cli, sql: Sql) -> None:
+        times = {"claimed_at": ago(90), "finished_at": ago(87.5)}
+        job_id = insert_job(sql, "completed", completed_by="alpha-1-aaaa", fencing_token=1, **times)
+        assert "run 1 by alpha-1-aaaa: completed after 2.5 s" in cli("job", job_id).ok().lines
+
+    def test_a_traceback_begins_at_the_users_code(self, cli: Cli, sql: Sql) -> None:
+        ours = (
+            '  File "/v/site-packages/jsworker/runtime/processing.py", line 35, in _process\n    value = 1\n'
+        )
+        users = '  File "/app/jobs.py", line 3, in process\n    raise ValueError("no\\x07")\n'
+        header = "Traceback (most recent call last):\n"
+        error = f"ValueError: no\n{header}{ours}{users}ValueError: no\x07"
+        job_id = insert_job(sql, "failed", last_error=error)
+        assert "ValueError: no at /app/jobs.py, line 3, in process" in cli("job", job_id).ok().out
+        shown = error.replace("\x07", r"\x07")
+        assert cli("job", job_id, "--full-traceback").ok().out == f"{shown}\n"
+        assert cli("job", job_id, "--traceback").ok().out == f"{shown.replace(ours, '')}\n"
+        assert cli("job", insert_job(sql), "--traceback").ok().lines == ["there was no error"]
+
+    def test_the_last_eight_digits_name_a_job(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(listing, "WINDOW", 2)
+        ids = [insert_job(sql) for _ in range(5)]
+        for job_id in ids:
+            found = cli("job", str(job_id)[-8:].upper(), "--json").ok().json
+            assert found["id"] == str(job_id)
+        unknown = "0" * 8
+        assert cli("job", unknown).refused(1).endswith(f"ends in {unknown}; name it by its whole id")
+        assert (
+            cli("job", "4711").refused(2)
+            == "'4711' is no id of a job: a UUID, or at least its last eight digits"
+        )
+        twin = UUID(f"{str(uuid4())[:-8]}{str(ids[0])[-8:]}")
+        sql.execute("UPDATE jsworker.jobs SET id = %s WHERE id = %s", [twin, ids[1]])
+        monkeypatch.setattr(listing, "WINDOW", 10)
+        assert "several jobs have ids that end in" in cli("job", str(ids[0])[-8:]).refused(1)
 
     def test_a_job_that_nothing_happened_to_has_no_timeline(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql)

@@ -1,0 +1,21 @@
+"""A completed job's row tells who completed it.
+
+Revision: 0014, after 0010
+"""
+
+import sqlalchemy as sa
+
+from alembic import op
+
+revision = "0014"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("completed_by", sa.Text(), nullable=True), schema="jsworker")
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "completed_by", schema="jsworker")
