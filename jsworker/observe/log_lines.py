@@ -39,7 +39,8 @@ _EVENT: Final = re.compile(r"[a-z]+\.[a-z_]+")
 _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 _APART: Final = frozenset({"timestamp", "level", "event", "job_id", "kind", "exception", "at"})
-_LEFT_OUT: Final = frozenset({"fencing_token"})
+_OF_JOBS: Final = frozenset({"fencing_token", "worker_id"})
+"""Left out of lines about a job, which `jsworker job` tells more about."""
 _MESSAGES: Final = ("error", "reason")
 """Whole sentences: the first that is there ends the line."""
 
@@ -72,11 +73,12 @@ class ConsoleLines:
         if self._colours:
             mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
         head = [_local_time(event["timestamp"]), mark, *_subject(event), _in_words(str(event["event"]))]
+        left_out = _APART | _OF_JOBS if event.get("job_id") is not None else _APART
         message = next((name for name in _MESSAGES if event.get(name) is not None), None)
         pairs = [
             f"{printable(name, 200)}={_value(value)}"
             for name, value in event.items()
-            if value is not None and name not in _APART and name not in _LEFT_OUT and name != message
+            if value is not None and name != message and name not in left_out
         ]
         line = " ".join(head) + (f" ({', '.join(pairs)})" if pairs else "")
         if message is not None:
@@ -112,7 +114,7 @@ def _value(value: Any) -> str:
         case list() | tuple() if value and all(
             isinstance(part, str) and _BARE.fullmatch(part) for part in value
         ):
-            return printable("+".join(value), LONGEST_VALUE)
+            return printable(",".join(value), LONGEST_VALUE)
         case Mapping() | list() | tuple() | set() | frozenset():
             return str(_plain(value))
     text = _text(value)

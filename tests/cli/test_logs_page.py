@@ -1,0 +1,83 @@
+"""docs/logs.md: its processors run, and write the lines that it shows."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jsworker.events import Event, Events
+from tests.ownership.rows import Sql
+
+from .commands import Cli, Spawn, Terminal
+
+pytestmark = pytest.mark.usefixtures("here", "sql")
+
+PAGE = (Path(__file__).parents[2] / "docs/logs.md").read_text()
+FAST = ("--relay-interval", "0.1", "--scan-interval", "1")
+PAYLOAD = json.dumps({"text": "hello world"})
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _processors(tmp_path: Path) -> None:
+    (tmp_path / "my_jobs.py").write_text(blocks("python")[0])
+
+
+def test_json_lines_hold_the_fields_that_the_page_shows(cli: Cli, spawn: Spawn) -> None:
+    cli("enqueue", "shout", "--payload", PAYLOAD).ok()
+    worker = spawn("run", "my_jobs:Shout", *FAST, "--log-format", "json")
+    line = json.loads(worker.read_errors_until('"shouting"'))
+    worker.signal(signal.SIGTERM)
+    assert worker.wait().code == 0
+    shown = json.loads(blocks("json")[0])
+    assert list(line) == list(shown)
+    same = ("level", "event", "kind", "fencing_token", "attempt", "words", "logger")
+    assert [line[name] for name in same] == [shown[name] for name in same]
+
+
+def test_a_terminal_shows_the_line_that_the_page_shows(
+    cli: Cli, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]
+) -> None:
+    [job_id] = cli("enqueue", "shout", "--payload", PAYLOAD).ok().lines
+    terminal = Terminal("run", "my_jobs:Shout", *FAST, cwd=tmp_path, environment=os.environ | cli_environment)
+    terminal.read_until("shouting .*\n")
+    terminal.type("\x03")
+    assert terminal.wait() == 0
+    shown = blocks("text")[0].splitlines()[0]
+    [line] = [line for line in terminal.plain_text.splitlines() if " shouting " in line]
+    assert re.sub(r"^\S+", "", line.rpartition("\x1b[K")[2]).replace(job_id[-8:], "a2de76ad") == re.sub(
+        r"^\S+", "", shown
+    )
+
+
+def test_error_trackers_get_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    caught: list[BaseException | None] = []
+    tracker: Any = ModuleType("sentry_sdk")
+    tracker.capture_exception = lambda error, **_: caught.append(error)
+    monkeypatch.setitem(sys.modules, "sentry_sdk", tracker)
+    names: dict[str, Any] = {}
+    exec(blocks("python")[1], names)  # noqa: S102 -- the page's own code
+
+    async def work(_self: Any, _job: Any) -> None:
+        raise ValueError("boom")
+
+    failing = type("Failing", (names["Reported"],), {"work": work})
+    with pytest.raises(ValueError, match="boom") as raised:
+        asyncio.run(failing().process(SimpleNamespace(kind="failing", id=7)))
+    events = Events()
+    exec(blocks("python")[2], {**names, "worker": events})  # noqa: S102 -- likewise
+    error = KeyError("no")
+    events.emit("job.failed", error, kind="failing")
+    assert caught == [raised.value, error]
+    assert "KeyError" not in repr(Event("job.failed", {}, error))
