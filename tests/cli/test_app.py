@@ -76,7 +76,7 @@ def test_a_supervisor_loads_neither_servers_nor_pictures_nor_greenlets() -> None
         (["jobs", "--limit", "0"], "Invalid value for '--limit'"),
         (["jobs", "--status", "asleep"], "'asleep' is not one of 'scheduled', 'queued', 'processing'"),
         (["job"], "Missing argument 'ID'; see jsworker job --help"),
-        (["job", "42"], "Invalid value for 'ID': Input should be a valid UUID"),
+        (["job", "42"], "'42' is no id of a job: a UUID, or at least its last eight digits"),
         (["clear", "--yes", "--kind", "x"], "Missing option '--reason'; see jsworker clear --help"),
         (["db", "sideways"], "No such command 'sideways'; see jsworker db --help"),
     ],
