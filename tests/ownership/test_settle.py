@@ -38,6 +38,7 @@ class TestComplete:
         assert (job["status"], job["result"]) == ("completed", {"lines": 1234})
         assert (job["worker_id"], job["last_activity_at"]) == (None, None)
         assert job["finished_at"] is not None
+        assert job["completed_by"] == "alpha-1-aaaa"
         assert counters(job) == (3, 1, 1)
         assert read_events(sql, job_id) == []
 
