@@ -28,7 +28,7 @@ from jsworker.ownership.upgrading import upgrade_database
 from jsworker.settings import load_settings
 from jsworker.stream.jetstream import Stream
 from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value
-from tests.support.servers import TestServers, new_servers_folder
+from tests.support.servers import TestServers, as_role, let_everybody_in, new_servers_folder
 
 from .commands import Cli, Result, wait_until
 
@@ -79,6 +79,7 @@ def sound() -> Iterator[Sound]:
         postgres = EmbeddedPostgres(folder / "postgres")
         ends.callback(postgres.discard)
         postgres.start()
+        let_everybody_in(postgres)
         monitored = start_nats(folder / "nats", sync_always=True)
         ends.callback(monitored.nats.stop)
         upgrade_database(postgres.create_database("template"))
@@ -160,7 +161,7 @@ def world(sound: Sound, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         for statement in RIGHTS.strip().splitlines():
             sql.execute(SQL(statement).format(Identifier(name)))
         sql.execute(SQL("GRANT pg_read_all_stats TO {}").format(Identifier(name)))
-        monkeypatch.setenv("JSWORKER_DATABASE_URL", url.replace("postgres@", f"{name}@"))
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", as_role(url, name))
         monkeypatch.setenv("JSWORKER_NATS_URL", sound.nats.nats.url)
         monkeypatch.setenv("JSWORKER_STREAM", name)
         monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", name)

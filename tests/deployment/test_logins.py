@@ -23,10 +23,9 @@ from tests.deployment.files import DEPLOY, ROOT, container, given_variables, pod
 from tests.deployment.nats_servers import single_server
 from tests.deployment.rendering import OVERLAYS, Manifest, Rendered, overlay, read_manifests, render
 from tests.ownership.calls import opened
-from tests.security.guarded import as_user
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, as_role
 
 RENDERED = {name: overlay(name) for name in OVERLAYS}
 SINGLE = RENDERED["single"]
@@ -161,7 +160,7 @@ class Installation:
         }
 
     def as_login(self, login: str) -> str:
-        return as_user(self.url, f"jobs_{login}")
+        return as_role(self.url, f"jobs_{login}")
 
     def start(self) -> None:
         """Run what the server runs at its first start."""

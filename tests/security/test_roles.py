@@ -15,8 +15,8 @@ from jsworker.ownership.inspection.server import read_missing_rights
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
-from tests.security.guarded import LOGINS, Guarded, apply_roles, as_user, make_logins
-from tests.support.servers import TestServers
+from tests.security.guarded import LOGINS, Guarded, apply_roles, make_logins
+from tests.support.servers import TestServers, as_role
 
 
 def insert(**columns: str) -> str:
@@ -179,7 +179,7 @@ def test_nobody_else_gets_in(guarded: Guarded, servers: TestServers) -> None:
     with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {stranger} LOGIN".encode())
     with (
-        rolled_back(as_user(guarded.admin_url, stranger)) as connection,
+        rolled_back(as_role(guarded.admin_url, stranger)) as connection,
         pytest.raises(errors.InsufficientPrivilege),
     ):
         connection.execute("SELECT FROM jsworker.jobs")
@@ -239,7 +239,7 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
         if known is not None:  # made by another test's superuser
             for role in ("owner", "worker", "producer", "publisher", "reader"):
                 connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
-    own = as_user(url, name)
+    own = as_role(url, name)
     upgrade_database(own)
     apply_roles(own)
     with psycopg.connect(url) as connection:
@@ -283,5 +283,5 @@ class TestThroughTheCode:
         empty = servers.postgres.create_database(f"empty_{secrets.token_hex(4)}")
         for role in ("worker", "producer", "reader"):
             with pytest.raises(DatabaseRefused, match="permission denied for database"):
-                upgrade_database(as_user(empty, LOGINS[role]))
+                upgrade_database(as_role(empty, LOGINS[role]))
         assert current_revision(guarded.url("reader")) is not None
