@@ -14,10 +14,7 @@
 -- Tables that somebody else has made before are handed over to jsworker_owner.
 --
 -- The roles cannot log in: deploy/postgres/logins.sql makes a login for each, or make logins of your own as it does.
--- In a database that jsworker has for itself, shut everybody else out:
---   REVOKE CONNECT, TEMPORARY ON DATABASE jsworker FROM PUBLIC;
---   GRANT CONNECT ON DATABASE jsworker TO jsworker_owner, jsworker_worker, jsworker_producer, jsworker_publisher,
---     jsworker_reader;
+-- In a database that jsworker has for itself, deploy/postgres/own-database.sql shuts everybody else out.
 
 BEGIN;
 

@@ -117,12 +117,13 @@ def test_cluster_gives_each_login_the_password_of_its_secret() -> None:
 def test_new_databases_run_the_files_that_are_there() -> None:
     at_first = CLUSTER["spec"]["bootstrap"]["initdb"]["postInitApplicationSQLRefs"]["configMapRefs"]
     shipped = render(DEPLOY / "postgres")["ConfigMap", "postgres-roles"]["data"]
-    assert [one["name"] for one in at_first] == ["postgres-roles"] * 2
+    assert [one["name"] for one in at_first] == ["postgres-roles"] * 3
     assert [shipped[one["key"]] for one in at_first] == [
-        (DEPLOY / "postgres" / file).read_text() for file in ("roles.sql", "logins.sql")
+        (DEPLOY / "postgres" / file).read_text() for file in ("roles.sql", "logins.sql", "own-database.sql")
     ]
-    assert [name for name, _ in first_start()] == ["1-roles.sql", "2-logins.sql", "3-passwords.sql"]
-    assert [text for _, text in first_start()[:2]] == [shipped["roles.sql"], shipped["logins.sql"]]
+    names = ["1-roles.sql", "2-logins.sql", "3-own-database.sql", "4-passwords.sql"]
+    assert [name for name, _ in first_start()] == names
+    assert [text for _, text in first_start()[:3]] == [shipped[one["key"]] for one in at_first]
 
 
 # On real servers

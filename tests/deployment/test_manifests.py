@@ -133,7 +133,9 @@ def test_pods_are_restricted(name: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert one["resources"]["limits"] == {"memory": one["resources"]["requests"]["memory"]}
+    limited = {name: one["resources"]["requests"][name] for name in ("memory", "ephemeral-storage")}
+    assert one["resources"]["limits"] == limited
+    assert all("sizeLimit" in volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume)
     assert one["resources"]["requests"]["cpu"]
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(spec)
 

@@ -15,8 +15,10 @@ from jsworker.ownership.inspection.server import read_missing_rights
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
-from tests.security.guarded import LOGINS, Guarded, apply_roles, make_logins
+from tests.security.guarded import LOGINS, ROLES, Guarded, apply_roles, guard, make_logins
 from tests.support.servers import TestServers, as_role
+
+OWN_DATABASE = ROLES.with_name("own-database.sql")
 
 
 def insert(**columns: str) -> str:
@@ -245,6 +247,39 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
     with psycopg.connect(url) as connection:
         [row] = connection.execute("SELECT relowner::regrole::text FROM pg_class WHERE relname = 'jobs'")
     assert row == ("jsworker_owner",)
+
+
+STORES = [
+    "CREATE TEMPORARY TABLE mine (id int)",
+    "SELECT lo_create(0)",
+    "SELECT lo_creat(-1)",
+    "SELECT lo_from_bytea(0, 'kept')",
+]
+
+
+def test_in_a_database_of_its_own_nobody_keeps_anything_but_jobs(servers: TestServers) -> None:
+    url = servers.postgres.create_database(f"own_{secrets.token_hex(4)}")
+    guarded = guard(url)
+    statements = [(role, each) for role in LOGINS for each in STORES]
+    for role, statement in statements:
+        with rolled_back(guarded.url(role)) as connection:
+            connection.execute(statement.encode())
+    for _ in range(2):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(OWN_DATABASE.read_bytes())
+    for role, statement in statements:
+        with (
+            rolled_back(guarded.url(role)) as connection,
+            pytest.raises(errors.InsufficientPrivilege),
+        ):
+            connection.execute(statement.encode())
+    stranger = f"stranger_{secrets.token_hex(4)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {stranger} LOGIN".encode())
+    with pytest.raises(psycopg.OperationalError, match="does not have CONNECT privilege"):
+        psycopg.connect(as_role(url, stranger))
+    downgrade_database(guarded.url("owner"), "base")
+    upgrade_database(guarded.url("owner"))
 
 
 class TestThroughTheCode:
