@@ -37,6 +37,7 @@ LOGINS = {
     "migration": "jsworker_owner",
     "producer": "jsworker_producer",
     "reader": "jsworker_reader",
+    "metrics": "jsworker_metrics",
 }
 """The role of each login in PostgreSQL."""
 NATS_USERS = {"worker": "worker", "migration": "operator", "producer": "producer"}
@@ -259,6 +260,7 @@ async def test_migration_owns_the_tables_and_workers_need_nothing_more(installat
         "worker": "UPDATE jsworker.alembic_version SET version_num = ''",
         "producer": "SELECT payload FROM jsworker.jobs",
         "reader": "DELETE FROM jsworker.jobs",
+        "metrics": "SELECT payload FROM jsworker.jobs",
     }
     for login, statement in forbidden.items():
         with (

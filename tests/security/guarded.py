@@ -21,6 +21,7 @@ LOGINS = {
     "producer": "guarded_producer",
     "publisher": "guarded_publisher",
     "reader": "guarded_reader",
+    "metrics": "guarded_metrics",
 }
 """The login that is a member of each group role; who publishes also enqueues."""
 

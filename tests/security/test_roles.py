@@ -69,6 +69,10 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.installation",
     ],
+    "metrics": [
+        "SELECT kind, status, count(*), min(queued_at) FROM jsworker.jobs GROUP BY 1, 2",
+        "SELECT state, max(last_seen_at) FROM jsworker.workers GROUP BY 1",
+    ],
 }
 
 MAY_NOT: dict[str, list[str]] = {
@@ -134,6 +138,29 @@ MAY_NOT: dict[str, list[str]] = {
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "CREATE TABLE jsworker.extra (id int)",
     ],
+    "metrics": [
+        *(
+            f"SELECT {column} FROM jsworker.jobs"  # noqa: S608 -- constants
+            for column in (
+                "*",
+                "payload",
+                "result",
+                "checkpoint",
+                "last_error",
+                "message",
+                "unique_key",
+                "id",
+            )
+        ),
+        "SELECT hostname FROM jsworker.workers",
+        "SELECT * FROM jsworker.job_events",
+        "SELECT data FROM jsworker.dead_messages",
+        "SELECT * FROM jsworker.refused_rows",
+        "SELECT * FROM jsworker.installation",
+        "UPDATE jsworker.jobs SET status = 'cancelled'",
+        "SELECT status FROM jsworker.jobs FOR UPDATE",
+        insert(),
+    ],
 }
 
 
@@ -191,11 +218,12 @@ def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarde
     with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
         connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_producer, PUBLIC")
         connection.execute(
-            "GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_reader, jsworker_publisher"
+            "GRANT ALL ON ALL TABLES IN SCHEMA jsworker"
+            " TO jsworker_reader, jsworker_publisher, jsworker_metrics"
         )
     apply_roles(guarded.admin_url)
     apply_roles(guarded.admin_url)
-    for role in ("producer", "publisher", "reader"):
+    for role in ("producer", "publisher", "reader", "metrics"):
         with (
             rolled_back(guarded.url(role)) as connection,
             pytest.raises(errors.InsufficientPrivilege),
@@ -226,8 +254,9 @@ def test_tables_of_later_migrations_are_open_to_readers_and_workers_at_once(guar
             connection.execute("SELECT * FROM jsworker.later")
     with rolled_back(guarded.url("worker")) as connection:
         connection.execute("INSERT INTO jsworker.later VALUES (1)")
-    with rolled_back(guarded.url("producer")) as connection, pytest.raises(errors.InsufficientPrivilege):
-        connection.execute("SELECT * FROM jsworker.later")
+    for role in ("producer", "metrics"):
+        with rolled_back(guarded.url(role)) as connection, pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("SELECT * FROM jsworker.later")
 
 
 def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestServers) -> None:
@@ -239,7 +268,7 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
         connection.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
         connection.execute(f"ALTER DATABASE {name} OWNER TO {name}".encode())
         if known is not None:  # made by another test's superuser
-            for role in ("owner", "worker", "producer", "publisher", "reader"):
+            for role in ("owner", "worker", "producer", "publisher", "reader", "metrics"):
                 connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
     own = as_role(url, name)
     upgrade_database(own)
