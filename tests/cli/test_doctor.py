@@ -659,6 +659,15 @@ class TestNats:
         assert finding["level"] == "info"
         assert finding["says"] == "consumer gone is empty, and no worker of this kind is alive"
 
+    def test_messages_that_no_consumer_takes(self, world: World) -> None:
+        world.start_worker(KIND)
+        assert told(world.findings(), "nats.subjects")["level"] == "ok"
+        world.cli("enqueue", "ghost", "--count", "3")
+        finding = told(world.findings(), "nats.subjects")
+        assert finding["level"] == "warning"
+        assert finding["says"].startswith("3 messages of 1 subject that no consumer takes: ")
+        assert finding["says"].endswith(".ghost")
+
     def test_a_missing_permission_is_named(
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
