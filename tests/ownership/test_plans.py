@@ -324,7 +324,6 @@ class TestSweeps:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
         assert access_paths(table, lease.STRAYS, parameters) == {"jobs_owned"}
 
-
     def test_queued_kinds(self, table: Connection) -> None:
         parameters = {"kinds": [KIND, "ghost", "ghost-2"]}
         table.execute(text(ALONG_INDEX))
