@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 IMAGE_LOCK := deploy/requirements.lock
+BUILD_LOCK := deploy/build.lock
 CHAOS := build/chaos.jsonl
 KILLS := sigkill_child sigkill_parent sigkill_both sigkill_not_restarted sigkill_without_nats event_loop_block gil_hold
 
@@ -18,7 +19,7 @@ SUITABLE := $(if $(UV),,import venv; import ensurepip; )import sys; sys.exit(not
 
 CREATE_VENV = $(if $(UV),$(UV) venv --quiet --clear --python $$python,$$python -m venv --clear) $(VENV)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
-COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compile --quiet pyproject.toml \
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compile --quiet \
 	--universal --python-version 3.11 --generate-hashes --no-annotate
 
 # As pip does, uv trusts the certificates that the system trusts.
@@ -100,8 +101,9 @@ fix: $(VENV)/.project ## Format, and repair what the linter can repair.
 
 lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change of dependencies. ARGS=--upgrade for newer versions.
 	$(if $(UV),,@test -x $(BIN)/uv || $(INSTALL) uv)
-	$(COMPILE) --extra dev --output-file $(LOCK) $(ARGS)
-	$(COMPILE) --extra uvloop --constraint $(LOCK) --output-file $(IMAGE_LOCK)
+	$(COMPILE) pyproject.toml --extra dev --output-file $(LOCK) $(ARGS)
+	$(COMPILE) pyproject.toml --extra uvloop --constraint $(LOCK) --output-file $(IMAGE_LOCK)
+	$(COMPILE) deploy/build.in --constraint $(LOCK) --output-file $(BUILD_LOCK)
 
 clean: ## Remove everything that can be made again, .venv too.
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

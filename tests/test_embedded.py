@@ -80,11 +80,11 @@ def data() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def template() -> Iterator[Path]:
-    """A cluster that is made once."""
+    """The folder of a cluster that is made once."""
     folder = new_servers_folder()
-    with EmbeddedPostgres(folder, settings=THROWAWAY_SETTINGS) as server:
-        cluster = server.cluster
-    yield cluster
+    with EmbeddedPostgres(folder, settings=THROWAWAY_SETTINGS):
+        pass
+    yield folder
     shutil.rmtree(folder)
 
 
@@ -93,7 +93,7 @@ def prepared(data: Path, template: Path) -> Path:
     """A data folder with a copied cluster, which is faster than a new one."""
     folder = data / "postgres"
     folder.mkdir(parents=True)
-    subprocess.run(["cp", "-a", template, folder], check=True)
+    subprocess.run(["cp", "-a", template / "cluster", template / "password", folder], check=True)
     return data
 
 
@@ -211,6 +211,10 @@ def listens(url: str) -> bool:
     address = urlsplit(url)
     with socket.socket() as client:
         return client.connect_ex((address.hostname, address.port)) == 0
+
+
+def mode_of(file: Path) -> int:
+    return file.stat().st_mode & 0o777
 
 
 def publish(url: str) -> int:
@@ -467,6 +471,66 @@ class TestEmbeddedPostgres:
         with pytest.raises(ServersUnavailable, match=r'ended while starting(?s:.)*"work_mem": "plenty"'):
             server.start()
         assert not server.running
+
+    def test_nobody_enters_without_the_password_that_only_the_owner_may_read(self, prepared: Path) -> None:
+        with EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS) as server:
+            parts = urlsplit(server.url)
+            assert parts.password == (server.data / "password").read_text()
+            assert mode_of(server.data / "password") == mode_of(server.log) == 0o600
+            for login in ("postgres", "postgres:", "postgres:wrong", "nobody"):
+                with pytest.raises(psycopg.OperationalError, match="password"):
+                    psycopg.connect(f"postgresql://{login}@{LOOPBACK}:{server.port}/postgres")
+
+    def test_a_cluster_of_earlier_versions_gets_a_password(self, prepared: Path) -> None:
+        folder = prepared / "postgres"
+        (folder / "password").unlink()
+        (folder / "cluster" / "pg_hba.conf").write_text(f"host all all {LOOPBACK}/32 trust\n")
+        (folder / "server.log").touch(0o644)
+        server = EmbeddedPostgres(folder, settings=THROWAWAY_SETTINGS)
+        with pytest.raises(ServersUnavailable, match="has no password yet: start it first"):
+            _ = server.url
+        with server:
+            execute(server.url, "CREATE TABLE kept AS SELECT 42 AS value")
+            with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+                psycopg.connect(f"postgresql://postgres@{LOOPBACK}:{server.port}/postgres")
+            assert mode_of(server.log) == 0o600
+            url = server.url
+            server.kill()
+            (folder / "password").unlink()  # as a start leaves it that was killed at its last step
+            server.start()
+            assert server.url != url
+            assert query(server.url, "SELECT value FROM kept") == 42
+            assert not answers(url)
+
+    def test_the_password_is_in_no_command_line_and_no_log(self, prepared: Path) -> None:
+        (prepared / "postgres" / "password").unlink()
+        seen: list[str] = []
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.is_set():
+                for process in psutil.process_iter():
+                    with suppress(psutil.Error):
+                        seen.extend(process.cmdline())
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            with EmbeddedServers(prepared) as servers:
+                server = EmbeddedPostgres(prepared / "postgres", port=urlsplit(servers.database_url).port)
+                assert server.create_database("more")
+                with pytest.raises(ServersUnavailable) as refused:
+                    server.create_database("more")
+                password = urlsplit(servers.database_url).password
+                assert password
+                assert mode_of(prepared / "urls.json") == mode_of(prepared / "guard.log") == 0o600
+        finally:
+            done.set()
+            watcher.join()
+        assert any("--single" in argument for argument in seen)
+        assert any("CREATE DATABASE" in argument for argument in seen)
+        logs = "".join(log.read_text() for log in prepared.rglob("*.log"))
+        assert password not in " ".join([*seen, logs, str(refused.value)])
 
     def test_a_folder_closed_to_others_serves_as_well(self, tmp_path: Path, shared_folder: Path) -> None:
         tmp_path.chmod(0o700)

@@ -117,8 +117,8 @@ def running_pgbouncer(program: str, servers: Servers) -> Iterator[int]:
     """
     folder, port = servers.folder / "pgbouncer", free_port()
     account = unprivileged_account()  # as root it refuses to run
-    folder.mkdir(exist_ok=True)
-    (folder / "users.txt").write_text('"postgres" ""\n')
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "users.txt").write_text(f'"postgres" "{urlsplit(servers.postgres.url).password}"\n')
     configuration = folder / "pgbouncer.ini"
     configuration.write_text(_configuration(servers, port, folder))
     if account is not None:

@@ -4,7 +4,8 @@
 --   jobs_worker     `jsworker run` and the commands of operators
 --   jobs_producer   applications that enqueue; with jsworker_reader as well they may call client.get(), and with
 --                   jsworker_publisher publish what they enqueue by thousands without the help of workers
---   jobs_reader     dashboards, KEDA
+--   jobs_reader     people who look
+--   jobs_metrics    KEDA, dashboards
 --
 -- Plain SQL for whoever ran roles.sql; twice does no harm:
 --   psql --set=ON_ERROR_STOP=1 --dbname=jsworker --file=deploy/postgres/logins.sql
@@ -25,7 +26,8 @@ BEGIN
       ('jobs_migration', 'jsworker_owner', 5),
       ('jobs_worker', 'jsworker_worker', 350),     -- 33 for each process of the largest fleet, and some
       ('jobs_producer', 'jsworker_producer', 100), -- 23 for each JobClient; max_connections is above the sum
-      ('jobs_reader', 'jsworker_reader', 5)
+      ('jobs_reader', 'jsworker_reader', 5),
+      ('jobs_metrics', 'jsworker_metrics', 5)
     ) AS logins (name, member_of, connections)
   LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = login.name) THEN
@@ -44,3 +46,5 @@ ALTER ROLE jobs_producer SET idle_in_transaction_session_timeout = '60s';
 ALTER ROLE jobs_producer SET statement_timeout = '30s';
 ALTER ROLE jobs_reader SET default_transaction_read_only = on;
 ALTER ROLE jobs_reader SET statement_timeout = '10s';
+ALTER ROLE jobs_metrics SET default_transaction_read_only = on;
+ALTER ROLE jobs_metrics SET statement_timeout = '10s';

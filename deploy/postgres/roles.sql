@@ -1,4 +1,4 @@
--- Five roles in PostgreSQL, each with the least that it needs.
+-- Six roles in PostgreSQL, each with the least that it needs.
 --
 --   jsworker_owner     owns the tables and migrates them: `jsworker db upgrade`
 --   jsworker_worker    `jsworker run` and the commands of operators
@@ -6,7 +6,8 @@
 --   jsworker_publisher beside jsworker_producer, for applications that you trust with more: notes in the rows what was
 --                      published, and publishes what is due: JobClient.publish_pending. Without it workers do
 --                      both. Who may write one column of a row may also lock the row, and so hold up that job.
---   jsworker_reader    looks: `jsworker jobs`, `job`, `workers`, dashboards. Payloads and results are among what it sees.
+--   jsworker_reader    looks: `jsworker jobs`, `job`, `workers`. Payloads and results are among what it sees.
+--   jsworker_metrics   counts: KEDA, dashboards. It sees kinds, states, times and counters: no payload, result, error or id.
 --
 -- Plain SQL for the database of the jobs, by a superuser or by the database's owner with CREATEROLE:
 --   psql --set=ON_ERROR_STOP=1 --dbname=jsworker --file=deploy/postgres/roles.sql
@@ -14,10 +15,7 @@
 -- Tables that somebody else has made before are handed over to jsworker_owner.
 --
 -- The roles cannot log in: deploy/postgres/logins.sql makes a login for each, or make logins of your own as it does.
--- In a database that jsworker has for itself, shut everybody else out:
---   REVOKE CONNECT, TEMPORARY ON DATABASE jsworker FROM PUBLIC;
---   GRANT CONNECT ON DATABASE jsworker TO jsworker_owner, jsworker_worker, jsworker_producer, jsworker_publisher,
---     jsworker_reader;
+-- In a database that jsworker has for itself, deploy/postgres/own-database.sql shuts everybody else out.
 
 BEGIN;
 
@@ -29,7 +27,8 @@ DECLARE
   role_name text;
 BEGIN
   FOREACH role_name IN ARRAY ARRAY[
-    'jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_publisher', 'jsworker_reader'
+    'jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_publisher', 'jsworker_reader',
+    'jsworker_metrics'
   ] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
       EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
@@ -71,15 +70,16 @@ $$;
 
 -- From here on everything is said anew, so that what an earlier version granted does not stay.
 REVOKE ALL ON SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
 REVOKE ALL ON ALL TABLES IN SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
 
-GRANT USAGE ON SCHEMA jsworker TO jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader;
+GRANT USAGE ON SCHEMA jsworker
+  TO jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
 GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO jsworker_worker, jsworker_reader;
 
 -- Tables of later migrations: readable at once, writable by workers, closed to producers until this file says more.
@@ -122,6 +122,12 @@ BEGIN
   ) ON jsworker.jobs TO jsworker_publisher;
   GRANT UPDATE (needs_publish, publish_after, published_at, stream_seq, stream_created)
     ON jsworker.jobs TO jsworker_publisher;
+  -- Figures: what is counted and what it is grouped by.
+  GRANT SELECT (
+    kind, status, created_at, queued_at, run_at, claimed_at, started_at, last_activity_at, deadline_at, finished_at,
+    needs_publish, publish_after, published_at, attempts, errors, stalls, max_attempts, max_stalls
+  ) ON jsworker.jobs TO jsworker_metrics;
+  GRANT SELECT (state, kinds, concurrency, version, started_at, last_seen_at) ON jsworker.workers TO jsworker_metrics;
   -- alembic_version is the migrations' own.
   REVOKE INSERT, UPDATE, DELETE ON jsworker.alembic_version FROM jsworker_worker;
 END

@@ -4,6 +4,7 @@ from jsworker.cli import lean_structlog  # noqa: F401, I001 -- before anybody el
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ def run(
     given = {name: value for name, value in settings.items() if value is not None}
     loaded = load_settings(**given)
     configure_logs(format=loaded.log_format, level=loaded.log_level)
+    _leave_no_core_dumps()
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
     ending = asyncio.run(_supervise(loaded, targets, _environment(given)))
@@ -60,6 +62,12 @@ async def _supervise(settings: Settings, targets: Sequence[str], environment: Ma
     return await Supervisor(
         settings, command=_command(targets), environment=environment, shows_work=shows_work
     ).run()
+
+
+def _leave_no_core_dumps() -> None:
+    """Keep payloads and passwords out of files; children inherit it. A job may lift the limit for itself."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def _command(targets: Sequence[str]) -> list[str]:

@@ -71,6 +71,7 @@ class Facts(PostgresFacts):
         place: where PostgreSQL is, for messages.
         monitoring: what each monitoring address told, by the address.
         refused: workers that say that JetStream stores none of their messages.
+        unconsumed: messages by subject, of subjects that no consumer takes.
     """
 
     settings: Settings
@@ -81,3 +82,4 @@ class Facts(PostgresFacts):
     consumers: Learnt[list[ConsumerReport]]
     monitoring: Mapping[str, Learnt[ServerConfiguration]]
     refused: Learnt[list[str]] = field(default_factory=list)
+    unconsumed: Learnt[Mapping[str, int]] = field(default_factory=dict)

@@ -72,6 +72,9 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
                 account=account,
                 stream=stream,
                 consumers=consumers,
+                unconsumed=consumers
+                if isinstance(consumers, Unknown)
+                else await _learn(inspector.unconsumed()),
                 monitoring=await configurations,
                 refused=await _refused(inspector, nats, found.rows),
             )

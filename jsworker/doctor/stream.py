@@ -1,6 +1,6 @@
 """Checks of the stream and its consumers: as the settings and the protocol want them, ours, and served."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jsworker.doctor.facts import Facts, Found, Unknown
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, unchecked, warning
@@ -132,6 +132,19 @@ def consumers(facts: Facts) -> Iterator[Remark]:
         )
     if sound:
         yield ok(f"{counted(len(reports), 'consumer')} as they must be" if reports else "no consumers yet")
+
+
+def subjects(unconsumed: Mapping[str, int]) -> Iterator[Remark]:
+    """Whether somebody takes every message."""
+    if not unconsumed:
+        yield ok("every message has a consumer")
+        return
+    yield warning(
+        f"{counted(sum(unconsumed.values()), 'message')} of {counted(len(unconsumed), 'subject')} that no "
+        f"consumer takes: {printable(listed(sorted(unconsumed)), 300)}",
+        "Run workers for these kinds, or find who publishes there. Workers remove the messages of kinds "
+        "without a queued job after an hour or two.",
+    )
 
 
 def service(reports: list[ConsumerReport], rows: Rows) -> Iterator[Remark]:

@@ -12,6 +12,9 @@ from typing import IO, Any
 
 from jsworker.embedded.locks import SHARED, try_lock
 
+PRIVATE = 0o600
+"""The mode of files that nobody but their owner may read."""
+
 
 class DataFolder:
     """The data folder of embedded servers.
@@ -46,8 +49,8 @@ class DataFolder:
         return urls
 
     def write_urls(self, urls: dict[str, str]) -> None:
-        """Tell that the servers answer, and where."""
-        _write(self._urls, urls)
+        """Tell that the servers answer, and where; the URLs hold PostgreSQL's password."""
+        write_privately(self._urls, json.dumps(urls))
 
     def delete_urls(self) -> None:
         """Forget what a guard told."""
@@ -59,7 +62,30 @@ class DataFolder:
 
     def write_ports(self, ports: dict[str, int]) -> None:
         """Keep the ports for the next start."""
-        _write(self._ports, ports)
+        write_privately(self._ports, json.dumps(ports))
+
+
+def write_privately(file: Path, text: str) -> None:
+    """Write or replace, as a whole, a file that nobody but the owner of its folder may read."""
+    unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(PRIVATE, exist_ok=False)
+    if os.geteuid() == 0:
+        folder = file.parent.stat()
+        os.chown(unfinished, folder.st_uid, folder.st_gid)
+    unfinished.write_text(text)
+    unfinished.replace(file)
+
+
+def open_log(file: Path, *, limit: int) -> IO[bytes]:
+    """Open a log at its end, begun anew beyond ``limit`` bytes; nobody but its owner may read it."""
+    file.touch(PRIVATE)
+    log = file.open("ab")
+    os.fchmod(log.fileno(), PRIVATE)  # earlier versions made it readable for all
+    if log.tell() > limit:
+        log.truncate(0)
+        log.seek(0)
+    return log
 
 
 def _read(file: Path) -> Any:
@@ -68,9 +94,3 @@ def _read(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _write(file: Path, value: object) -> None:
-    unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
-    unfinished.write_text(json.dumps(value))
-    unfinished.replace(file)

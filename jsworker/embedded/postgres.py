@@ -1,6 +1,7 @@
 """The PostgreSQL 18 of the wheel."""
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import IO
 from jsworker.embedded.account import Account, can_enter, owner_of, unprivileged_account
 from jsworker.embedded.child import start_with_parent
 from jsworker.embedded.elsewhere import new_cluster_folder, record_data_folder, runnable_installation
+from jsworker.embedded.folder import write_privately
 from jsworker.embedded.ports import LOOPBACK
 from jsworker.embedded.server import EmbeddedServer, server_environment
 from jsworker.embedded.wheels import find_postgres
@@ -21,19 +23,20 @@ from jsworker.errors import ServersUnavailable
 SUPERUSER = "postgres"
 
 _DEFAULT_SETTINGS = MappingProxyType({"max_connections": "200"})
-_HOST_ACCESS = f"host all all {LOOPBACK}/32 trust\nhost replication all {LOOPBACK}/32 trust\n"
+_HOST_ACCESS = f"host all,replication all {LOOPBACK}/32 scram-sha-256\n"
 _READY_LINE = 7
 _FAST_SHUTDOWN = (signal.SIGINT, 20.0)
 _IMMEDIATE_SHUTDOWN = (signal.SIGQUIT, 10.0)
-_INITDB_DEADLINE = 60.0
+_PROGRAM_DEADLINE = 60.0
 _SHOWN_LINES = 10
 
 
 class EmbeddedPostgres(EmbeddedServer):
-    """A PostgreSQL 18 on a loopback port, with the superuser ``postgres`` and no password.
+    """A PostgreSQL 18 on a loopback port, with the superuser ``postgres``.
 
-    Every user of this machine may connect, and a superuser of the database can run programs as the server's
-    user: it is a server for development and tests.
+    A superuser of the database can run programs as the server's user. So its password is drawn at random at
+    the first start; it lies in the file ``password`` of the data folder, which its owner alone may read, and
+    in the URLs. A cluster without that file gets a new password at its next start.
 
     PostgreSQL refuses to run as root. Under root it runs as the owner of the cluster: the unprivileged user
     ``pgserver``, made when missing. When that user cannot enter the data folder because a parent is closed to
@@ -61,7 +64,11 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where clients connect, to the database ``postgres``."""
+        """Where clients connect, to the database ``postgres``, with the password.
+
+        Raises:
+            ServersUnavailable: the server was never started.
+        """
         return self.database_url("postgres")
 
     @property
@@ -70,8 +77,12 @@ class EmbeddedPostgres(EmbeddedServer):
         return (self.data / "cluster").resolve()
 
     def database_url(self, name: str) -> str:
-        """Return where clients connect to a database."""
-        return f"postgresql://{SUPERUSER}@{LOOPBACK}:{self.port}/{name}"
+        """Return where clients connect to a database, with the password.
+
+        Raises:
+            ServersUnavailable: the server was never started.
+        """
+        return f"postgresql://{SUPERUSER}:{self._password()}@{LOOPBACK}:{self.port}/{name}"
 
     def create_database(self, name: str, template: str | None = None) -> str:
         """Create a database on the running server.
@@ -89,9 +100,10 @@ class EmbeddedPostgres(EmbeddedServer):
         statement = f"CREATE DATABASE {_identifier(name)}"
         if template is not None:
             statement += f" TEMPLATE {_identifier(template)}"
+        where = ["-h", LOOPBACK, "-p", str(self.port), "-U", SUPERUSER, "-d", "postgres"]
         done = subprocess.run(  # noqa: S603 -- the wheel's own program
-            [self.program("psql"), "-X", "-q", "-d", self.url, "-c", statement],
-            env=server_environment(),
+            [self.program("psql"), *where, "-X", "-q", "-c", statement],
+            env=server_environment() | {"PGPASSWORD": self._password()},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -157,16 +169,12 @@ class EmbeddedPostgres(EmbeddedServer):
             record_data_folder(self.cluster.parent, self.data)
         # We hold the lock, so no process of this cluster lives; a stranger may have got the old process id.
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
+        if not self._password_file.exists():
+            self._guard_with_password(account, lock)
 
     def _command(self) -> Sequence[str | Path]:
-        settings = {
-            **self._settings,
-            "port": str(self.port),
-            "listen_addresses": LOOPBACK,
-            "unix_socket_directories": "",
-        }
-        options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
-        return [self.program("postgres"), "-D", self.cluster, *options]
+        addresses = {"port": str(self.port), "listen_addresses": LOOPBACK, "unix_socket_directories": ""}
+        return [self.program("postgres"), "-D", self.cluster, *_options({**self._settings, **addresses})]
 
     def _answers(self, pid: int) -> bool:
         # The postmaster writes its state there, so that no other server on the port can be taken for it.
@@ -190,19 +198,38 @@ class EmbeddedPostgres(EmbeddedServer):
         if account is not None:
             os.chown(unfinished, account.uid, account.gid)
         self._initdb(unfinished, account, lock)
-        (unfinished / "pg_hba.conf").write_text(_HOST_ACCESS)
+        # It belongs to a cluster of this folder that is no more.
+        self._password_file.unlink(missing_ok=True)
         unfinished.rename(self.cluster)
 
     def _initdb(self, folder: Path, account: Account | None, lock: IO[bytes]) -> None:
-        options = ["--username", SUPERUSER, "--auth", "trust", "--encoding", "UTF8", "--no-instructions"]
+        options = ["--username", SUPERUSER, "--auth", "reject", "--encoding", "UTF8", "--no-instructions"]
         options += ["--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"]
         if self._settings.get("fsync") == "off":
             options.append("--no-sync")
+        self._run_program([self.program("initdb"), "-D", folder, *options], account, lock)
+
+    def _guard_with_password(self, account: Account | None, lock: IO[bytes]) -> None:
+        # The file comes last: a start that is killed here is repeated as a whole by the next one.
+        password = secrets.token_hex(16)
+        options = _options({**self._settings, "exit_on_error": "on", "log_min_error_statement": "panic"})
+        self._run_program(
+            [self.program("postgres"), "--single", "-D", self.cluster, *options, "postgres"],
+            account,
+            lock,
+            sent=f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n",
+        )
+        (self.cluster / "pg_hba.conf").write_text(_HOST_ACCESS)
+        write_privately(self._password_file, password)
+
+    def _run_program(
+        self, command: Sequence[str | Path], account: Account | None, lock: IO[bytes], sent: str = ""
+    ) -> None:
         process = start_with_parent(
-            [self.program("initdb"), "-D", folder, *options],
+            command,
             env=server_environment(),
             cwd=Path("/"),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[lock.fileno()],
@@ -211,13 +238,31 @@ class EmbeddedPostgres(EmbeddedServer):
             account=account,
         )
         try:
-            output, _ = process.communicate(timeout=_INITDB_DEADLINE)
+            output, _ = process.communicate(sent.encode(), timeout=_PROGRAM_DEADLINE)
         except BaseException:
             process.kill()
             process.communicate()
             raise
         if process.returncode != 0:
-            raise ServersUnavailable(f"initdb in {folder} failed: {_end_of(output.decode(errors='replace'))}")
+            raise ServersUnavailable(
+                f"{Path(command[0]).name} in {self.data} failed: {_end_of(output.decode(errors='replace'))}"
+            )
+
+    @property
+    def _password_file(self) -> Path:
+        return self.data / "password"
+
+    def _password(self) -> str:
+        try:
+            return self._password_file.read_text()
+        except FileNotFoundError:
+            raise ServersUnavailable(
+                f"{self.name} in {self.data} has no password yet: start it first"
+            ) from None
+
+
+def _options(settings: Mapping[str, str]) -> list[str]:
+    return [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
 
 
 def _children_of(pid: int) -> list[int]:

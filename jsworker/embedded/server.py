@@ -13,6 +13,7 @@ from typing import IO, ClassVar, Self
 
 from jsworker.embedded.account import Account
 from jsworker.embedded.child import start_with_parent
+from jsworker.embedded.folder import open_log
 from jsworker.embedded.locks import EXCLUSIVE, try_lock, wait_for_lock
 from jsworker.embedded.ports import LOOPBACK, free_port
 from jsworker.errors import ServersUnavailable
@@ -91,7 +92,10 @@ class EmbeddedServer(ABC):
             return
         try:
             self.data.mkdir(parents=True, exist_ok=True)
-            with self._only_server(self._locked_folder()) as lock, self._opened_log() as log:
+            with (
+                self._only_server(self._locked_folder()) as lock,
+                open_log(self.log, limit=_LOG_LIMIT_BYTES) as log,
+            ):
                 self._prepare(lock)
                 log_start = log.tell()
                 self._process = self._spawn(lock, log)
@@ -153,13 +157,6 @@ class EmbeddedServer(ABC):
                 )
             lock.truncate(0)
             yield lock
-
-    def _opened_log(self) -> IO[bytes]:
-        log = self.log.open("ab")
-        if log.tell() > _LOG_LIMIT_BYTES:
-            log.truncate(0)
-            log.seek(0)
-        return log
 
     def _spawn(self, lock: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
         process = start_with_parent(

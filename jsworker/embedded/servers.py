@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from jsworker.embedded.folder import DataFolder
+from jsworker.embedded.folder import DataFolder, open_log
 from jsworker.embedded.locks import EXCLUSIVE, SHARED, try_lock, unlock, wait_for_lock
 from jsworker.embedded.nats import EmbeddedNats
 from jsworker.embedded.postgres import EmbeddedPostgres
@@ -69,7 +69,7 @@ class EmbeddedServers:
 
     @property
     def database_url(self) -> str:
-        """The URL of the database ``postgres``."""
+        """The URL of the database ``postgres``, with its password."""
         return self._urls[EmbeddedPostgres.name]
 
     @property
@@ -78,7 +78,7 @@ class EmbeddedServers:
         return self._urls[EmbeddedNats.name]
 
     def environment(self) -> dict[str, str]:
-        """Return the settings that lead jsworker to these servers."""
+        """Return the settings that lead jsworker to these servers; PostgreSQL's password is among them."""
         return {"JSWORKER_DATABASE_URL": self.database_url, "JSWORKER_NATS_URL": self.nats_url}
 
     def _announce(self) -> IO[bytes]:
@@ -116,9 +116,7 @@ class EmbeddedServers:
     def _start_guard(self) -> None:
         find_postgres()
         find_nats_server()
-        with self._folder.guard_log.open("ab") as log:
-            if log.tell() > _LOG_LIMIT_BYTES:
-                log.truncate(0)
+        with open_log(self._folder.guard_log, limit=_LOG_LIMIT_BYTES) as log:
             report = subprocess.run(  # noqa: S603 -- our own module
                 [sys.executable, "-P", "-m", "jsworker.embedded.guard", self.data],
                 stdin=subprocess.DEVNULL,

@@ -137,6 +137,13 @@ WITH mine AS (
 SELECT id FROM again
 """)
 
+QUEUED_KINDS = text("""
+SELECT k.kind FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
+  SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
+  ORDER BY j.queued_at LIMIT 1
+) AS oldest
+""")
+
 _BEGINNING = "-infinity", UUID(int=0)
 
 
@@ -203,6 +210,11 @@ async def waiting(
     }
     statement = WAITING_BESIDES if past_refused else WAITING
     return [Waiting(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
+
+
+async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
+    """Return those of these kinds of which a job is queued."""
+    return {row.kind for row in await database.run_along_index(QUEUED_KINDS, {"kinds": list(kinds)})}
 
 
 async def posted(

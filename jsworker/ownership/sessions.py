@@ -69,7 +69,8 @@ class Sessions:
         Args:
             url: the database.
             worker_id: the owner of the jobs that are completed here.
-            size: connections in each of the two pools: the worker's job slots.
+            size: connections in each of the two pools, one for coroutines and one for threads: the worker's
+                job slots. A pool that nobody uses connects nothing.
         """
         self._worker_id = worker_id
         options: dict[str, Any] = {

@@ -33,6 +33,7 @@ from jsworker.runtime.recovery.poll import IdlePoll
 from jsworker.runtime.recovery.reconciler import Reconciler
 from jsworker.runtime.recovery.repair import Repair
 from jsworker.runtime.recovery.sweeper import Sweeper
+from jsworker.runtime.recovery.unconsumed import LOOK_SECONDS, Unconsumed
 from jsworker.runtime.relay import Relay
 from jsworker.runtime.retention import TICK_SECONDS, Retention
 from jsworker.runtime.run import Hand, Run
@@ -160,7 +161,7 @@ class Parts:
     def before_pulling(self) -> list[Loop]:
         """Heartbeat first: whatever is claimed from here on is renewed."""
         loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.repairs]
-        loops += [self.table, self.lineage]
+        loops += [self.table, self.lineage, self.unconsumed]
         loops += [self.retention] if self._around.settings.retention is not None else []
         loops += [self.surveys] if self._around.surveys else []
         return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
@@ -362,6 +363,13 @@ class Parts:
             on_more=self._look_into_the_table,
             new_search=lambda kind: self._search(f"waiting jobs of {kind}"),
             pace=Pace(longest_rest=self._longest_rest()),
+        )
+
+        unconsumed = Unconsumed(
+            database=around.database, health=self.health, stream=around.stream, events=around.events
+        )
+        self.unconsumed = Loop(
+            "unconsumed", unconsumed.step, interval=LOOK_SECONDS, jitter=_SCAN_JITTER, died=died
         )
 
         async def look_after_the_queue() -> None:

@@ -9,14 +9,19 @@ from typing import Any, Final, TypeVar
 from nats.js import JetStreamManager
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
 
-from jsworker.errors import StreamRefused, StreamUnavailable
+from jsworker.errors import InvalidName, StreamRefused, StreamUnavailable
+from jsworker.names import check_kind
 from jsworker.stream.connection import Connection
 from jsworker.stream.faults import ApiRefused, NotThere, api_faults
+from jsworker.stream.wire import subject_of
 
 T = TypeVar("T")
 
 _SECONDS: Final = 5.0
 _MESSAGE_ID: Final = "Nats-Msg-Id"
+_MOST_SUBJECTS: Final = 500
+"""That are looked at; whoever publishes may choose as many as there are words."""
+_ASKED_AT_ONCE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,35 @@ class JetStreamApi:
             ack_floor_stream_seq=info.ack_floor.stream_seq if info.ack_floor else 0,
             ack_wait=info.config.ack_wait or 0.0,
         )
+
+    async def unconsumed(self, prefix: str) -> dict[str, int]:
+        """Return kinds whose messages no consumer takes, and how many they are; of very many, some.
+
+        A kind is what stands behind the prefix in a subject; who published may have chosen any word.
+        """
+        request = self._jetstream.stream_info(self._stream, subjects_filter=subject_of(prefix, "*"))
+        info = await self._ask(f"STREAM.INFO.{self._stream}", request)
+        counted = {
+            subject.removeprefix(subject_of(prefix, "")): messages
+            for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
+        }
+        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def has_consumer(kind: str) -> bool:
+            async with at_once:
+                try:
+                    await self.consumer_info(check_kind(kind))
+                except (NotThere, InvalidName):
+                    return False
+            return True
+
+        found = await asyncio.gather(*map(has_consumer, counted))
+        return {kind: counted[kind] for kind, is_taken in zip(counted, found, strict=True) if not is_taken}
+
+    async def purge(self, subject: str, *, before: int) -> None:
+        """Delete the messages of a subject whose number is smaller."""
+        request = self._jetstream.purge_stream(self._stream, seq=before, subject=subject)
+        await self._ask(f"STREAM.PURGE.{self._stream}", request)
 
     async def message(self, stream_seq: int) -> StoredMessage | None:
         """Return a stored message; None when there is none with this number."""

@@ -28,6 +28,7 @@ from jsworker.stream.shape import (
     stream_config,
     stream_differences,
 )
+from jsworker.stream.wire import subject_of
 from jsworker.stream.witness import REFUSED, SUBJECT
 
 _NAME: Final = "jsworker doctor"
@@ -221,6 +222,16 @@ class Inspector:
             ahead=ahead,
             within=within,
         )
+
+    async def unconsumed(self) -> dict[str, int]:
+        """Return subjects whose messages no consumer takes, and how many they are; of very many, some.
+
+        Raises:
+            StreamUnavailable, StreamRefused: JetStream did not tell.
+        """
+        prefix = self._settings.subject_prefix
+        found = await self._api.unconsumed(prefix)
+        return {subject_of(prefix, kind): messages for kind, messages in found.items()}
 
     async def refused(self, workers: Sequence[str]) -> list[str]:
         """Return those workers that say that JetStream stores none of their messages.

@@ -206,6 +206,14 @@ class Stream:
         """Return how far a kind's consumer is. Raises as ``state`` does."""
         return await self._api.consumer_state(kind)
 
+    async def unconsumed(self) -> dict[str, int]:
+        """Return kinds that no consumer takes messages of, and how many. Raises as ``state`` does."""
+        return await self._api.unconsumed(self._prefix)
+
+    async def remove(self, kind: str, *, up_to: int) -> None:
+        """Delete a kind's messages up to this number. Raises as ``state`` does."""
+        await self._api.purge(self.subject_of(kind), before=up_to + 1)
+
     async def get(self, stream_seq: int) -> StoredMessage | None:
         """Return a stored message, None when there is none with this number. Raises as ``state`` does."""
         return await self._api.message(stream_seq)

@@ -28,7 +28,7 @@ from jsworker.ownership.upgrading import upgrade_database
 from jsworker.settings import load_settings
 from jsworker.stream.jetstream import Stream
 from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value
-from tests.support.servers import TestServers, new_servers_folder
+from tests.support.servers import TestServers, as_role, let_everybody_in, new_servers_folder
 
 from .commands import Cli, Result, wait_until
 
@@ -79,6 +79,7 @@ def sound() -> Iterator[Sound]:
         postgres = EmbeddedPostgres(folder / "postgres")
         ends.callback(postgres.discard)
         postgres.start()
+        let_everybody_in(postgres)
         monitored = start_nats(folder / "nats", sync_always=True)
         ends.callback(monitored.nats.stop)
         upgrade_database(postgres.create_database("template"))
@@ -160,7 +161,7 @@ def world(sound: Sound, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         for statement in RIGHTS.strip().splitlines():
             sql.execute(SQL(statement).format(Identifier(name)))
         sql.execute(SQL("GRANT pg_read_all_stats TO {}").format(Identifier(name)))
-        monkeypatch.setenv("JSWORKER_DATABASE_URL", url.replace("postgres@", f"{name}@"))
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", as_role(url, name))
         monkeypatch.setenv("JSWORKER_NATS_URL", sound.nats.nats.url)
         monkeypatch.setenv("JSWORKER_STREAM", name)
         monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", name)
@@ -657,6 +658,15 @@ class TestNats:
         finding = told(world.findings(), "nats.service")
         assert finding["level"] == "info"
         assert finding["says"] == "consumer gone is empty, and no worker of this kind is alive"
+
+    def test_messages_that_no_consumer_takes(self, world: World) -> None:
+        world.start_worker(KIND)
+        assert told(world.findings(), "nats.subjects")["level"] == "ok"
+        world.cli("enqueue", "ghost", "--count", "3")
+        finding = told(world.findings(), "nats.subjects")
+        assert finding["level"] == "warning"
+        assert finding["says"].startswith("3 messages of 1 subject that no consumer takes: ")
+        assert finding["says"].endswith(".ghost")
 
     def test_a_missing_permission_is_named(
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

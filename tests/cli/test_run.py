@@ -2,12 +2,14 @@
 
 import json
 import os
+import resource
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.ownership.rows import Sql, read_value
@@ -72,6 +74,24 @@ def test_jobs_are_done_until_a_signal_stops_the_worker(cli: Cli, sql: Sql, spawn
     assert failure["job_id"] == failed[0]
     [row] = cli("workers", "--json").json
     assert (row["id"], row["state"]) == (failure["worker_id"], "stopped")
+
+
+@pytest.fixture
+def with_core_dumps() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+@pytest.mark.usefixtures("with_core_dumps")
+def test_neither_the_worker_nor_its_children_leave_core_dumps(spawn: Spawn) -> None:
+    worker = spawn("run", "cli_jobs:Double", *FAST, "--log-format", "json")
+    worker.read_errors_until("worker.started")
+    parent = psutil.Process(worker.popen.pid)
+    assert {each.rlimit(psutil.RLIMIT_CORE)[0] for each in [parent, *parent.children()]} == {0}
+    worker.signal(signal.SIGTERM)
+    assert worker.wait().code == 0
 
 
 def event_loop_of(worker: Process) -> str:

@@ -14,7 +14,7 @@ from nats.js.api import StreamConfig
 
 from jsworker.embedded.ports import free_port, is_free
 from jsworker.embedded.wheels import find_nats_server
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, as_role
 
 from .commands import COMMAND, DEADLINE, Cli, wait_until
 from .conftest import JOBS_MODULE
@@ -71,7 +71,7 @@ def unfit(
     """Variables that lead to something unfit, and the line that tells so."""
     name = secrets.token_hex(4)
     url = cli_environment["JSWORKER_DATABASE_URL"]
-    guarded = url.replace("postgres@", f"{role_with_password}@")
+    guarded = as_role(url, role_with_password)
     make_stream(cli_environment, f"taken_{name}", f"elsewhere.{name}")
     make_stream(cli_environment, f"elses_{name}", f"p{name}.>")
     empty = servers.postgres.create_database(f"empty_{name}")
@@ -173,7 +173,7 @@ def test_db_says_what_is_wrong(
 def test_the_right_password_opens(
     role_with_password: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = os.environ["JSWORKER_DATABASE_URL"].replace("postgres@", f"{role_with_password}@")
+    url = as_role(os.environ["JSWORKER_DATABASE_URL"], role_with_password)
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
     monkeypatch.setenv("JSWORKER_DATABASE_PASSWORD_FILE", str(tmp_path / "password"))

@@ -6,6 +6,7 @@ Facts of their own schemas, read from:
 * KEDA, ``apis/keda/v1alpha1/scaledobject_types.go`` (01ee1d3), the CRD of TriggerAuthentication (059610c),
   and the scaler, ``pkg/scalers/postgresql_scaler.go`` (02d4b80).
 * prometheus-operator, the CRDs of PodMonitor 0.87.0 (0ff52b3) and PrometheusRule 0.82.2 (01fad0d).
+* The chart keda of kedacore/charts, ``values.yaml``; the driver reads PGSSLROOTCERT as libpq does.
 * The chart nats of nats-io/k8s, ``values.yaml`` for nats-server 2.11.1 (0cdf8b8) and 2.12.4 (b30d530).
 """
 
@@ -126,7 +127,8 @@ POSTGRES_CLUSTER = Fields(
                     {"dataDurability": Text("required|preferred"), "failoverQuorum": BOOLEAN},
                 ),
                 "parameters": Keyed(TEXT),
-            }
+            },
+            {"pg_hba": Each(TEXT)},
         ),
         "storage": Fields({"size": QUANTITY}, {"storageClass": NAME}),
     },
@@ -187,6 +189,16 @@ NATS_CHART = Fields(
     }
 )
 """The values of the chart."""
+
+KEDA_CHART = Fields(
+    {
+        "env": Each(Fields({"name": TEXT, "value": TEXT})),
+        "volumes": Fields(
+            {"keda": Fields({"extraVolumes": CHECKED_ELSEWHERE, "extraVolumeMounts": CHECKED_ELSEWHERE})}
+        ),
+    }
+)
+"""The values of KEDA's chart."""
 
 
 def scaled_object(spec: Manifest) -> Iterator[str]:

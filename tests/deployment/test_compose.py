@@ -1,6 +1,7 @@
 """The Compose file: it fits its schema, the settings and the servers it configures."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deployment.files import ROOT, settings_from
+from tests.deployment.files import ROOT, pod, settings_from
 from tests.deployment.nats_servers import get_json, greet, nats_server, replaced
+from tests.deployment.rendering import overlay
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -77,6 +79,37 @@ def test_compose_runs_two_workers_once_everything_they_need_is_there() -> None:
                 assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_compose_services_are_as_restricted_as_the_pods(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["ulimits"] == {"core": 0}
+    user, _, group = service["user"].partition(":")
+    assert user == group
+    if name == "credentials":  # it runs once, with no network, before everybody else
+        assert (user, service["network_mode"]) == ("0", "none")
+        assert service["cap_add"] == ["CHOWN", "DAC_OVERRIDE"]
+    else:
+        assert int(user) > 0
+        assert "cap_add" not in service
+
+
+def test_compose_users_are_those_of_the_pods() -> None:
+    single = overlay("single")
+    pods = {
+        "worker": single["StatefulSet", "jsworker"],
+        "migration": single["Job", "jsworker-migration"],
+        "postgres": single["StatefulSet", "postgres"],
+        "nats": single["StatefulSet", "nats"],
+    }
+    for name, workload in pods.items():
+        user = pod(workload)["securityContext"]["runAsUser"]
+        assert SERVICES[name]["user"] == f"{user}:{user}"
+    assert f"chown -R {SERVICES['nats']['user']} /data" in SERVICES["credentials"]["command"][0]
+
+
 def test_compose_commands_are_in_exec_form() -> None:
     commands = [
         service[key] for service in SERVICES.values() for key in ("entrypoint", "command") if key in service
@@ -115,6 +148,10 @@ def draw_credentials(folder: Path) -> dict[str, str]:
     shell, option = SERVICES["credentials"]["entrypoint"]
     script = SERVICES["credentials"]["command"][0].replace("$$", "$")
     script = replaced(script, "/run/credentials", str(folder))
+    data = folder.parent / "nats-data"
+    data.mkdir(exist_ok=True)
+    me = f"{os.getuid()}:{os.getgid()}"  # who runs the tests need not be root
+    script = replaced(replaced(script, "1000:1000", me), "/data", str(data))
     subprocess.run([shell, option, script], check=True)
     return {file.name: file.read_text() for file in folder.iterdir()}
 

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from jsworker.cli.app import _COMMANDS
-from tests.deployment.files import ROOT
+from tests.deployment.files import DEPLOY, ROOT, container
+from tests.deployment.rendering import overlay
 
 DOCUMENTS = {name: (ROOT / "docs" / name).read_text() for name in ("runbook.md", "kubernetes.md")}
 
@@ -61,6 +62,32 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+def test_people_enter_the_database_as_who_is_there() -> None:
+    """The server of the overlay single has the superuser of its image."""
+    for text in DOCUMENTS.values():
+        assert set(re.findall(r"--username[ =](\S+?)[`\s)]", text)) <= {"postgres"}
+    environment = [entry["name"] for entry in container(overlay("single")["StatefulSet", "postgres"])["env"]]
+    assert "POSTGRES_USER" not in environment
+
+
+def test_secrets_that_are_named_are_made() -> None:
+    made = {"nats-system", "jsworker-postgres-ca"}
+    for loop in re.findall(r"(?m)^for name in ([a-z ]+); do", DOCUMENTS["kubernetes.md"]):
+        made |= {f"jsworker-{name}" for name in loop.split()}
+    for text in DOCUMENTS.values():
+        assert set(re.findall(r"Secret `([^`]+)`", text)) <= made
+
+
+def test_a_stream_that_was_deleted_is_made_by_the_migration_and_not_by_workers() -> None:
+    users = (DEPLOY / "nats/permissions.conf").read_text()
+    workers, _, others = users.partition("MAY_PRODUCE")
+    assert "STREAM.CREATE" not in workers
+    assert "STREAM.CREATE" in others
+    runbook = " ".join(DOCUMENTS["runbook.md"].split())
+    assert not re.search(r"workers make|doctor --fix` (makes|takes)", runbook)
+    assert len(re.findall(r"migration's Job", runbook)) >= 4
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     text = DOCUMENTS[name]
@@ -76,7 +103,7 @@ def test_links_lead_somewhere(name: str) -> None:
 def test_guide_tells_what_each_file_is_for() -> None:
     _, _, files = DOCUMENTS["kubernetes.md"].partition("\n## The files\n")
     named = set(re.findall(r"(?m)^\| `([^`]+)` \|", files.partition("\n## ")[0]))
-    kept = {"example_jobs.py", "requirements.lock"}
+    kept = {"example_jobs.py", "requirements.lock", "build.in", "build.lock"}
     kept |= {f"{folder}/kustomization.yaml" for folder in ("kubernetes/base", "nats", "postgres")}
     there = {
         str(file.relative_to(ROOT / "deploy"))

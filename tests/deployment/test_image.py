@@ -73,6 +73,17 @@ def test_image_holds_wheels_built_before_and_no_build_tools() -> None:
     assert not re.search("apt|gcc|hatchling", DOCKERFILE)
 
 
+def test_image_is_built_by_locked_tools_alone() -> None:
+    build, _ = stages()
+    commands = [" ".join(words[1:]).split(" && ") for words in build if words[0] == "RUN"]
+    pips = [command for each in commands for command in each]
+    assert len(pips) == 3
+    for pip in pips:
+        assert pip.startswith("pip ")
+        assert "--require-hashes" in pip or "--no-index" in pip, pip
+        assert "--only-binary :all:" in pip or "--no-build-isolation" in pip, pip
+
+
 def test_image_is_named_by_the_version_of_the_project() -> None:
     version = jsworker.__version__
     for text in (DOCKERFILE, (ROOT / "docs/kubernetes.md").read_text()):

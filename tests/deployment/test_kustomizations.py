@@ -44,7 +44,7 @@ def test_there_are_no_other_folders() -> None:
     ("folder", "name", "files"),
     [
         ("nats", "nats-permissions", {"permissions.conf"}),
-        ("postgres", "postgres-roles", {"roles.sql", "logins.sql"}),
+        ("postgres", "postgres-roles", {"roles.sql", "logins.sql", "own-database.sql"}),
     ],
 )
 def test_files_of_the_servers_become_config_maps(folder: str, name: str, files: set[str]) -> None:

@@ -23,10 +23,9 @@ from tests.deployment.files import DEPLOY, ROOT, container, given_variables, pod
 from tests.deployment.nats_servers import single_server
 from tests.deployment.rendering import OVERLAYS, Manifest, Rendered, overlay, read_manifests, render
 from tests.ownership.calls import opened
-from tests.security.guarded import as_user
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, as_role
 
 RENDERED = {name: overlay(name) for name in OVERLAYS}
 SINGLE = RENDERED["single"]
@@ -38,6 +37,7 @@ LOGINS = {
     "migration": "jsworker_owner",
     "producer": "jsworker_producer",
     "reader": "jsworker_reader",
+    "metrics": "jsworker_metrics",
 }
 """The role of each login in PostgreSQL."""
 NATS_USERS = {"worker": "worker", "migration": "operator", "producer": "producer"}
@@ -118,12 +118,13 @@ def test_cluster_gives_each_login_the_password_of_its_secret() -> None:
 def test_new_databases_run_the_files_that_are_there() -> None:
     at_first = CLUSTER["spec"]["bootstrap"]["initdb"]["postInitApplicationSQLRefs"]["configMapRefs"]
     shipped = render(DEPLOY / "postgres")["ConfigMap", "postgres-roles"]["data"]
-    assert [one["name"] for one in at_first] == ["postgres-roles"] * 2
+    assert [one["name"] for one in at_first] == ["postgres-roles"] * 3
     assert [shipped[one["key"]] for one in at_first] == [
-        (DEPLOY / "postgres" / file).read_text() for file in ("roles.sql", "logins.sql")
+        (DEPLOY / "postgres" / file).read_text() for file in ("roles.sql", "logins.sql", "own-database.sql")
     ]
-    assert [name for name, _ in first_start()] == ["1-roles.sql", "2-logins.sql", "3-passwords.sql"]
-    assert [text for _, text in first_start()[:2]] == [shipped["roles.sql"], shipped["logins.sql"]]
+    names = ["1-roles.sql", "2-logins.sql", "3-own-database.sql", "4-passwords.sql"]
+    assert [name for name, _ in first_start()] == names
+    assert [text for _, text in first_start()[:3]] == [shipped[one["key"]] for one in at_first]
 
 
 # On real servers
@@ -161,7 +162,7 @@ class Installation:
         }
 
     def as_login(self, login: str) -> str:
-        return as_user(self.url, f"jobs_{login}")
+        return as_role(self.url, f"jobs_{login}")
 
     def start(self) -> None:
         """Run what the server runs at its first start."""
@@ -259,6 +260,7 @@ async def test_migration_owns_the_tables_and_workers_need_nothing_more(installat
         "worker": "UPDATE jsworker.alembic_version SET version_num = ''",
         "producer": "SELECT payload FROM jsworker.jobs",
         "reader": "DELETE FROM jsworker.jobs",
+        "metrics": "SELECT payload FROM jsworker.jobs",
     }
     for login, statement in forbidden.items():
         with (

@@ -7,7 +7,7 @@ import kubernetes_validate  # type: ignore[import-untyped] # it brings no types
 import pytest
 import yaml
 
-from tests.deployment.custom_resources import NATS_CHART, check, shape_of
+from tests.deployment.custom_resources import KEDA_CHART, NATS_CHART, check, shape_of
 from tests.deployment.files import DEPLOY, KUBERNETES, container, pod
 from tests.deployment.rendering import OVERLAYS, Manifest, overlay, read_manifests, render
 from tests.deployment.shapes import Path, Shape
@@ -24,6 +24,7 @@ EACH = {
     for manifest in manifests
 }
 VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "nats/helm-values.yaml").read_text())
+KEDA_VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "keda/helm-values.yaml").read_text())
 WORKLOADS = [name for name, manifest in EACH.items() if manifest["kind"] in ("StatefulSet", "Job")]
 
 
@@ -61,6 +62,7 @@ def misspelled(document: dict[str, Any], path: Path) -> dict[str, Any]:
 SHAPED: dict[str, tuple[dict[str, Any], Shape]] = {
     **{name: (manifest, shape) for name, manifest in EACH.items() if (shape := shape_of(manifest))},
     "nats helm values": (VALUES, NATS_CHART),
+    "keda helm values": (KEDA_VALUES, KEDA_CHART),
 }
 
 
@@ -105,6 +107,41 @@ def test_what_is_merged_into_the_pods_of_the_nats_chart_is_valid() -> None:
         validate(wrong)
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_that_no_policy_names_may_do_nothing(name: str) -> None:
+    rendered = overlay(name)
+    assert rendered["NetworkPolicy", "default-deny"]["spec"] == {
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+    policies = [manifest["spec"] for (kind, _), manifest in rendered.items() if kind == "NetworkPolicy"]
+    assert all(policy["policyTypes"] == ["Ingress", "Egress"] for policy in policies)
+    # Every sender is named; every receiver too, but for the API of Kubernetes.
+    assert all(rule["from"] for policy in policies for rule in policy.get("ingress", []))
+    anywhere = [rule for policy in policies for rule in policy.get("egress", []) if "to" not in rule]
+    api = {"ports": [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]}
+    assert anywhere == ([api] if name == "scale-out" else [])
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_names_are_asked_of_the_clusters_dns_alone(name: str) -> None:
+    rules = [
+        rule
+        for (kind, _), manifest in overlay(name).items()
+        if kind == "NetworkPolicy"
+        for rule in manifest["spec"].get("egress", [])
+        if 53 in [port["port"] for port in rule["ports"]]
+    ]
+    assert rules
+    for rule in rules:
+        assert rule["to"] == [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+                "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+            }
+        ]
+
+
 def test_statefulset_without_a_selector_is_refused() -> None:
     wrong = render(KUBERNETES / "base")["StatefulSet", "jsworker"]
     del wrong["spec"]["selector"]
@@ -133,7 +170,9 @@ def test_pods_are_restricted(name: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert one["resources"]["limits"] == {"memory": one["resources"]["requests"]["memory"]}
+    limited = {name: one["resources"]["requests"][name] for name in ("memory", "ephemeral-storage")}
+    assert one["resources"]["limits"] == limited
+    assert all("sizeLimit" in volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume)
     assert one["resources"]["requests"]["cpu"]
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(spec)
 

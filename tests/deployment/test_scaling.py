@@ -1,20 +1,23 @@
 """Scaling, and the PostgreSQL cluster under it: the query counts by index, the numbers fit each other."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import psycopg
 import pytest
+import yaml
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Identifier, Literal
 
+from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
-from tests.deployment.files import DEPLOY, container, own_variables, pod, settings_from
+from tests.deployment.files import DEPLOY, ROOT, container, own_variables, pod, settings_from
 from tests.deployment.rendering import overlay, read_manifests
 from tests.ownership.rows import ago, insert_job
 from tests.security.guarded import apply_roles
-from tests.support.servers import TestServers
+from tests.support.servers import THROWAWAY_SETTINGS, TestServers, new_servers_folder
 
 SCALE_OUT = overlay("scale-out")
 SCALED = SCALE_OUT["ScaledObject", "jsworker"]["spec"]
@@ -84,30 +87,76 @@ def test_fleet_keeps_three_pods_and_shrinks_slowly() -> None:
     assert all(policy["periodSeconds"] > grace for policy in down["policies"])
 
 
-def test_keda_logs_in_as_a_reader() -> None:
+def test_keda_logs_in_to_count_and_checks_whom_it_asks() -> None:
     metadata = TRIGGER["metadata"]
     url = CONFIG["JSWORKER_DATABASE_URL"]
-    service, namespace, *_ = metadata["host"].split(".")
+    service, namespace, suffix = metadata["host"].split(".")
+    assert suffix == "svc"  # as the certificate says
+    assert metadata["sslmode"] == "verify-full"
     assert f"@{service}:{metadata['port']}/{metadata['dbName']}?" in url
     assert namespace == SCALE_OUT["Namespace", "jsworker"]["metadata"]["name"]
     login = SCALE_OUT["TriggerAuthentication", TRIGGER["authenticationRef"]["name"]]["spec"]
     assert login["secretTargetRef"] == [
-        {"parameter": "password", "name": "jsworker-reader", "key": "password"}
+        {"parameter": "password", "name": "jsworker-metrics", "key": "password"}
     ]
     (role,) = (
         role
         for role in CLUSTER["spec"]["managed"]["roles"]
-        if role["passwordSecret"] == {"name": "jsworker-reader"}
+        if role["passwordSecret"] == {"name": "jsworker-metrics"}
     )
-    assert metadata["userName"] == role["name"] == "jobs_reader"
+    assert metadata["userName"] == role["name"] == "jobs_metrics"
 
 
-def test_a_reader_may_ask_the_query(sql: psycopg.Connection[DictRow], database_url: str) -> None:
+def test_keda_has_the_authority_of_the_database() -> None:
+    values = yaml.safe_load((DEPLOY / "keda/helm-values.yaml").read_text())
+    (variable,) = values["env"]
+    (volume,) = values["volumes"]["keda"]["extraVolumes"]
+    (mount,) = values["volumes"]["keda"]["extraVolumeMounts"]
+    assert variable == {"name": "PGSSLROOTCERT", "value": f"{mount['mountPath']}/ca.crt"}
+    assert mount["name"] == volume["name"]
+    guide = (ROOT / "docs/kubernetes.md").read_text()
+    assert f"create configmap {volume['configMap']['name']} --from-file=ca.crt" in guide
+
+
+def test_those_who_count_may_ask_the_query_and_see_no_payload(
+    sql: psycopg.Connection[DictRow], database_url: str
+) -> None:
     apply_roles(database_url)
     insert_job(sql)
     with sql.transaction(force_rollback=True):
-        sql.execute("SET LOCAL ROLE jsworker_reader")
+        sql.execute("SET LOCAL ROLE jsworker_metrics")
         assert answer(sql) == 1
+
+
+def test_cluster_takes_no_login_without_tls() -> None:
+    folder = new_servers_folder()
+    server = EmbeddedPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS)
+    try:
+        server.start()
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            lines = CLUSTER["spec"]["postgresql"]["pg_hba"]
+            # As the operator does: its own last rule follows, which takes anybody with a password.
+            written = "\n".join([*lines, "host all all all scram-sha-256", ""])
+            (server.cluster / "pg_hba.conf").write_text(written)
+            faults = "SELECT error FROM pg_hba_file_rules WHERE error IS NOT NULL"
+            # A server without TLS says of the line that it never matches, and takes the file.
+            assert "hostssl record cannot match because SSL is" in str(connection.execute(faults).fetchall())
+            connection.execute("SELECT pg_reload_conf()")
+
+        def refused() -> bool:
+            try:
+                psycopg.connect(server.url).close()
+            except psycopg.OperationalError as error:
+                return "rejects connection" in str(error)
+            return False
+
+        give_up_at = time.monotonic() + 15
+        while not refused():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+    finally:
+        server.discard()
+        folder.rmdir()
 
 
 def test_workers_check_the_certificate_of_the_cluster() -> None:
@@ -126,6 +175,25 @@ def test_workers_check_the_certificate_of_the_cluster() -> None:
             "defaultMode": 0o440,
             "items": [{"key": "ca.crt", "path": "ca.crt"}],
         }
+
+
+def test_cluster_lets_in_who_has_business_there() -> None:
+    policy = SCALE_OUT["NetworkPolicy", "postgres"]["spec"]
+    own = {"cnpg.io/cluster": CLUSTER["metadata"]["name"]}
+    assert policy["podSelector"] == {"matchLabels": own}
+    by_port: dict[int, list[dict[str, str]]] = {}
+    for rule in policy["ingress"]:
+        for port in rule["ports"]:
+            for sender in rule["from"]:
+                ((_, selector),) = sender.items()
+                by_port.setdefault(port["port"], []).append(selector["matchLabels"])
+    name = "kubernetes.io/metadata.name"
+    workers = {"app.kubernetes.io/name": "jsworker"}
+    assert by_port == {
+        5432: [workers, {name: "keda"}, own, {name: "cnpg-system"}],
+        8000: [own, {name: "cnpg-system"}],
+        9187: [{name: "monitoring"}],
+    }
 
 
 def test_workers_are_let_out_to_the_cluster() -> None:

@@ -133,7 +133,7 @@ def test_migration_is_a_job_of_the_workers_image(
     _, *processors = container(workers)["args"]
     (script,) = container(migration)["args"]
     kinds = " ".join(load_processor_class(processor).kind for processor in processors)
-    assert script == f"jsworker db upgrade && exec jsworker stream ensure {kinds}"
+    assert script == f"ulimit -c 0 && jsworker db upgrade && exec jsworker stream ensure {kinds}"
     assert container(migration)["image"] == container(workers)["image"]
     assert pod(migration)["restartPolicy"] == "Never"
     (rule,) = migration["spec"]["podFailurePolicy"]["rules"]

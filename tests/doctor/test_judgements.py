@@ -114,6 +114,15 @@ def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, leve
     assert bool(remark.do) is (level != "ok")
 
 
+def test_messages_that_nobody_takes() -> None:
+    assert only(stream.subjects({})).level == "ok"
+    remark = only(stream.subjects({"jobs.b": 2, "jobs.a": 1}))
+    assert remark.level == "warning"
+    assert remark.says == "3 messages of 2 subjects that no consumer takes: jobs.a, jobs.b"
+    assert remark.do is not None
+    assert "Workers remove the messages" in remark.do
+
+
 @pytest.mark.parametrize(
     ("found", "level", "part"),
     [

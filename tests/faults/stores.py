@@ -21,7 +21,7 @@ from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.ports import LOOPBACK, free_port
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.records import ROLE, prepare
-from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, let_everybody_in, new_servers_folder
 
 DATABASE = "faults"
 STREAM = "FAULTS"
@@ -120,6 +120,7 @@ class Stores:
     def start(self) -> None:
         """Start every server and migrate the database."""
         self.postgres.start()
+        let_everybody_in(self.postgres)
         for node in self.nodes:
             node.start()
         self.postgres.create_database(DATABASE)

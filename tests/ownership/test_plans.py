@@ -324,6 +324,13 @@ class TestSweeps:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
         assert access_paths(table, lease.STRAYS, parameters) == {"jobs_owned"}
 
+    def test_queued_kinds(self, table: Connection) -> None:
+        parameters = {"kinds": [KIND, "ghost", "ghost-2"]}
+        table.execute(text(ALONG_INDEX))
+        assert rows_read(table, repair.QUEUED_KINDS, parameters) <= 3
+        table.execute(text(ALONG_INDEX))
+        assert access_paths(table, repair.QUEUED_KINDS, parameters) <= {"jobs_queued"}
+
 
 class TestBacklog:
     """Reads of the queue look at a page of it, however long it is."""

@@ -204,3 +204,25 @@ async def test_more_threads_than_connections_take_turns(sessions: Sessions, sql:
 
     await asyncio.gather(*(asyncio.to_thread(process, job_id) for job_id in ids))
     assert {read_job(sql, job_id)["status"] for job_id in ids} == {"completed"}
+
+
+async def test_coroutines_and_threads_keep_a_connection_for_each_job_slot_apart(
+    sessions: Sessions, sql: Sql
+) -> None:
+    """So README and docs/scale-out.md count them, for ``max_connections``."""
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    ids = [insert_job(sql, "processing") for _ in range(8)]
+
+    async def process(job_id: UUID) -> None:
+        async with sessions.transaction(lambda: Completion(job_id, 1, "{}")) as session:
+            await session.execute(text("SELECT pg_sleep(0.05)"))
+
+    def process_in_thread(job_id: UUID) -> None:
+        with sessions.sync_transaction(lambda: Completion(job_id, 1, "{}")) as session:
+            session.execute(text("SELECT pg_sleep(0.05)"))
+
+    before = read_value(sql, count)
+    await asyncio.gather(*(process(job_id) for job_id in ids[:4]))
+    assert read_value(sql, count) == before + 2
+    await asyncio.gather(*(asyncio.to_thread(process_in_thread, job_id) for job_id in ids[4:]))
+    assert read_value(sql, count) == before + 4

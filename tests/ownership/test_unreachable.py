@@ -82,7 +82,7 @@ def guarded_url(own_server: EmbeddedPostgres) -> str:
         access = own_server.cluster / "pg_hba.conf"
         access.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + access.read_text())
         connection.execute("SELECT pg_reload_conf()")
-    return make_url(own_server.url).set(username="guarded").render_as_string()
+    return make_url(own_server.url).set(username="guarded", password=None).render_as_string()
 
 
 class TestLogin:

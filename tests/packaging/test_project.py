@@ -22,6 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
 LOCK = ROOT / "requirements-dev.lock"
 IMAGE_LOCK = ROOT / "deploy/requirements.lock"
+BUILD_LOCK = ROOT / "deploy/build.lock"
 
 
 def tree(folder: str) -> set[str]:
@@ -155,7 +156,26 @@ def test_image_runs_the_versions_that_are_tested() -> None:
     assert "pytest" not in pins(IMAGE_LOCK)
 
 
-@pytest.mark.parametrize("lock", [LOCK, IMAGE_LOCK], ids=["dev", "image"])
+def test_build_tools_of_the_image_are_locked_and_those_that_are_tested() -> None:
+    text = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [Requirement(line) for line in text["build-system"]["requires"]]
+    listed = (ROOT / "deploy/build.in").read_text().splitlines()
+    asked += [Requirement(line) for line in listed if not line.startswith("#")]
+    locked, tested = pins(BUILD_LOCK), pins(LOCK)
+    for requirement in asked:
+        (version,) = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}: make lock"
+    assert all(versions == tested.get(name, versions) for name, versions in locked.items())
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    text = "".join(file.read_text() for file in (ROOT / ".github/workflows").iterdir())
+    uses = re.findall(r"uses: (.+)", text)
+    assert uses
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each) for each in uses)
+
+
+@pytest.mark.parametrize("lock", [LOCK, IMAGE_LOCK, BUILD_LOCK], ids=["dev", "image", "build"])
 def test_lock_holds_a_hash_for_each_pin_and_no_address(lock: Path) -> None:
     text = lock.read_text()
     entries = [entry for entry in re.split(r"(?m)^(?=\S)", text) if entry and not entry.startswith("#")]

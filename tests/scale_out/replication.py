@@ -13,12 +13,13 @@ import psycopg
 
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.embedded.account import Account
+from jsworker.embedded.folder import write_privately
 from jsworker.embedded.ports import LOOPBACK
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import send
 from tests.faults.records import ROLE, prepare
 from tests.support.polling import eventually
-from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, let_everybody_in, new_servers_folder
 
 DATABASE = "scale_out"
 _SLOT = "standby"
@@ -44,6 +45,9 @@ class Standby(EmbeddedPostgres):
     def _initdb(self, folder: Path, account: Account | None, lock: IO[bytes]) -> None:  # noqa: ARG002 -- nothing outlives the call
         source = f"{self._primary.url}?application_name={_SLOT}"
         self._run(account, "pg_basebackup", "-d", source, "-D", folder, "-R", "-c", "fast", "-C", "-S", _SLOT)
+
+    def _guard_with_password(self, account: Account | None, lock: IO[bytes]) -> None:  # noqa: ARG002 -- it has the primary's
+        write_privately(self._password_file, self._primary._password())
 
     def _run(self, account: Account | None, program: str, *arguments: str | Path) -> None:
         user: dict[str, Any] = (
@@ -79,6 +83,7 @@ class Pair:
     def start(self) -> None:
         """Start and migrate the primary, copy it, start the copy."""
         self.primary.start()
+        let_everybody_in(self.primary)
         self.primary.create_database(DATABASE)
         upgrade_database(self.primary.database_url(DATABASE))
         prepare(self.primary.database_url(DATABASE))

@@ -12,7 +12,7 @@ from jsworker.ownership.lineage import Lineage, read_lineage
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.lineage import LineageWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
-from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder
 
 
 @asynccontextmanager
@@ -95,6 +95,7 @@ async def test_another_cluster_at_the_same_address_is_another_system() -> None:
             before = (await read_lineage(database)).system_identifier
             old.stop()
             new.start()
+            let_everybody_in(new)
             [changed] = await watched.look()
             after = (await read_lineage(database)).system_identifier
             assert before != after
@@ -110,7 +111,7 @@ async def test_a_role_that_may_not_ask_is_told_of_once(database_url: str) -> Non
         connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
         connection.execute("CREATE ROLE unlucky LOGIN")
         try:
-            async with connected(database_url.replace("postgres@", "unlucky@")) as database:
+            async with connected(as_role(database_url, "unlucky")) as database:
                 watched = Watched(database)
                 await watched.look()
                 [degraded] = await watched.look()

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 
 from jsworker.ownership.upgrading import upgrade_database
+from tests.support.servers import as_role
 
 ROOT = Path(__file__).parents[2]
 ROLES = ROOT / "deploy" / "postgres" / "roles.sql"
@@ -21,6 +21,7 @@ LOGINS = {
     "producer": "guarded_producer",
     "publisher": "guarded_publisher",
     "reader": "guarded_reader",
+    "metrics": "guarded_metrics",
 }
 """The login that is a member of each group role; who publishes also enqueues."""
 
@@ -42,12 +43,7 @@ class Guarded:
 
     def url(self, role: str) -> str:
         """Where the login of a role connects."""
-        return as_user(self.admin_url, LOGINS[role])
-
-
-def as_user(url: str, user: str) -> str:
-    """Return a database's URL for another user."""
-    return urlsplit(url)._replace(netloc=f"{user}@{urlsplit(url).netloc.rpartition('@')[2]}").geturl()
+        return as_role(self.admin_url, LOGINS[role])
 
 
 def apply_roles(url: str) -> None:

@@ -22,13 +22,12 @@ from tests.cli.commands import Cli, Result
 from tests.conftest import FAST
 from tests.ownership.rows import Sql
 from tests.security.conftest import variables
-from tests.security.guarded import as_user
 from tests.stream.conftest import StartServer, start_server
 from tests.stream.nats_server import NatsServer
 from tests.stream.operator_mode import user_identity
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, as_role
 
 __all__ = ["start_server"]
 
@@ -122,7 +121,7 @@ async def server(start_server: StartServer, marks: Marks) -> NatsServer:
 @pytest.fixture
 def settings(database_url: str, login: str, server: NatsServer, marks: Marks) -> Settings:
     return Settings(
-        database_url=as_user(database_url, login),
+        database_url=as_role(database_url, login),
         database_password=marks.database,
         nats_url=server.url,
         nats_user="canary",
@@ -375,8 +374,8 @@ def test_a_command_that_cannot_connect_tells_no_secret(
     (tmp_path / "seed").write_text(seed)
     (tmp_path / "file").write_text(f"-----BEGIN NATS USER JWT-----\n{secret}\n")
     known = {
-        "{database}": as_user(database_url, login),
-        "{database:with_mark}": with_password(as_user(database_url, login), secret),
+        "{database}": as_role(database_url, login),
+        "{database:with_mark}": with_password(as_role(database_url, login), secret),
         "{nats}": server.url,
         "{nats:with_mark}": server.url.replace("://", f"://canary:{secret}@"),
         "{nats:with_token}": server.url.replace("://", f"://{secret}@"),

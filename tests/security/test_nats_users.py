@@ -22,7 +22,7 @@ WAITS = {"echo": 600.0}
 
 MAY_NOT = {
     "worker": [
-        "$JS.API.STREAM.PURGE.JOBS",
+        "$JS.API.STREAM.PURGE.OTHERS",
         "$JS.API.STREAM.DELETE.JOBS",
         "$JS.API.STREAM.CREATE.JOBS",
         "$JS.API.STREAM.UPDATE.JOBS",

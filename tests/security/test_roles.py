@@ -15,8 +15,10 @@ from jsworker.ownership.inspection.server import read_missing_rights
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
-from tests.security.guarded import LOGINS, Guarded, apply_roles, as_user, make_logins
-from tests.support.servers import TestServers
+from tests.security.guarded import LOGINS, ROLES, Guarded, apply_roles, guard, make_logins
+from tests.support.servers import TestServers, as_role
+
+OWN_DATABASE = ROLES.with_name("own-database.sql")
 
 
 def insert(**columns: str) -> str:
@@ -66,6 +68,10 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.dead_messages",
         "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.installation",
+    ],
+    "metrics": [
+        "SELECT kind, status, count(*), min(queued_at) FROM jsworker.jobs GROUP BY 1, 2",
+        "SELECT state, max(last_seen_at) FROM jsworker.workers GROUP BY 1",
     ],
 }
 
@@ -132,6 +138,29 @@ MAY_NOT: dict[str, list[str]] = {
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "CREATE TABLE jsworker.extra (id int)",
     ],
+    "metrics": [
+        *(
+            f"SELECT {column} FROM jsworker.jobs"  # noqa: S608 -- constants
+            for column in (
+                "*",
+                "payload",
+                "result",
+                "checkpoint",
+                "last_error",
+                "message",
+                "unique_key",
+                "id",
+            )
+        ),
+        "SELECT hostname FROM jsworker.workers",
+        "SELECT * FROM jsworker.job_events",
+        "SELECT data FROM jsworker.dead_messages",
+        "SELECT * FROM jsworker.refused_rows",
+        "SELECT * FROM jsworker.installation",
+        "UPDATE jsworker.jobs SET status = 'cancelled'",
+        "SELECT status FROM jsworker.jobs FOR UPDATE",
+        insert(),
+    ],
 }
 
 
@@ -179,7 +208,7 @@ def test_nobody_else_gets_in(guarded: Guarded, servers: TestServers) -> None:
     with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {stranger} LOGIN".encode())
     with (
-        rolled_back(as_user(guarded.admin_url, stranger)) as connection,
+        rolled_back(as_role(guarded.admin_url, stranger)) as connection,
         pytest.raises(errors.InsufficientPrivilege),
     ):
         connection.execute("SELECT FROM jsworker.jobs")
@@ -189,11 +218,12 @@ def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarde
     with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
         connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_producer, PUBLIC")
         connection.execute(
-            "GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_reader, jsworker_publisher"
+            "GRANT ALL ON ALL TABLES IN SCHEMA jsworker"
+            " TO jsworker_reader, jsworker_publisher, jsworker_metrics"
         )
     apply_roles(guarded.admin_url)
     apply_roles(guarded.admin_url)
-    for role in ("producer", "publisher", "reader"):
+    for role in ("producer", "publisher", "reader", "metrics"):
         with (
             rolled_back(guarded.url(role)) as connection,
             pytest.raises(errors.InsufficientPrivilege),
@@ -224,8 +254,9 @@ def test_tables_of_later_migrations_are_open_to_readers_and_workers_at_once(guar
             connection.execute("SELECT * FROM jsworker.later")
     with rolled_back(guarded.url("worker")) as connection:
         connection.execute("INSERT INTO jsworker.later VALUES (1)")
-    with rolled_back(guarded.url("producer")) as connection, pytest.raises(errors.InsufficientPrivilege):
-        connection.execute("SELECT * FROM jsworker.later")
+    for role in ("producer", "metrics"):
+        with rolled_back(guarded.url(role)) as connection, pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("SELECT * FROM jsworker.later")
 
 
 def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestServers) -> None:
@@ -237,14 +268,47 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
         connection.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
         connection.execute(f"ALTER DATABASE {name} OWNER TO {name}".encode())
         if known is not None:  # made by another test's superuser
-            for role in ("owner", "worker", "producer", "publisher", "reader"):
+            for role in ("owner", "worker", "producer", "publisher", "reader", "metrics"):
                 connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
-    own = as_user(url, name)
+    own = as_role(url, name)
     upgrade_database(own)
     apply_roles(own)
     with psycopg.connect(url) as connection:
         [row] = connection.execute("SELECT relowner::regrole::text FROM pg_class WHERE relname = 'jobs'")
     assert row == ("jsworker_owner",)
+
+
+STORES = [
+    "CREATE TEMPORARY TABLE mine (id int)",
+    "SELECT lo_create(0)",
+    "SELECT lo_creat(-1)",
+    "SELECT lo_from_bytea(0, 'kept')",
+]
+
+
+def test_in_a_database_of_its_own_nobody_keeps_anything_but_jobs(servers: TestServers) -> None:
+    url = servers.postgres.create_database(f"own_{secrets.token_hex(4)}")
+    guarded = guard(url)
+    statements = [(role, each) for role in LOGINS for each in STORES]
+    for role, statement in statements:
+        with rolled_back(guarded.url(role)) as connection:
+            connection.execute(statement.encode())
+    for _ in range(2):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(OWN_DATABASE.read_bytes())
+    for role, statement in statements:
+        with (
+            rolled_back(guarded.url(role)) as connection,
+            pytest.raises(errors.InsufficientPrivilege),
+        ):
+            connection.execute(statement.encode())
+    stranger = f"stranger_{secrets.token_hex(4)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {stranger} LOGIN".encode())
+    with pytest.raises(psycopg.OperationalError, match="does not have CONNECT privilege"):
+        psycopg.connect(as_role(url, stranger))
+    downgrade_database(guarded.url("owner"), "base")
+    upgrade_database(guarded.url("owner"))
 
 
 class TestThroughTheCode:
@@ -283,5 +347,5 @@ class TestThroughTheCode:
         empty = servers.postgres.create_database(f"empty_{secrets.token_hex(4)}")
         for role in ("worker", "producer", "reader"):
             with pytest.raises(DatabaseRefused, match="permission denied for database"):
-                upgrade_database(as_user(empty, LOGINS[role]))
+                upgrade_database(as_role(empty, LOGINS[role]))
         assert current_revision(guarded.url("reader")) is not None

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
+from urllib.parse import urlsplit
+
+import psycopg
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
+from jsworker.embedded.ports import LOOPBACK
 
 # Nothing waits for the disk. A killed server still finds every commit again, in the system's cache; only a
 # crash of the machine would lose some. COMMIT keeps its meaning: synchronous_commit stays on.
@@ -46,6 +50,18 @@ def _delete_leftovers(parent: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def let_everybody_in(server: EmbeddedPostgres) -> None:
+    """Let the roles of tests log in without a password, at this running server and after its restarts."""
+    (server.cluster / "pg_hba.conf").write_text(f"host all,replication all {LOOPBACK}/32 trust\n")
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def as_role(url: str, role: str) -> str:
+    """Return a database's URL for another role, without a password."""
+    return urlsplit(url)._replace(netloc=f"{role}@{urlsplit(url).netloc.rpartition('@')[2]}").geturl()
+
+
 @dataclass(frozen=True)
 class TestServers:
     """A running PostgreSQL and a running nats-server of one test session."""
@@ -72,6 +88,7 @@ def start_test_servers(folder: Path) -> TestServers:
     )
     try:
         servers.postgres.start()
+        let_everybody_in(servers.postgres)
         servers.nats.start()
     except BaseException:
         servers.stop()

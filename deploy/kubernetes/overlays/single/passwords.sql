@@ -3,8 +3,10 @@
 \set worker `cat /run/secrets/jsworker/worker`
 \set producer `cat /run/secrets/jsworker/producer`
 \set reader `cat /run/secrets/jsworker/reader`
+\set metrics `cat /run/secrets/jsworker/metrics`
 ALTER ROLE jobs_migration PASSWORD :'migration';
 ALTER ROLE jobs_worker PASSWORD :'worker';
 ALTER ROLE jobs_producer PASSWORD :'producer';
 ALTER ROLE jobs_reader PASSWORD :'reader';
+ALTER ROLE jobs_metrics PASSWORD :'metrics';
 ALTER ROLE postgres PASSWORD NULL;
