@@ -144,9 +144,9 @@ class _Life:
         if not self._started:
             self._running.cancel()
 
-    def _note_start(self, _: Event) -> None:
+    def _note_start(self, event: Event) -> None:
         self._started = True
-        self._link.ready()
+        self._link.ready(event.fields["kinds"])
 
     def _note_health(self, event: Event) -> None:
         if event.fields["what"] == "postgresql":

@@ -1,7 +1,7 @@
 """The parts of a worker and how they are wired: the one place that knows all of them."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,7 @@ from jsworker.runtime.recovery.late import LateRows
 from jsworker.runtime.recovery.poll import IdlePoll
 from jsworker.runtime.recovery.reconciler import Reconciler
 from jsworker.runtime.recovery.repair import Repair
+from jsworker.runtime.recovery.report import report_operators
 from jsworker.runtime.recovery.sweeper import Sweeper
 from jsworker.runtime.relay import Relay
 from jsworker.runtime.retention import TICK_SECONDS, Retention
@@ -105,7 +106,7 @@ class Parts:
         self.hand = Hand()
         self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
-        self._complaint: str | None = None
+        self._complaints: dict[str, str] = {}
         self.refused_rows = RefusedRows(around.database, worker_id=around.me.id, tell=self._tell_refused)
         self.publishing = PublishingHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
@@ -367,6 +368,7 @@ class Parts:
         async def look_after_the_queue() -> None:
             if self.health.up:
                 await self._look_at_refused_rows()
+                await self._tell_of_operators()
                 await self.poll.step()
                 await repair.step()
 
@@ -398,18 +400,26 @@ class Parts:
         )
 
     async def _look_at_refused_rows(self) -> None:
+        await self._by_itself("refused rows", self.refused_rows.look())
+
+    async def _tell_of_operators(self) -> None:
+        telling = report_operators(self.database, events=self._around.events)
+        await self._by_itself("events of what operators take back", telling)
+
+    async def _by_itself(self, what: str, asking: Awaitable[None]) -> None:
+        """Ask something of a table of its own: where a right is missing, say, all else may go on."""
         try:
-            await self.refused_rows.look()
+            await asking
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
-                self._complain(str(error))  # of this table: a right is missing, say, and the others may go on
+                self._complain(what, str(error))
             else:
                 self.health.failed(error)
 
-    def _complain(self, reason: str) -> None:
-        if reason != self._complaint:
-            self._complaint = reason
-            self._around.events.emit("worker.degraded", what="refused rows", reason=reason)
+    def _complain(self, what: str, reason: str) -> None:
+        if self._complaints.get(what) != reason:
+            self._complaints[what] = reason
+            self._around.events.emit("worker.degraded", what=what, reason=reason)
 
     def _tell_refused(self, row: RefusedRow) -> None:
         self._around.events.emit(

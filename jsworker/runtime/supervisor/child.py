@@ -66,8 +66,8 @@ class Fate:
 class Watcher(Protocol):
     """Whoever is told what a child says."""
 
-    def note_ready(self, child: "Child") -> None:
-        """Its worker works."""
+    def note_ready(self, child: "Child", kinds: Sequence[str]) -> None:
+        """Its worker works on these kinds."""
         ...
 
     def note_registered(self, child: "Child", worker_id: str) -> None:
@@ -262,10 +262,10 @@ class Child:
                 self.silence.allow(until)
             case Registered(worker_id=worker_id):
                 self._register(worker_id)
-            case Ready():
+            case Ready(kinds=kinds):
                 if not self.ready:
                     self.ready = True
-                    self._watcher.note_ready(self)
+                    self._watcher.note_ready(self, kinds)
             case Figures(part=part):
                 self._figures.append(part)
                 del self._figures[:-MOST_PARTS]

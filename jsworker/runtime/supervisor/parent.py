@@ -12,6 +12,8 @@ from uuid import UUID
 
 import structlog
 
+from jsworker.events import Events
+from jsworker.observe.logs import log_events
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import DUMP_SIGNAL
 from jsworker.runtime.supervisor.burial import Burials, Dead
@@ -80,10 +82,10 @@ class Supervisor:
         self._environment = environment
         self._connect_seconds = connect_seconds
         self._places = Places(settings.processes, heartbeat_interval=settings.heartbeat_interval)
+        self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
+        self._events = Events()
         self._burials = Burials(
-            settings,
-            worker_id=f"supervisor-{settings.hostname}-{os.getpid()}",
-            on_requeued=self._wake_children,
+            settings, worker_id=self._id, events=self._events, on_requeued=self._wake_children
         )
         round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
         self._round_seconds = min(_LONGEST_ROUND_SECONDS, max(_SHORTEST_ROUND_SECONDS, round_seconds))
@@ -101,12 +103,13 @@ class Supervisor:
         Raises:
             PortUnavailable: probes and metrics cannot be served; nothing was started.
         """
+        log_events(self._events, worker_id=self._id)
         async with self._serving():
             return await self._supervise()
 
     def view(self) -> View:
         """Return how everything is at this moment."""
-        return self._places.view(stopping=self._stopping)
+        return self._places.view(stopping=self._stopping, stalls=dict(self._burials.stalls))
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -144,9 +147,10 @@ class Supervisor:
                 child.abandon()
         return Ending(self._code, self._words)
 
-    def note_ready(self, child: Child) -> None:
-        """A child works."""
+    def note_ready(self, child: Child, kinds: Sequence[str]) -> None:
+        """A child works on these kinds."""
         self._places.note_ready(child)
+        self._burials.expect(kinds)
         self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
 
     def note_registered(self, child: Child, worker_id: str) -> None:
