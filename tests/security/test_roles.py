@@ -49,8 +49,10 @@ MAY: dict[str, list[str]] = {
         "DELETE FROM jsworker.refused_rows",
         "UPDATE jsworker.refused_rows SET tries = 2",
         "DELETE FROM jsworker.untold_resets",
-        "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner, stalls)"
-        " VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)",
+        (
+            "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
+            " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
+        ),
     ],
     "producer": [
         insert(),

@@ -1,4 +1,4 @@
-"""What is told of jobs that were taken back, whichever rule gave them free: of each one event, and one count."""
+"""What is told of jobs that were taken back, whichever rule gave them free: of each one event."""
 
 from collections import Counter
 from collections.abc import Callable, Collection

@@ -63,7 +63,7 @@ class Burials:
     """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end.
 
     Attributes:
-        stalls: how many runs the parent itself has taken back, by their kind's label and whether they counted.
+        stalls: how many runs the parent itself has taken back, by their kind's label and whether it counted.
     """
 
     def __init__(

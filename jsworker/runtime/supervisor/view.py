@@ -51,7 +51,7 @@ class View:
         stopping: whether it was told to stop.
         deaths: how many children ended that were not told to, by ``DEATHS``.
         now: boot time.
-        stalls: runs that the supervisor itself has taken back, by their kind's label and whether they counted.
+        stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
     """
 
     places: Sequence[PlaceView]
