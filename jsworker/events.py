@@ -26,6 +26,7 @@ EVENT_NAMES = frozenset(
         "stale.detected",
         "stale.recovered",
         "reconcile.completed",
+        "recovery.off",
         "heartbeat.failed",
         "database.changed",
         "prune.failed",

@@ -39,6 +39,7 @@ _WARNINGS: Final = frozenset(
         "job.lost",
         "stale.detected",
         "stale.recovered",
+        "recovery.off",
         "heartbeat.failed",
         "database.changed",
         "prune.failed",

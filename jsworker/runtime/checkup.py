@@ -1,6 +1,7 @@
 """What a worker knows of itself at this moment; nobody is asked."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from jsworker.observe.vitals import PoolUse, Readiness, Vitals
@@ -11,12 +12,13 @@ _NAMED: Final = 5
 """Kinds or jobs that are named; there may be hundreds."""
 
 
-def check_up(parts: Parts, *, draining: bool) -> Vitals:
+def check_up(parts: Parts, *, draining: bool, recovers_by: Mapping[str, bool]) -> Vitals:
     """Look at the parts of a worker that has started.
 
     Args:
         parts: everything that works in it.
         draining: whether it was told to stop.
+        recovers_by: the rules of recovery, and whether each is on.
     """
     not_pulled = [puller.kind for puller in parts.pullers if not puller.is_pulling]
     readiness = Readiness(
@@ -37,6 +39,7 @@ def check_up(parts: Parts, *, draining: bool) -> Vitals:
         pools={
             name: PoolUse(pool.in_use, pool.limit) for name, pool in parts.database.pools_by_name().items()
         },
+        recovers_by=recovers_by,
     )
 
 

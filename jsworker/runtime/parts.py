@@ -160,11 +160,13 @@ class Parts:
     @property
     def before_pulling(self) -> list[Loop]:
         """Heartbeat first: whatever is claimed from here on is renewed."""
-        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.repairs]
+        recovers_by = self._around.settings.recovers_by()
+        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.repairs]
+        loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
         loops += [self.table, self.lineage]
         loops += [self.retention] if self._around.settings.retention is not None else []
         loops += [self.surveys] if self._around.surveys else []
-        return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
+        return [*loops, self.reconciliation] if recovers_by["start"] else loops
 
     def wake_pullers(self) -> None:
         """Ask for messages now, in as far as rows that were found in the table leave room for them."""
@@ -338,6 +340,7 @@ class Parts:
             events=around.events,
             on_requeued=self.wake_relay,
             search=self._search("silent owners", rest=_SWEEPER_REST),
+            rules=settings.recovers_by(),
         )
         repair = Repair(
             worker_id=around.me.id,

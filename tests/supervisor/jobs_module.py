@@ -42,6 +42,15 @@ class Blocks(JobProcessor):
             time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
 
 
+class SetsUpForEver(JobProcessor):
+    """Keeps the event loop before it begins."""
+
+    async def setup(self) -> None:
+        time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
+
+    async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+
 class HoldsGil(JobProcessor):
     """Keeps the whole interpreter."""
 

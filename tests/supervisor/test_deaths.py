@@ -264,3 +264,32 @@ async def test_the_dead_are_remembered_while_the_database_is_away(
         [buried] = await parent.tells("child.buried")
         assert buried["worker_id"] == owner
         await ends_completed(sql, job_id)
+
+
+async def test_what_a_dead_child_held_stays_where_recovery_is_off(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise(
+        "Nap", recovery="off", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0, scan_interval=0.2
+    )
+    await parent.ready(1)
+    [told] = await parent.tells("recovery.off")
+    assert (told["level"], told["rules"]) == ("warning", ["supervisor", "start", "crashed", "stale"])
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    [left] = await parent.tells("child.not_buried")
+    assert (left["level"], left["worker_id"]) == ("warning", owner)
+    await parent.tells("child.started", 2)
+    other = (await client.enqueue("nap", {"seconds": 0})).id
+    await ends_completed(sql, other)
+    assert read_job(sql, job_id)["worker_id"] == owner
+    await client.clear_and_reenqueue(job_id, "its worker is gone")
+    assert counters(await ends_completed(sql, job_id)) == (1, 0, 0)
+
+
+async def test_a_setup_that_blocks_for_longer_than_a_start_may_take_is_killed(supervise: Supervise) -> None:
+    parent = supervise("SetsUpForEver", startup_timeout=2.0)
+    [hung, *_] = await parent.tells("child.hung")
+    assert "worker_id" not in hung

@@ -195,6 +195,7 @@ class Supervisor:
                 name=partial(self._name_of, place.number),
                 concurrency=self._settings.concurrency,
                 watchdog_timeout=self._settings.watchdog_timeout,
+                startup_timeout=self._settings.startup_timeout,
                 watcher=self,
             )
             self._tell_siblings(place.child)
@@ -250,9 +251,7 @@ class Supervisor:
     def _kill_hung(self, child: Child) -> None:
         seconds = round(child.silence.seconds, 2)
         self._logger.error("child.hung", **child.facts(), silent_seconds=seconds)
-        reason = (
-            f"its process was killed: the event loop stood still for {self._settings.watchdog_timeout:g} s"
-        )
+        reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
         child.fate = Fate(HUNG, reason, counted=not self._stopping)
         # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
         self._loop.call_later(_LINE_SECONDS, child.send, DUMP_SIGNAL)
@@ -288,6 +287,13 @@ class Supervisor:
 
     def _bury(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:
+            return
+        if not self._settings.recovers_by()["supervisor"]:
+            self._logger.warning(
+                "child.not_buried",
+                **child.facts(),
+                reason=f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand",
+            )
             return
         reason = f"its process ended: {child.ending()}"
         innocent = self._just_woke() and child.exit_code not in _OWN_ENDS
