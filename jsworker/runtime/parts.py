@@ -27,6 +27,7 @@ from jsworker.runtime.lineage import LineageWatch
 from jsworker.runtime.pace import LONGEST_REST_SECONDS, REST, Pace
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.quarantine.ward import Ward
+from jsworker.runtime.quiet import QuietPhases
 from jsworker.runtime.recovery.burial import Burial
 from jsworker.runtime.recovery.late import LateRows
 from jsworker.runtime.recovery.poll import IdlePoll
@@ -144,6 +145,13 @@ class Parts:
             health=self.health,
             died=around.died,
         )
+        self.quiet = QuietPhases(
+            worker_id=around.me.id,
+            statement_timeout=around.settings.statement_timeout,
+            database=around.database,
+            hand=self.hand,
+            ties=around.ties,
+        )
         self.heartbeat = self._wire_heartbeat()
         self.executor = self._wire_executor()
         self.consumers = [self._wire_consumer(kind) for kind in around.kinds.values()]
@@ -199,6 +207,7 @@ class Parts:
             on_ignored=self._note_ignored,
             # No more time: heartbeats wait for it.
             search=self._search("claims in nobody's hand", most_patience=1),
+            quiet=self.quiet,
         )
 
     def _search(self, what: str, *, rest: int = REST, most_patience: int = MOST_PATIENCE) -> Search:
@@ -229,7 +238,8 @@ class Parts:
             sessions=around.sessions,
             events=around.events,
             loop=asyncio.get_running_loop(),
-            on_quiet=self._announce_quiet,
+            on_quiet=self.quiet.announce,
+            cover_others=self.quiet.cover_others,
         )
         return Executor(
             slots=self.slots,
@@ -257,6 +267,7 @@ class Parts:
             health=self.health,
             refused_rows=self.refused_rows,
             late=self.late,
+            quiet=self.quiet,
             events=around.events,
         )
         return Consumer(
@@ -456,8 +467,3 @@ class Parts:
 
     def _note_ignored(self, run: Run) -> None:
         self.executor.note_ignored(run, gives_up=self._around.ties is None)
-
-    def _announce_quiet(self) -> None:
-        if self._around.ties is not None:
-            ends = [run.quiet_until for run in self.hand.runs.values() if run.is_quiet_here]
-            self._around.ties.quiet_until(max(ends, default=0.0))

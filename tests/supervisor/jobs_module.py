@@ -67,6 +67,14 @@ class Quiet(JobProcessor):
         time.sleep(2.5)  # noqa: ASYNC251 -- the fault itself
 
 
+class LongQuiet(JobProcessor):
+    """Keeps the event loop for several stale thresholds of the tests, and says so before."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        await job.quiet(60.0)
+        time.sleep(6.0)  # noqa: ASYNC251 -- the fault itself
+
+
 class LeavesQuiet(JobProcessor):
     """Ends long before the quiet phase that it has announced."""
 

@@ -213,6 +213,22 @@ async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
     assert parent.lines("child.hung") == []
 
 
+async def test_a_job_that_keeps_the_event_loop_in_its_quiet_phase_costs_its_neighbours_nothing(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    """Their process heartbeats for none of them meanwhile, and another one looks for silent owners."""
+    supervise("Nap", "LongQuiet")
+    watcher = supervise("Aborts")
+    await watcher.ready(1)
+    neighbour = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    quiet = await ends_completed(sql, (await client.enqueue("long-quiet", {})).id)
+    assert quiet["fencing_token"] == 1
+    row = read_job(sql, neighbour)
+    assert (row["status"], row["worker_id"], row["fencing_token"]) == ("processing", owner, 1)
+    assert watcher.lines("job.stalled") == []
+
+
 async def test_a_quiet_phase_that_its_job_has_left_hides_no_hang(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
