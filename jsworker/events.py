@@ -34,6 +34,7 @@ EVENT_NAMES = frozenset(
         "message.refused",
         "message.republished",
         "row.refused",
+        "setup.slow",
         "stream.changed",
         "worker.started",
         "worker.draining",

@@ -47,6 +47,7 @@ _WARNINGS: Final = frozenset(
         "message.refused",
         "message.republished",
         "row.refused",
+        "setup.slow",
         "worker.degraded",
     }
 )

@@ -7,6 +7,7 @@ from typing import Final
 from jsworker.observe.vitals import PoolUse, Readiness, Vitals
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.parts import Parts
+from jsworker.runtime.watchdog import Watchdog
 
 _NAMED: Final = 5
 """Kinds or jobs that are named; there may be hundreds."""
@@ -27,7 +28,7 @@ def check_up(parts: Parts, *, draining: bool, recovers_by: Mapping[str, bool]) -
         migration=parts.schema.revision,
         pulling=not not_pulled and not draining,
         draining=draining,
-        ailing=[*_in_words(not_pulled), *_ignoring(parts)],
+        ailing=[*_in_words(not_pulled), *_ignoring(parts), *_blocked(parts.watchdog)],
         misfit=parts.schema.misfit,
         publishing=not parts.publishing.refused,
     )
@@ -55,6 +56,11 @@ def _ignoring(parts: Parts) -> list[str]:
     named = ", ".join(ignoring[:_NAMED])
     more = f" and {len(ignoring) - _NAMED} more" if len(ignoring) > _NAMED else ""
     return [f"told to stop and still running: {named}{more}"] if ignoring else []
+
+
+def _blocked(watchdog: Watchdog) -> list[str]:
+    seconds = watchdog.blocked_seconds
+    return [f"its event loop has not come round for {seconds:.0f} s"] if seconds else []
 
 
 def _in_flight(parts: Parts) -> dict[str, int]:

@@ -45,6 +45,7 @@ from jsworker.runtime.slots import Slots
 from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
 from jsworker.runtime.values import Values
+from jsworker.runtime.watchdog import Watchdog
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
@@ -151,6 +152,9 @@ class Parts:
             database=around.database,
             hand=self.hand,
             ties=around.ties,
+        )
+        self.watchdog = Watchdog(
+            timeout=around.settings.watchdog_timeout, lag=self.lag, quiet=self.quiet, events=around.events
         )
         self.heartbeat = self._wire_heartbeat()
         self.executor = self._wire_executor()

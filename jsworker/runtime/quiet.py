@@ -18,7 +18,11 @@ _PAUSE_SECONDS: Final = 0.02
 
 
 class QuietPhases:
-    """Keeps the limits of silence in the rows of a process as long as its announced quiet phases need."""
+    """Keeps the limits of silence in the rows of a process as long as its announced quiet phases need.
+
+    Attributes:
+        until: boot time at which the last phase of this process ends; 0: there is none.
+    """
 
     def __init__(
         self, *, worker_id: str, statement_timeout: float, database: Database, hand: Hand, ties: Ties | None
@@ -37,18 +41,18 @@ class QuietPhases:
         self._database = database
         self._hand = hand
         self._ties = ties
-        self._until = 0.0
+        self.until = 0.0
 
     @property
     def seconds_left(self) -> float:
         """For how long the process may be silent from now on: what it claims now needs so much patience."""
-        return max(0.0, self._until - boottime())
+        return max(0.0, self.until - boottime())
 
     def announce(self) -> None:
         """Note that a phase has begun or ended, and tell whoever supervises the process."""
         self._look()
         if self._ties is not None:
-            self._ties.quiet_until(self._until)
+            self._ties.quiet_until(self.until)
 
     async def cover_others(self) -> None:
         """Give the other runs of this process as much patience as the phase that has just been announced.
@@ -78,7 +82,7 @@ class QuietPhases:
     def _look(self) -> None:
         """Find the end of the last phase: a run in quarantine is quiet in a process of its own."""
         ends = (run.quiet_until for run in self._hand.runs.values() if run.is_quiet_here)
-        self._until = max(ends, default=0.0)
+        self.until = max(ends, default=0.0)
 
     async def _wait_for_claims(self) -> None:
         under_way = set(self._hand.claiming)
@@ -131,5 +135,5 @@ class QuietPhases:
         return (
             bool(run.quiet_seconds)
             and run.phase is not Phase.SETTLING
-            and boottime() > max(run.quiet_until, self._until)
+            and boottime() > max(run.quiet_until, self.until)
         )

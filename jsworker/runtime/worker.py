@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -32,6 +33,7 @@ from jsworker.runtime.recovery.burial import Death
 from jsworker.runtime.recovery.namesake import refuse_live_namesake
 from jsworker.runtime.shutdown import Shutdown
 from jsworker.runtime.ties import Ties
+from jsworker.runtime.watchdog import told_while_slow
 from jsworker.settings import RECOVERY_RULES, Settings, check_timing
 from jsworker.stream.jetstream import Stream
 from jsworker.tracebacks import raised_at
@@ -251,8 +253,10 @@ class Worker:
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
+            what = f"setup of kind {kind.name} ({type(kind.processor).__qualname__})"
             try:
-                await kind.processor.setup()
+                with told_while_slow(partial(self.events.emit, "setup.slow"), what=what):
+                    await kind.processor.setup()
             except Exception as error:
                 place = raised_at(error)
                 raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)} ({place})") from error
@@ -280,6 +284,9 @@ class Worker:
             await self._patiently(lambda: self._refuse_namesake(name))
         self._opened.push_async_callback(parts.lag.stop)
         parts.lag.start()
+        if self._ties is None:  # else the supervisor watches, and kills
+            self._opened.push_async_callback(parts.watchdog.stop)
+            parts.watchdog.start()
         for loop in parts.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()

@@ -309,3 +309,34 @@ async def test_a_setup_that_blocks_for_longer_than_a_start_may_take_is_killed(su
     parent = supervise("SetsUpForEver", startup_timeout=2.0)
     [hung, *_] = await parent.tells("child.hung")
     assert "worker_id" not in hung
+
+
+async def test_whatever_a_start_hangs_in_is_named_with_its_place(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_import.py").write_text("import time\n\ntime.sleep(3600)\n")
+    (tmp_path / "slow_setups.py").write_text(
+        "import asyncio, time\n"
+        "from jsworker import JobProcessor\n"
+        "class Waits(JobProcessor):\n"
+        "    async def setup(self):\n"
+        "        await asyncio.get_running_loop().create_future()\n"
+        "    async def process(self, job): ...\n"
+        "class Builds(JobProcessor):\n"
+        "    def __init__(self):\n"
+        "        time.sleep(3600)\n"
+        "    async def process(self, job): ...\n"
+    )
+    hangs = {
+        "slow_import:Any": ("import of slow_import:Any", "slow_import.py, line 3"),
+        "slow_setups:Waits": ("setup of kind waits (Waits)", "slow_setups.py, line 5"),
+        "slow_setups:Builds": ("constructor of Builds", "slow_setups.py, line 9"),
+    }
+    parents = {target: supervise(target) for target in hangs}
+    for target, (what, place) in hangs.items():
+        [told, *_] = await parents[target].tells("setup.slow")
+        assert (told["level"], told["what"]) == ("warning", what)
+        assert told["place"] == f"{tmp_path / place}"
+        assert told["seconds"] >= 10
+    again = await parents["slow_import:Any"].tells("setup.slow", 2)
+    assert again[1]["seconds"] >= 20
