@@ -1,12 +1,17 @@
-"""Where in the user's own code an error came up."""
+"""Where in the user's own code an error came up, or a thread or a task is."""
 
 import os
 import re
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import asyncio
 
 _OURS: Final = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED: Final = tuple(
@@ -29,13 +34,39 @@ def raised_at(error: BaseException) -> str:
     """Return file and line where an error was raised, in the user's own code if it passed any, else empty."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    walked = traceback.walk_tb(error.__traceback__)
-    frames = [(frame.f_code.co_filename, line) for frame, line in walked]
-    frames = [frame for frame in frames if not frame[0].startswith("<frozen ")]
-    own = [frame for frame in frames if not _is_installed(frame[0])]
-    for file, line in reversed(own or frames):
-        return f"{file}, line {line}"
+    return innermost(_summary(traceback.walk_tb(error.__traceback__)))
+
+
+def innermost(stack: Iterable[traceback.FrameSummary]) -> str:
+    """Return file and line of a stack's last call in the user's own code, if any is there, else of all."""
+    frames = [frame for frame in stack if not frame.filename.startswith("<frozen ")]
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    for frame in reversed(own or frames):
+        return f"{frame.filename}, line {frame.lineno}"
     return ""
+
+
+def stack_of_thread(thread: int) -> traceback.StackSummary:
+    """Return where a thread is, the outermost call first; nothing for one that has ended."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the only way to another thread's stack
+    return traceback.StackSummary() if frame is None else _summary(reversed([*traceback.walk_stack(frame)]))
+
+
+def stack_of_task(task: "asyncio.Task[Any]") -> traceback.StackSummary:
+    """Return where a task waits, the outermost coroutine first; one that runs is found in its thread."""
+    frames: list[tuple[FrameType, int]] = []
+    waits: Any = task.get_coro()
+    while waits is not None:
+        frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None)
+        if frame is not None:
+            frames.append((frame, frame.f_lineno))
+        waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
+    return _summary(frames)
+
+
+def _summary(frames: Iterable[tuple[FrameType, int]]) -> traceback.StackSummary:
+    # Without the source's lines, which would be read from disk.
+    return traceback.StackSummary.extract(iter(frames), lookup_lines=False)
 
 
 def from_users_code(trace: str) -> str:

@@ -183,6 +183,14 @@ class TestWrongValues:
                 "JSWORKER_JOB_TIMEOUT=-0.5 must be greater than 0 and at most 1000000000",
             ),
             ("RECOVER_ON_START", "maybe", "JSWORKER_RECOVER_ON_START='maybe' must be true or false"),
+            (
+                "RECOVERY",
+                "stale,evrything",
+                (
+                    "JSWORKER_RECOVERY='stale,evrything' must be on, off or a comma list of: "
+                    "supervisor, start, crashed, stale"
+                ),
+            ),
             ("EVENT_LOOP", "trio", "JSWORKER_EVENT_LOOP='trio' must be auto, asyncio or uvloop"),
             ("LOG_FORMAT", "xml", "JSWORKER_LOG_FORMAT='xml' must be json or console"),
             (

@@ -116,6 +116,10 @@ BEGIN
   IF to_regclass('jsworker.refused_rows') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.refused_rows TO jsworker_worker;
   END IF;
+  -- What operators took back, until a worker tells it.
+  IF to_regclass('jsworker.untold_resets') IS NOT NULL THEN
+    GRANT INSERT, DELETE ON jsworker.untold_resets TO jsworker_worker;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

@@ -29,7 +29,8 @@ _PANELS = {
     ),
     "Recovery": (
         *("heartbeat_interval", "crash_threshold", "stale_threshold", "scan_interval", "relay_interval"),
-        *("recover_on_start", "statement_timeout", "watchdog_timeout", "shutdown_timeout", "grace_period"),
+        *("recovery", "recover_on_start", "statement_timeout", "watchdog_timeout", "startup_timeout"),
+        *("shutdown_timeout", "grace_period"),
     ),
     "Who this worker is": ("worker_id", "hostname", "pod_uid", "container"),
     "Health and logs": ("http_host", "http_port", "log_format", "log_level"),

@@ -19,6 +19,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.recovery.burial import Death
 from jsworker.runtime.supervisor.birth import Birth
 from jsworker.runtime.supervisor.link import Link
+from jsworker.runtime.watchdog import told_while_slow
 from jsworker.runtime.worker import Worker, WorkerDied
 from jsworker.settings import Settings, load_settings
 
@@ -45,13 +46,22 @@ def _work(targets: Sequence[str], birth: Birth, link: Link, loop: ExitStack) -> 
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of whoever asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
-        processors = [load_processor(target) for target in targets]
+        processors = [_load(target) for target in targets]
         runner.run(_run(processors, settings, birth, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
             report(error)
         return code_of(error)
     return DONE
+
+
+def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+    with told_while_slow(_tell_slow, what=f"import of {target}"):
+        return load_processor(target)
+
+
+def _tell_slow(**facts: object) -> None:
+    structlog.get_logger().warning("setup.slow", **facts)
 
 
 async def _run(
@@ -61,13 +71,14 @@ async def _run(
     link: Link,
 ) -> None:
     is_watched = settings.http_port is not None
-    worker = Worker(
-        processors,
-        settings,
-        connect_seconds=birth.connect_seconds,
-        ties=link,
-        surveys=is_watched and birth.number == 1,  # the same for all, so one of them asks
-    )
+    with told_while_slow(_tell_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
+        worker = Worker(
+            processors,
+            settings,
+            connect_seconds=birth.connect_seconds,
+            ties=link,
+            surveys=is_watched and birth.number == 1,  # the same for all, so one of them asks
+        )
     log_events(worker.events, worker_id=worker.id)
     running = asyncio.create_task(worker.run(), name="jsworker run")
     life = _Life(worker, link, running)
@@ -101,6 +112,10 @@ async def _run(
         link.close()
     if life.left:
         leave_now(DONE)
+
+
+def _name_of(processor: JobProcessor[Any] | type[JobProcessor[Any]]) -> str:
+    return (processor if isinstance(processor, type) else type(processor)).__qualname__
 
 
 def _reporter(worker: Worker, link: Link) -> "Reporter":
@@ -144,9 +159,9 @@ class _Life:
         if not self._started:
             self._running.cancel()
 
-    def _note_start(self, _: Event) -> None:
+    def _note_start(self, event: Event) -> None:
         self._started = True
-        self._link.ready()
+        self._link.ready(event.fields["kinds"])
 
     def _note_health(self, event: Event) -> None:
         if event.fields["what"] == "postgresql":

@@ -349,6 +349,8 @@ class JobClient:
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
         """Take a running job from its owner and put it back into the queue, uncounted.
 
+        One of the workers tells it as the event ``job.cleared``, with the cause ``operator``.
+
         Args:
             job_id: the job.
             reason: told to its next run as ``job.clear_reason``, in one line of at most 1,000 characters.

@@ -38,6 +38,7 @@ class Check:
 CHECKS = (
     Check("settings.variables", settings.variables, ("settings",)),
     Check("settings.timing", settings.timing, ("settings",)),
+    Check("settings.recovery", settings.recovery, ("settings",)),
     Check("settings.shutdown", settings.shutdown, ("settings",)),
     Check("settings.retention", settings.retention, ("settings",)),
     Check("postgresql.connection", postgresql.connection),

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from jsworker.doctor.finding import Remark, info, ok, seconds, warning
-from jsworker.settings import Settings, unknown_variables
+from jsworker.settings import RECOVERY_RULES, Settings, unknown_variables
 
 
 def variables(settings: Settings) -> Iterator[Remark]:
@@ -20,10 +20,11 @@ def timing(settings: Settings) -> Iterator[Remark]:
     """The relations between durations, which hold here, and what follows from them."""
     crash = settings.crash_threshold
     noticed = "only after the stale threshold" if crash is None else f"within {_recovery(settings):g} s"
+    is_on = all(settings.recovers_by()[rule] for rule in ("crashed", "stale"))
     yield ok(
         f"every timing rule holds: heartbeat {settings.heartbeat_interval:g} s, "
-        f"stale {settings.stale_threshold:g} s, ack wait {settings.ack_wait:g} s; "
-        f"the jobs of a vanished worker are taken back {noticed}"
+        f"stale {settings.stale_threshold:g} s, ack wait {settings.ack_wait:g} s"
+        + (f"; the jobs of a vanished worker are taken back {noticed}" if is_on else "")
     )
     if crash is None:
         yield info(
@@ -31,6 +32,18 @@ def timing(settings: Settings) -> Iterator[Remark]:
             f"{settings.stale_threshold:g} s of silence only",
             "Leave it at its default, unless workers may not answer each other on NATS.",
         )
+
+
+def recovery(settings: Settings) -> Iterator[Remark]:
+    """Whether workers take back by themselves what dead ones hold."""
+    off = [rule for rule, is_on in settings.recovers_by().items() if not is_on]
+    for rule in off:
+        yield warning(
+            f"recovery by rule {rule} is off: not taken back are {RECOVERY_RULES[rule]}",
+            "Use `jsworker clear`, or set JSWORKER_RECOVERY=on; JSWORKER_RECOVER_ON_START=true.",
+        )
+    if not off:
+        yield ok("workers take back what dead ones hold, by every rule")
 
 
 def shutdown(settings: Settings) -> Iterator[Remark]:

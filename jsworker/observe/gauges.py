@@ -58,6 +58,10 @@ def of_worker(vitals: Vitals, kinds: KindLabels) -> Iterator[Metric]:
         "Longest delay of the event loop within the last half minute.",
         vitals.event_loop_lag,
     )
+    recovery = _gauge("recovery_enabled", "1 while jobs are taken back by this rule of recovery.", "rule")
+    for rule, is_on in vitals.recovers_by.items():
+        recovery.add_metric([rule], is_on)
+    yield recovery
     in_use = _gauge("database_connections_in_use", "Connections to PostgreSQL that are lent.", "pool")
     limit = _gauge("database_connections_limit", "Connections that may be lent at once.", "pool")
     for name, pool in vitals.pools.items():

@@ -35,6 +35,7 @@ _WARNINGS: Final = frozenset(
         "job.lost",
         "stale.detected",
         "stale.recovered",
+        "recovery.off",
         "heartbeat.failed",
         "database.changed",
         "prune.failed",
@@ -42,6 +43,7 @@ _WARNINGS: Final = frozenset(
         "message.refused",
         "message.republished",
         "row.refused",
+        "setup.slow",
         "worker.degraded",
     }
 )

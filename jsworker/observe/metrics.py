@@ -20,6 +20,13 @@ _OUTCOMES: Final = {
 }
 _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine")
+_OPERATOR: Final = "operator"
+STALLS: Final = (
+    "jsworker_stalls",
+    "Runs that were taken back: from owners that fell silent or had ended, or by an operator.",
+    ("kind", "cause", "counted"),
+)
+"""Name, documentation and labels of the figure that workers and their supervisor share."""
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 28_800)
 """Jobs take from milliseconds to hours."""
 
@@ -43,12 +50,7 @@ class Metrics:
         self._ended = Counter(
             "jsworker_runs_ended", "Runs that ended in this process.", ["kind", "outcome"], registry=registry
         )
-        self._stalled = Counter(
-            "jsworker_stalls",
-            "Runs that this process took back from owners that fell silent or had ended.",
-            ["kind", "cause", "counted"],
-            registry=registry,
-        )
+        self._stalled = Counter(*STALLS, registry=registry)
         self._fenced = Counter(
             "jsworker_runs_fenced",
             "Runs that this process stopped because its heartbeats were not answered.",
@@ -132,6 +134,7 @@ class Metrics:
         events.on("job.claimed", self._claim)
         events.on("job.lost", self._lose)
         events.on("job.stalled", self._stall)
+        events.on("job.cleared", self._clear)
         events.on("job.fenced", lambda event: self._fenced.labels(self._kind(event)).inc())
         events.on("job.skipped", self._skip)
         events.on("message.republished", lambda event: self._republished.inc(event.fields["jobs"]))
@@ -149,6 +152,7 @@ class Metrics:
                 self._ended.labels(kind, outcome)
             for cause in _CAUSES:
                 self._stalled.labels(kind, cause, "true")
+            self._stalled.labels(kind, _OPERATOR, "false")
             self._fenced.labels(kind)
             self._late.labels(kind)
 
@@ -171,6 +175,10 @@ class Metrics:
     def _stall(self, event: Event) -> None:
         counted = "true" if event.fields["counted"] else "false"
         self._stalled.labels(self._kind(event), event.fields["cause"], counted).inc()
+
+    def _clear(self, event: Event) -> None:
+        if event.fields["cause"] == _OPERATOR:  # all others were told, and counted, as stalls before
+            self._stalled.labels(self._kind(event), _OPERATOR, "false").inc()
 
     def _skip(self, event: Event) -> None:
         self._skipped.labels(self._kind(event), str(event.fields["status"])).inc()

@@ -60,6 +60,7 @@ class Vitals:
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
         pools: connections to PostgreSQL, by the pool's name.
+        recovers_by: for each rule of recovery whether this worker takes jobs back by it.
     """
 
     readiness: Readiness
@@ -67,6 +68,7 @@ class Vitals:
     heartbeat_lag: float
     event_loop_lag: float
     pools: Mapping[str, PoolUse]
+    recovers_by: Mapping[str, bool]
 
 
 @dataclass(frozen=True, slots=True)

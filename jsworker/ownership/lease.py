@@ -3,7 +3,7 @@
 ``mine`` is the whole guard of every write: processing, my worker id, my fencing token.
 """
 
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -81,6 +81,25 @@ CHECKPOINT = _write("checkpoint = CAST(:checkpoint AS jsonb)")
 QUIET = _write("""
     stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
     crash_after = make_interval(secs => CAST(:crash_after AS double precision))
+""")
+
+# The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
+QUIET_BESIDE = text("""
+WITH hand AS (
+  SELECT id, token, stale_after, crash_after FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:stale_after AS double precision[]),
+    CAST(:crash_after AS double precision[])) AS h(id, token, stale_after, crash_after)
+), mine AS (
+  SELECT j.id, hand.stale_after, hand.crash_after FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id
+  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = hand.token
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE jsworker.jobs AS j SET
+  stale_after = make_interval(secs => mine.stale_after),
+  crash_after = make_interval(secs => mine.crash_after),
+  last_activity_at = clock_timestamp()
+FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
+RETURNING j.id, j.fencing_token
 """)
 
 # Claimed under my id by a statement whose answer never came. Younger ones may still be on their way in.
@@ -221,6 +240,24 @@ async def set_patience(
     """
     values = {"stale_after": stale_after, "crash_after": crash_after, "write": "quiet"}
     _owned(held, await database.run(QUIET, _mine(worker_id, held) | values))
+
+
+async def set_patience_beside(
+    database: Database, *, worker_id: str, patience: Mapping[Held, Mapping[str, float | None]]
+) -> frozenset[Held]:
+    """Set limits of silence, named as for ``set_patience``, and return the runs whose rows have them now.
+
+    Rows that are locked, lost or refused are left alone.
+
+    Raises:
+        DatabaseUnavailable: nothing is known about any of them.
+    """
+
+    def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
+        limits = {name: [patience[each][name] for each in held] for name in ("stale_after", "crash_after")}
+        return database.run(QUIET_BESIDE, _hand(worker_id, held) | limits)
+
+    return _held((await in_halves(list(patience), write))[0])
 
 
 async def strays(

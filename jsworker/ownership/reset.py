@@ -21,6 +21,7 @@ from jsworker.ownership.reset_rules import (
     RESET_CRASHED,
     RESET_DEAD,
     RESET_STALE,
+    TAKE_UNTOLD,
 )
 
 T = TypeVar("T")
@@ -332,6 +333,15 @@ async def reset_by_operator(
 
     rows, refused = await _in_batches(list(seen), write)
     return TakenBack(_resets(rows), {job_id: error for (job_id, _), error in refused})
+
+
+async def take_untold(database: Database) -> list[Reset]:
+    """Return some of what operators have taken back and no worker has told yet; whoever gets it tells it.
+
+    Raises:
+        DatabaseUnavailable: unclear; what was taken then is never told.
+    """
+    return _resets(await database.run(TAKE_UNTOLD, {"limit": _BATCH}))
 
 
 async def _reset_seen(

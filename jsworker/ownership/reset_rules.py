@@ -51,17 +51,25 @@ WITH taken AS (
     'cause', '{cause}', 'reason', CAST(:reason AS text), 'owner', owner, 'to', status, 'counted', counted,
     'stalls', stalls, 'dispatch', dispatch)
   FROM reset
-)
+){noted}
 SELECT id, kind, status, fencing_token, dispatch, owner, counted, stalls FROM reset
 """
 
 
-def _reset(cause: str, *, rule: str, counted: str) -> TextClause:
+# Whoever takes back by this rule has no events and shows no figures: a worker tells it.
+_NOTED_FOR_WORKERS = """, noted AS (
+  INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner, stalls)
+  SELECT id, kind, status, fencing_token, dispatch, owner, stalls FROM reset
+)"""
+
+
+def _reset(cause: str, *, rule: str, counted: str, noted: str = "") -> TextClause:
     """Return the statement that takes back the rows of one rule."""
     return text(
         _RESET.replace("{cause}", cause)
         .replace("{rule}", rule.strip())
         .replace("{counted}", counted)
+        .replace("{noted}", noted)
         .replace("{back-off}", STALL_BACK_OFF)
     )
 
@@ -109,6 +117,7 @@ RESET_CRASHED = _reset(
 RESET_BY_OPERATOR = _reset(
     "operator",
     counted="false",
+    noted=_NOTED_FOR_WORKERS,
     rule=f"""
   JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS seen(id, token) ON seen.id = j.id
   WHERE j.status = 'processing' AND j.fencing_token = seen.token
@@ -116,6 +125,13 @@ RESET_BY_OPERATOR = _reset(
   ORDER BY j.id
 """,
 )
+
+# One worker deletes each, and tells it: one that dies right then leaves it untold, none tells it twice.
+TAKE_UNTOLD = text("""
+DELETE FROM jsworker.untold_resets AS u
+WHERE u.id = ANY(ARRAY(SELECT id FROM jsworker.untold_resets ORDER BY id LIMIT :limit))
+RETURNING u.job_id AS id, u.kind, u.status, u.fencing_token, u.dispatch, u.owner, false AS counted, u.stalls
+""")
 
 OWNED = text("""
 SELECT id FROM jsworker.jobs WHERE status || '' = 'processing' AND worker_id = :owner ORDER BY id

@@ -261,6 +261,21 @@ refused_rows = Table(
     _instant("retry_at", nullable=False),
 )
 
+# No foreign key to jobs: what is to be told outlives them.
+untold_resets = Table(
+    "untold_resets",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("job_id", Uuid, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("fencing_token", BigInteger, nullable=False),
+    Column("dispatch", BigInteger, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("stalls", Integer, nullable=False),
+)
+
 GUARD_FUNCTION = """
 CREATE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

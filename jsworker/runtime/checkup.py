@@ -1,22 +1,25 @@
 """What a worker knows of itself at this moment; nobody is asked."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from jsworker.observe.vitals import PoolUse, Readiness, Vitals
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.parts import Parts
+from jsworker.runtime.watchdog import Watchdog
 
 _NAMED: Final = 5
 """Kinds or jobs that are named; there may be hundreds."""
 
 
-def check_up(parts: Parts, *, draining: bool) -> Vitals:
+def check_up(parts: Parts, *, draining: bool, recovers_by: Mapping[str, bool]) -> Vitals:
     """Look at the parts of a worker that has started.
 
     Args:
         parts: everything that works in it.
         draining: whether it was told to stop.
+        recovers_by: the rules of recovery, and whether each is on.
     """
     not_pulled = [puller.kind for puller in parts.pullers if not puller.is_pulling]
     readiness = Readiness(
@@ -25,7 +28,7 @@ def check_up(parts: Parts, *, draining: bool) -> Vitals:
         migration=parts.schema.revision,
         pulling=not not_pulled and not draining,
         draining=draining,
-        ailing=[*_in_words(not_pulled), *_ignoring(parts)],
+        ailing=[*_in_words(not_pulled), *_ignoring(parts), *_blocked(parts.watchdog)],
         misfit=parts.schema.misfit,
         publishing=not parts.publishing.refused,
     )
@@ -37,6 +40,7 @@ def check_up(parts: Parts, *, draining: bool) -> Vitals:
         pools={
             name: PoolUse(pool.in_use, pool.limit) for name, pool in parts.database.pools_by_name().items()
         },
+        recovers_by=recovers_by,
     )
 
 
@@ -52,6 +56,11 @@ def _ignoring(parts: Parts) -> list[str]:
     named = ", ".join(ignoring[:_NAMED])
     more = f" and {len(ignoring) - _NAMED} more" if len(ignoring) > _NAMED else ""
     return [f"told to stop and still running: {named}{more}"] if ignoring else []
+
+
+def _blocked(watchdog: Watchdog) -> list[str]:
+    seconds = watchdog.blocked_seconds
+    return [f"its event loop has not come round for {seconds:.0f} s"] if seconds else []
 
 
 def _in_flight(parts: Parts) -> dict[str, int]:

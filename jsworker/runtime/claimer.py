@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -10,7 +10,7 @@ from uuid import UUID
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership import claim as claims
-from jsworker.ownership.claim import ClaimedJob, RefusedJob
+from jsworker.ownership.claim import ClaimedJob, Limits, RefusedJob
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.refused_rows import RefusedRows
@@ -18,6 +18,7 @@ from jsworker.ownership.reset import Suspect
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.kinds import Kind
+from jsworker.runtime.quiet import QuietPhases
 from jsworker.runtime.recovery.late import LateRows
 
 _MOST_AT_ONCE: Final = 500
@@ -31,11 +32,13 @@ class Take:
         claimed: what this worker owns now.
         unclear: what could not be decided; to be put off.
         set_aside: jobs whose row PostgreSQL refuses; to be put off for longer.
+        quiet_seconds: what their rows have been given beyond their limits of silence, for a quiet phase.
     """
 
     claimed: Sequence[ClaimedJob]
     unclear: frozenset[UUID]
     set_aside: frozenset[UUID] = frozenset()
+    quiet_seconds: float = 0.0
 
 
 class Claimer:
@@ -56,6 +59,7 @@ class Claimer:
         health: DatabaseHealth,
         refused_rows: RefusedRows,
         late: LateRows,
+        quiet: QuietPhases,
         events: Events,
     ) -> None:
         self._refused_rows = refused_rows
@@ -65,12 +69,14 @@ class Claimer:
         self._database = database
         self._health = health
         self._late = late
+        self._quiet = quiet
         self._events = events
         self.at_once = _MOST_AT_ONCE
 
     async def take(self, ids: Sequence[UUID]) -> Take:
         """Claim what may be claimed; after a lost answer, find out what was."""
         aside: set[UUID] = set()
+        quiet = self._quiet.seconds_left
         try:
             aside = await self._refused_rows.among("claim", ids)
             taken = await claims.claim(
@@ -78,39 +84,41 @@ class Claimer:
                 worker_id=self._worker_id,
                 kind=self._kind.name,
                 ids=[job_id for job_id in ids if job_id not in aside] if aside else ids,
-                limits=self._kind.limits,
+                limits=_patient(self._kind.limits, quiet),
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             self.at_once = max(1, min(self.at_once, len(ids)) // 2)
             found = await self._read_back(ids) or ()
-            return Take(found, frozenset(ids) - {row.id for row in found})
+            return Take(found, frozenset(ids) - {row.id for row in found}, quiet_seconds=quiet)
         self._health.answered()
         self.at_once = min(_MOST_AT_ONCE, 2 * self.at_once)
         await self._set_aside(taken.refused_rows)
-        return Take(taken.claimed, frozenset(), frozenset(aside | taken.refused_rows.keys()))
+        return Take(taken.claimed, frozenset(), frozenset(aside | taken.refused_rows.keys()), quiet)
 
     async def take_from_stale_owners(self, ids: Iterable[UUID]) -> Take:
         """Claim jobs straight from owners that this worker has proven stale; asks only if there are any."""
         seen = [self._late.proven[job_id] for job_id in ids if job_id in self._late.proven]
         if not seen:
             return Take((), frozenset())
+        quiet = self._quiet.seconds_left
         try:
             taken = await claims.claim_stale(
                 self._database,
                 worker_id=self._worker_id,
                 kind=self._kind.name,
                 seen=seen,
-                limits=self._kind.limits,
+                limits=_patient(self._kind.limits, quiet),
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
             found = await self._read_back([row.id for row in seen]) or ()
             self._tell_stalled(found, seen)
-            return Take(found, frozenset(row.id for row in seen) - {row.id for row in found})
+            unclear = frozenset(row.id for row in seen) - {row.id for row in found}
+            return Take(found, unclear, quiet_seconds=quiet)
         self._tell_stalled(taken.claimed, seen)
         await self._set_aside(taken.refused_rows)
-        return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows))
+        return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows), quiet)
 
     async def _set_aside(self, refused: Mapping[UUID, RowRefused]) -> None:
         try:
@@ -182,3 +190,14 @@ class Claimer:
             except (DatabaseUnavailable, DatabaseRefused) as error:
                 self._health.failed(error)
         return None
+
+
+def _patient(limits: Limits, seconds: float) -> Limits:
+    """Return limits of silence that outlast a quiet phase of so many seconds."""
+    if not seconds:
+        return limits
+    return replace(
+        limits,
+        stale_after=None if limits.stale_after is None else limits.stale_after + seconds,
+        crash_after=None if limits.crash_after is None else limits.crash_after + seconds,
+    )

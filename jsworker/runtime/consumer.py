@@ -183,11 +183,12 @@ class Consumer:
     def _decide(self, take: Take, started: float) -> None:
         # Only a read-back finds a token that is being released: its run would lose the row at any moment.
         late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._hand.releasing}
-        self._adopt([row for row in take.claimed if row.id not in late] if late else take.claimed, started)
+        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
+        self._adopt(claimed, started, take.quiet_seconds)
         self._put_off(take.unclear | late)
         self._put_off(take.set_aside, _REFUSED_DELAY)
 
-    def _adopt(self, claimed: Sequence[ClaimedJob], started: float) -> None:
+    def _adopt(self, claimed: Sequence[ClaimedJob], started: float, quiet_seconds: float) -> None:
         """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
         tell = self._events.wants("job.claimed")
         now = boottime()
@@ -196,6 +197,8 @@ class Consumer:
             delivery = deliveries[0] if deliveries else None
             run = Run(row, self.kind, delivery, beaten_at=started, now=now)
             self._hand.runs[row.id] = run
+            if quiet_seconds:
+                run.quiet_seconds = quiet_seconds
             for copy in deliveries[1:]:
                 self._answer_copy(copy, row.dispatch)
             if row.cancel_requested:

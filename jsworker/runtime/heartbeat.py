@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
+from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.events import Events
 from jsworker.ownership import lease, registry
 from jsworker.ownership.database import Database
@@ -22,6 +22,7 @@ from jsworker.runtime.clock import boottime
 from jsworker.runtime.fence import Fence
 from jsworker.runtime.health import DatabaseHealth
 from jsworker.runtime.presence import Presence
+from jsworker.runtime.quiet import QuietPhases
 from jsworker.runtime.run import Hand, Phase, Run, Stop
 from jsworker.runtime.search import Search
 from jsworker.runtime.settler import Settler
@@ -58,6 +59,7 @@ class Heartbeat:
         on_requeued: Callable[[], None],
         on_ignored: Callable[[Run], None],
         search: Search,
+        quiet: QuietPhases,
     ) -> None:
         """Wire the heartbeat.
 
@@ -70,6 +72,7 @@ class Heartbeat:
             on_requeued: called when a row in nobody's hand went back to the queue.
             on_ignored: called once with each run that ignores its stop.
             search: for rows in nobody's hand.
+            quiet: keeps up the patience that quiet phases need.
         """
         self._worker = worker
         self.fence = Fence(
@@ -95,6 +98,7 @@ class Heartbeat:
         self._events = events
         self._on_requeued = on_requeued
         self._search = search
+        self._quiet = quiet
         self.state = "running"
         self._heard_since: float | None = None
         self.heard_at = boottime()
@@ -161,7 +165,7 @@ class Heartbeat:
         if refusals:
             await self._set_aside(refusals)
         await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
-        await self._end_quiet_phases(runs.values())
+        await self._quiet.follow()
 
     def _hear(self, started: float) -> None:
         if self._heard_since is None or self._is_gap(started):
@@ -239,21 +243,6 @@ class Heartbeat:
             run.beaten_at = max(run.beaten_at, started)
             self._refused.discard(run.held)
 
-    async def _end_quiet_phases(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            if not _is_over(run) or run.patience_lock.locked():  # the job is just announcing another phase
-                continue
-            async with run.patience_lock:  # until that is answered, the job announces none
-                try:
-                    await lease.set_patience(
-                        self._database, worker_id=self._worker.id, held=run.held, **run.patience(0.0)
-                    )
-                except (OwnershipLost, RowRefused):
-                    continue  # the next heartbeat tells, or tries this one again
-                except _UNHEARD:
-                    return
-                run.quiet_seconds = 0.0
-
     async def _look_around(self) -> dict[Held, bool]:
         """Note that this worker is still there, and return its rows in nobody's hand where a look is due.
 
@@ -315,8 +304,3 @@ class Heartbeat:
         job_id, token = held
         self._events.emit("job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand")
         self._on_requeued()
-
-
-def _is_over(run: Run) -> bool:
-    """Tell whether a quiet phase of a run has passed whose patience is still in its row."""
-    return bool(run.quiet_seconds) and boottime() > run.quiet_until and run.phase is Phase.RUNNING

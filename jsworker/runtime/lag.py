@@ -11,7 +11,11 @@ _WINDOW_SECONDS: Final = 15.0
 
 
 class LoopLag:
-    """Remembers by how much the loop was late at most: in this window of 15 seconds and the one before."""
+    """Remembers by how much the loop was late at most: in this window of 15 seconds and the one before.
+
+    Attributes:
+        rounds: how often the loop has come round.
+    """
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
@@ -19,6 +23,7 @@ class LoopLag:
         self._due_at = math.inf
         self._longest = 0.0
         self._longest_before = 0.0
+        self.rounds = 0
 
     @property
     def seconds(self) -> float:
@@ -42,6 +47,7 @@ class LoopLag:
         self._timer = self._loop.call_later(_EVERY_SECONDS, self._note)
 
     def _note(self) -> None:
+        self.rounds += 1
         self._longest = max(self._longest, self._present())
         if boottime() - self._began_at >= _WINDOW_SECONDS:
             self._longest_before, self._longest = self._longest, 0.0

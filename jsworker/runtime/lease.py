@@ -66,6 +66,7 @@ class LeaseServices:
         max_result_bytes: most bytes of a result's JSON text.
         max_checkpoint_bytes: most bytes of a checkpoint's JSON text.
         on_quiet: called when a quiet phase was announced or ended.
+        cover_others: gives the other runs of the process the patience that an announced phase needs.
     """
 
     worker_id: str
@@ -76,6 +77,7 @@ class LeaseServices:
     events: Events
     loop: asyncio.AbstractEventLoop
     on_quiet: Callable[[], None] = lambda: None
+    cover_others: Callable[[], Awaitable[None]] | None = None
 
 
 class RunLease:
@@ -136,7 +138,7 @@ class RunLease:
                 tries=next(tries),
             )
 
-        await self._outlast(write)
+        await self._outlast(partial(self._sign_of_life, write))
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
@@ -151,10 +153,12 @@ class RunLease:
         )
         # The heartbeat may just be taking back the patience of the phase before.
         async with self._run.patience_lock:
-            await self._outlast(write)
+            await self._outlast(partial(self._sign_of_life, write))
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
+        if seconds and self._services.cover_others is not None:
+            await self._outlast(self._services.cover_others)
 
     def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
         """Open a session whose last statement completes the job."""
@@ -315,7 +319,7 @@ class RunLease:
             reraise=True,
         ):
             with attempt:
-                await self._sign_of_life(write)
+                await write()
 
     async def _sign_of_life(self, write: Callable[[], Awaitable[None]]) -> None:
         started = boottime()

@@ -1,7 +1,7 @@
 """The parts of a worker and how they are wired: the one place that knows all of them."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,11 +27,13 @@ from jsworker.runtime.lineage import LineageWatch
 from jsworker.runtime.pace import LONGEST_REST_SECONDS, REST, Pace
 from jsworker.runtime.presence import Presence
 from jsworker.runtime.quarantine.ward import Ward
+from jsworker.runtime.quiet import QuietPhases
 from jsworker.runtime.recovery.burial import Burial
 from jsworker.runtime.recovery.late import LateRows
 from jsworker.runtime.recovery.poll import IdlePoll
 from jsworker.runtime.recovery.reconciler import Reconciler
 from jsworker.runtime.recovery.repair import Repair
+from jsworker.runtime.recovery.report import report_operators
 from jsworker.runtime.recovery.sweeper import Sweeper
 from jsworker.runtime.recovery.unconsumed import LOOK_SECONDS, Unconsumed
 from jsworker.runtime.relay import Relay
@@ -44,6 +46,7 @@ from jsworker.runtime.slots import Slots
 from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
 from jsworker.runtime.values import Values
+from jsworker.runtime.watchdog import Watchdog
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.pull import Puller
@@ -106,7 +109,7 @@ class Parts:
         self.hand = Hand()
         self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
-        self._complaint: str | None = None
+        self._complaints: dict[str, str] = {}
         self.refused_rows = RefusedRows(around.database, worker_id=around.me.id, tell=self._tell_refused)
         self.publishing = PublishingHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
@@ -144,6 +147,16 @@ class Parts:
             health=self.health,
             died=around.died,
         )
+        self.quiet = QuietPhases(
+            worker_id=around.me.id,
+            statement_timeout=around.settings.statement_timeout,
+            database=around.database,
+            hand=self.hand,
+            ties=around.ties,
+        )
+        self.watchdog = Watchdog(
+            timeout=around.settings.watchdog_timeout, lag=self.lag, quiet=self.quiet, events=around.events
+        )
         self.heartbeat = self._wire_heartbeat()
         self.executor = self._wire_executor()
         self.consumers = [self._wire_consumer(kind) for kind in around.kinds.values()]
@@ -160,11 +173,13 @@ class Parts:
     @property
     def before_pulling(self) -> list[Loop]:
         """Heartbeat first: whatever is claimed from here on is renewed."""
-        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.repairs]
+        recovers_by = self._around.settings.recovers_by()
+        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.repairs]
+        loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
         loops += [self.table, self.lineage, self.unconsumed]
         loops += [self.retention] if self._around.settings.retention is not None else []
         loops += [self.surveys] if self._around.surveys else []
-        return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
+        return [*loops, self.reconciliation] if recovers_by["start"] else loops
 
     def wake_pullers(self) -> None:
         """Ask for messages now, in as far as rows that were found in the table leave room for them."""
@@ -197,6 +212,7 @@ class Parts:
             on_ignored=self._note_ignored,
             # No more time: heartbeats wait for it.
             search=self._search("claims in nobody's hand", most_patience=1),
+            quiet=self.quiet,
         )
 
     def _search(self, what: str, *, rest: int = REST, most_patience: int = MOST_PATIENCE) -> Search:
@@ -227,7 +243,8 @@ class Parts:
             sessions=around.sessions,
             events=around.events,
             loop=asyncio.get_running_loop(),
-            on_quiet=self._announce_quiet,
+            on_quiet=self.quiet.announce,
+            cover_others=self.quiet.cover_others,
         )
         return Executor(
             slots=self.slots,
@@ -255,6 +272,7 @@ class Parts:
             health=self.health,
             refused_rows=self.refused_rows,
             late=self.late,
+            quiet=self.quiet,
             events=around.events,
         )
         return Consumer(
@@ -338,6 +356,7 @@ class Parts:
             events=around.events,
             on_requeued=self.wake_relay,
             search=self._search("silent owners", rest=_SWEEPER_REST),
+            rules=settings.recovers_by(),
         )
         repair = Repair(
             worker_id=around.me.id,
@@ -375,6 +394,7 @@ class Parts:
         async def look_after_the_queue() -> None:
             if self.health.up:
                 await self._look_at_refused_rows()
+                await self._tell_of_operators()
                 await self.poll.step()
                 await repair.step()
 
@@ -406,18 +426,26 @@ class Parts:
         )
 
     async def _look_at_refused_rows(self) -> None:
+        await self._by_itself("refused rows", self.refused_rows.look())
+
+    async def _tell_of_operators(self) -> None:
+        telling = report_operators(self.database, events=self._around.events)
+        await self._by_itself("events of what operators take back", telling)
+
+    async def _by_itself(self, what: str, asking: Awaitable[None]) -> None:
+        """Ask something of a table of its own: where a right is missing, say, all else may go on."""
         try:
-            await self.refused_rows.look()
+            await asking
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
-                self._complain(str(error))  # of this table: a right is missing, say, and the others may go on
+                self._complain(what, str(error))
             else:
                 self.health.failed(error)
 
-    def _complain(self, reason: str) -> None:
-        if reason != self._complaint:
-            self._complaint = reason
-            self._around.events.emit("worker.degraded", what="refused rows", reason=reason)
+    def _complain(self, what: str, reason: str) -> None:
+        if self._complaints.get(what) != reason:
+            self._complaints[what] = reason
+            self._around.events.emit("worker.degraded", what=what, reason=reason)
 
     def _tell_refused(self, row: RefusedRow) -> None:
         self._around.events.emit(
@@ -451,8 +479,3 @@ class Parts:
 
     def _note_ignored(self, run: Run) -> None:
         self.executor.note_ignored(run, gives_up=self._around.ties is None)
-
-    def _announce_quiet(self) -> None:
-        if self._around.ties is not None:
-            ends = [run.quiet_until for run in self.hand.runs.values() if run.is_quiet_here]
-            self._around.ties.quiet_until(max(ends, default=0.0))

@@ -58,7 +58,8 @@ class Run:
         ignores_stop: True once it has gone on for too long although it was told to stop.
         left_task: the task in which it goes on although it was given up; None: it was not.
         should_stop: told to the processor; also True while the worker drains.
-        quiet_until: boot time at which an announced quiet phase ends.
+        quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
+        quiet_until: boot time at which its own announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
         interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
         unfinished: that error, while a transaction that is to be tried again has not been.

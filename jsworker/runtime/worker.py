@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -32,7 +33,8 @@ from jsworker.runtime.recovery.burial import Death
 from jsworker.runtime.recovery.namesake import refuse_live_namesake
 from jsworker.runtime.shutdown import Shutdown
 from jsworker.runtime.ties import Ties
-from jsworker.settings import Settings, check_timing
+from jsworker.runtime.watchdog import told_while_slow
+from jsworker.settings import RECOVERY_RULES, Settings, check_timing
 from jsworker.stream.jetstream import Stream
 from jsworker.tracebacks import raised_at
 
@@ -116,7 +118,9 @@ class Worker:
         """Return how this worker is; None before it has started and after it has stopped."""
         if self._closing is None or self._closing.done():
             return None
-        return check_up(self._parts, draining=self._stopping.is_set())
+        return check_up(
+            self._parts, draining=self._stopping.is_set(), recovers_by=self._settings.recovers_by()
+        )
 
     def fleet(self) -> Fleet | None:
         """Return what the last survey found; None: no surveys, or no answer within the last minute."""
@@ -169,6 +173,7 @@ class Worker:
             except BaseException:
                 await self._opened.aclose()
                 raise
+            self._tell_what_is_off()
             loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
             self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds), event_loop=loop)
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
@@ -248,8 +253,10 @@ class Worker:
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
+            what = f"setup of kind {kind.name} ({type(kind.processor).__qualname__})"
             try:
-                await kind.processor.setup()
+                with told_while_slow(partial(self.events.emit, "setup.slow"), what=what):
+                    await kind.processor.setup()
             except Exception as error:
                 place = raised_at(error)
                 raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)} ({place})") from error
@@ -277,6 +284,9 @@ class Worker:
             await self._patiently(lambda: self._refuse_namesake(name))
         self._opened.push_async_callback(parts.lag.stop)
         parts.lag.start()
+        if self._ties is None:  # else the supervisor watches, and kills
+            self._opened.push_async_callback(parts.watchdog.stop)
+            parts.watchdog.start()
         for loop in parts.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()
@@ -284,6 +294,15 @@ class Worker:
             self._opened.push_async_callback(self._shutdown.stop_puller, puller)
             await puller.start()
         self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
+
+    def _tell_what_is_off(self) -> None:
+        off = [rule for rule, is_on in self._settings.recovers_by().items() if not is_on]
+        if off:
+            rest = "" if len(off) < len(RECOVERY_RULES) else "; nobody takes back what a dead worker holds"
+            reason = f"by JSWORKER_RECOVERY={self._settings.recovery}{rest}: jsworker clear does, by hand"
+            if self._settings.recovery == "on":
+                reason = "by JSWORKER_RECOVER_ON_START=false"
+            self.events.emit("recovery.off", rules=off, reason=reason)
 
     async def _refuse_namesake(self, name: str) -> None:
         parts = self._parts

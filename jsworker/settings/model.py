@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, field_validator
@@ -57,6 +57,13 @@ def _own_prefix(prefix: str) -> str:
     return prefix
 
 
+def _rules(value: str) -> str:
+    rules = [rule.strip() for rule in value.split(",")]
+    if value not in ("on", "off") and not (rules and set(rules) <= RECOVERY_RULES.keys()):
+        raise broken(f"must be on, off or a comma list of: {', '.join(RECOVERY_RULES)}")
+    return value
+
+
 def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
@@ -73,6 +80,14 @@ def _no_service_link(value: Any) -> Any:
     # Kubernetes sets JSWORKER_HTTP_PORT=tcp://... in every pod beside a Service named jsworker-http.
     return None if str(value).startswith("tcp://") else value
 
+
+RECOVERY_RULES: Final = {
+    "supervisor": "jobs of a worker process whose end its supervisor has seen",
+    "start": "jobs of earlier lives of this host or container, when a worker starts",
+    "crashed": "jobs of owners that are silent and that nobody answers for on NATS",
+    "stale": "jobs of owners that are silent for longer than their stale threshold",
+}
+"""What workers take back by themselves, each by a rule that can be switched off."""
 
 Seconds = Annotated[float, AfterValidator(_duration)]
 SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
@@ -176,6 +191,10 @@ class Settings(BaseSettings):
     )
     scan_interval: Seconds = Field(5.0, description="seconds between searches for stale and lost jobs")
     relay_interval: Seconds = Field(0.5, description="seconds between publishing what waits and what is due")
+    recovery: Annotated[str, BeforeValidator(_lower), AfterValidator(_rules)] = Field(
+        "on",
+        description=f"which jobs workers take back: on, off or a comma list of {', '.join(RECOVERY_RULES)}",
+    )
     recover_on_start: bool = Field(True, description="take back jobs of earlier lives of this host at start")
     ack_wait: Seconds = Field(
         600.0, description="seconds until JetStream delivers an unanswered message again"
@@ -183,6 +202,10 @@ class Settings(BaseSettings):
     statement_timeout: Seconds = Field(3.0, description="seconds that one database statement may take")
     watchdog_timeout: Seconds = Field(
         120.0, description="seconds without a tick of its event loop until a process is killed"
+    )
+    startup_timeout: Seconds = Field(
+        600.0,
+        description="seconds that setup() may hold the event loop of a starting process until it is killed",
     )
     shutdown_timeout: Seconds = Field(25.0, description="seconds that running jobs get to end at shutdown")
     grace_period: SecondsOrNone = Field(
@@ -281,6 +304,12 @@ class Settings(BaseSettings):
         user = quote(unquote_to_bytes(parts["user"]), safe="")
         login = f"{user}:{quote(password, safe='')}" if password else user
         return f"postgresql://{login}@{parts['place']}" if login else f"postgresql://{parts['place']}"
+
+    def recovers_by(self) -> dict[str, bool]:
+        """Return for each of ``RECOVERY_RULES`` whether jobs are taken back by it."""
+        named = {rule.strip() for rule in self.recovery.split(",")}
+        rules = {rule: self.recovery == "on" or rule in named for rule in RECOVERY_RULES}
+        return rules | {"start": rules["start"] and self.recover_on_start}
 
     def redacted_database_url(self) -> str:
         """Return the database's URL for people: no password."""

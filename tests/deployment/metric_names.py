@@ -24,6 +24,7 @@ PER_PROCESS = {
     "jsworker_event_loop_lag_seconds": set[str](),
     "jsworker_database_connections_in_use": {"pool"},
     "jsworker_database_connections_limit": {"pool"},
+    "jsworker_recovery_enabled": {"rule"},
 }
 FLEET_WIDE = {
     "jsworker_jobs": {"kind", "status"},
@@ -56,6 +57,7 @@ VALUES = {
     "counted": {"true", "false"},
     "server": {"postgresql", "nats"},
     "status": {"scheduled", "queued", "processing"},
+    "rule": {"supervisor", "start", "crashed", "stale"},
     "how": {"killed", "hung", "exited"},
 }
 """Labels whose values are known beforehand."""

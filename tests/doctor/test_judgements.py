@@ -274,6 +274,15 @@ class TestSettings:
         remarks = list(settings.timing(a_settings(crash_threshold=None)))
         assert [remark.level for remark in remarks] == ["ok", "info"]
 
+    def test_recovery_that_is_off(self) -> None:
+        assert only(settings.recovery(a_settings())).level == "ok"
+        off = list(settings.recovery(a_settings(recovery="off")))
+        assert [remark.level for remark in off] == ["warning"] * 4
+        without_start = only(settings.recovery(a_settings(recover_on_start=False)))
+        assert (without_start.level, "rule start is off" in without_start.says) == ("warning", True)
+        [timing] = settings.timing(a_settings(recovery="start,stale"))
+        assert "taken back" not in timing.says
+
     def test_jobs_that_are_kept_for_ever(self) -> None:
         assert only(settings.retention(a_settings(retention=None))).level == "info"
         assert only(settings.retention(a_settings())).says == "ended jobs are kept for 7 d"

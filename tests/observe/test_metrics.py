@@ -42,6 +42,12 @@ def events(registry: CollectorRegistry) -> Events:
             "jsworker_stalls",
             {"kind": "k", "cause": "dead", "counted": "false"},
         ),
+        (
+            "job.cleared",
+            {"cause": "operator", "to": "queued"},
+            "jsworker_stalls",
+            {"kind": "k", "cause": "operator", "counted": "false"},
+        ),
         ("job.fenced", {}, "jsworker_runs_fenced", {"kind": "k"}),
         ("job.lost", {"late_write": True}, "jsworker_late_writes_rejected", {"kind": "k"}),
         (
@@ -128,6 +134,7 @@ def test_what_ends_no_run_of_this_process_counts_as_none(registry: CollectorRegi
     [
         ("jsworker_runs_ended_total", {"outcome": "failed"}),
         ("jsworker_stalls_total", {"cause": "dead", "counted": "true"}),
+        ("jsworker_stalls_total", {"cause": "operator", "counted": "false"}),
         ("jsworker_runs_fenced_total", {}),
         ("jsworker_late_writes_rejected_total", {}),
     ],

@@ -89,6 +89,13 @@ OWNER = [
         tells="rejected",
     ),
     Transition(
+        "QUIET BESIDE",
+        lease.QUIET_BESIDE,
+        "processing",
+        lambda job: _hand(job) | {"stale_after": [90.0], "crash_after": [75.0]},
+        _mine(_BATCH_TOKEN),
+    ),
+    Transition(
         "STRAYS",
         lease.STRAYS,
         "processing",

@@ -1,5 +1,6 @@
 """RESET: where a job goes that is taken back by any of the four rules, and what is counted."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import product
@@ -230,3 +231,20 @@ class TestDeadOwner:
         before: dict[str, Any] = read_job(sql, job_id)
         assert await take() == TakenBack([], {})
         assert read_job(sql, job_id) == before
+
+
+async def test_what_operators_take_back_is_handed_to_one_teller_each(database: Database, sql: Sql) -> None:
+    ids = [insert_job(sql, "processing") for _ in range(20)]
+    taken = await by_operator(database, sql, ids, False)
+    told = await asyncio.gather(*(reset.take_untold(database) for _ in range(4)))
+    assert sorted((each for part in told for each in part), key=lambda each: each.id) == sorted(
+        taken.resets, key=lambda each: each.id
+    )
+    assert await reset.take_untold(database) == []
+
+
+@pytest.mark.parametrize("cause", COUNTING)
+async def test_what_workers_take_back_they_tell_themselves(database: Database, sql: Sql, cause: str) -> None:
+    job_id = insert_job(sql, "processing", last_activity_at=ago(60))
+    assert len((await RULES[cause](database, sql, [job_id], True)).resets) == 1
+    assert await reset.take_untold(database) == []

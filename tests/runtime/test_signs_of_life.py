@@ -216,7 +216,7 @@ async def test_a_heartbeat_takes_back_no_patience_while_more_is_asked_for(
         assert boottime() > run.quiet_until > 0
 
     await eventually(first_is_over)
-    looking = asyncio.create_task(running.worker._parts.heartbeat._end_quiet_phases([run]))
+    looking = asyncio.create_task(running.worker._parts.quiet.follow())
     await asyncio.sleep(0)  # it looks
     go_on.set()
     await gate.met()
@@ -243,6 +243,44 @@ async def test_a_quiet_phase_may_be_ended_early(
     assert (await rows.job(job.id))["stale_after"] == timedelta(seconds=settings.stale_threshold)
     gate.open()
     await rows.becomes(job.id, "completed")
+
+
+async def test_neighbours_of_a_quiet_job_get_its_patience_and_lose_it_with_its_end(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+        await quiet_gate.process(job)
+
+    before_gate, quiet_gate, later_gate = Gate(), Gate(), Gate()
+    await start(
+        scripted(before_gate.process, kind="before"),
+        scripted(be_quiet, kind="quiet"),
+        scripted(later_gate.process, kind="later"),
+    )
+    before = await client.enqueue("before", {})
+    await before_gate.met()
+    quiet = await client.enqueue("quiet", {})
+    await quiet_gate.met()
+    stale = timedelta(seconds=settings.stale_threshold)
+    hour = timedelta(seconds=3600)
+    assert hour < (await rows.job(before.id))["stale_after"] <= stale + hour
+    later = await client.enqueue("later", {})
+    await later_gate.met()
+    row = await rows.job(later.id)
+    assert hour - timedelta(seconds=60) < row["stale_after"] <= stale + hour
+    assert settings.crash_threshold is not None
+    assert row["stale_after"] - row["crash_after"] == stale - timedelta(seconds=settings.crash_threshold)
+    quiet_gate.open()
+    await rows.becomes(quiet.id, "completed")
+
+    async def taken_back() -> None:
+        for job in (before, later):
+            assert (await rows.job(job.id))["stale_after"] == stale
+
+    await eventually(taken_back)
+    before_gate.open()
+    later_gate.open()
 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, 1e300])

@@ -50,6 +50,11 @@ MAY: dict[str, list[str]] = {
         "DELETE FROM jsworker.dead_messages",
         "DELETE FROM jsworker.refused_rows",
         "UPDATE jsworker.refused_rows SET tries = 2",
+        "DELETE FROM jsworker.untold_resets",
+        (
+            "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
+            " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
+        ),
     ],
     "producer": [
         insert(),
@@ -85,6 +90,7 @@ MAY_NOT: dict[str, list[str]] = {
         "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
         "CREATE FUNCTION jsworker.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
         "UPDATE jsworker.job_events SET event = 'claimed'",
+        "UPDATE jsworker.untold_resets SET kind = 'other'",
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "DELETE FROM jsworker.installation",
         "UPDATE jsworker.alembic_version SET version_num = '0000'",

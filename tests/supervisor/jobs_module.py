@@ -42,6 +42,15 @@ class Blocks(JobProcessor):
             time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
 
 
+class SetsUpForEver(JobProcessor):
+    """Keeps the event loop before it begins."""
+
+    async def setup(self) -> None:
+        time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
+
+    async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+
 class HoldsGil(JobProcessor):
     """Keeps the whole interpreter."""
 
@@ -56,6 +65,14 @@ class Quiet(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
         await job.quiet(10.0)
         time.sleep(2.5)  # noqa: ASYNC251 -- the fault itself
+
+
+class LongQuiet(JobProcessor):
+    """Keeps the event loop for several stale thresholds of the tests, and says so before."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        await job.quiet(60.0)
+        time.sleep(6.0)  # noqa: ASYNC251 -- the fault itself
 
 
 class LeavesQuiet(JobProcessor):

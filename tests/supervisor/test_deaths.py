@@ -213,6 +213,22 @@ async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
     assert parent.lines("child.hung") == []
 
 
+async def test_a_job_that_keeps_the_event_loop_in_its_quiet_phase_costs_its_neighbours_nothing(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    """Their process heartbeats for none of them meanwhile, and another one looks for silent owners."""
+    supervise("Nap", "LongQuiet")
+    watcher = supervise("Aborts")
+    await watcher.ready(1)
+    neighbour = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    quiet = await ends_completed(sql, (await client.enqueue("long-quiet", {})).id)
+    assert quiet["fencing_token"] == 1
+    row = read_job(sql, neighbour)
+    assert (row["status"], row["worker_id"], row["fencing_token"]) == ("processing", owner, 1)
+    assert watcher.lines("job.stalled") == []
+
+
 async def test_a_quiet_phase_that_its_job_has_left_hides_no_hang(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
@@ -264,3 +280,63 @@ async def test_the_dead_are_remembered_while_the_database_is_away(
         [buried] = await parent.tells("child.buried")
         assert buried["worker_id"] == owner
         await ends_completed(sql, job_id)
+
+
+async def test_what_a_dead_child_held_stays_where_recovery_is_off(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise(
+        "Nap", recovery="off", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0, scan_interval=0.2
+    )
+    await parent.ready(1)
+    [told] = await parent.tells("recovery.off")
+    assert (told["level"], told["rules"]) == ("warning", ["supervisor", "start", "crashed", "stale"])
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    [left] = await parent.tells("child.not_buried")
+    assert (left["level"], left["worker_id"]) == ("warning", owner)
+    await parent.tells("child.started", 2)
+    other = (await client.enqueue("nap", {"seconds": 0})).id
+    await ends_completed(sql, other)
+    assert read_job(sql, job_id)["worker_id"] == owner
+    await client.clear_and_reenqueue(job_id, "its worker is gone")
+    assert counters(await ends_completed(sql, job_id)) == (1, 0, 0)
+
+
+async def test_a_setup_that_blocks_for_longer_than_a_start_may_take_is_killed(supervise: Supervise) -> None:
+    parent = supervise("SetsUpForEver", startup_timeout=2.0)
+    [hung, *_] = await parent.tells("child.hung")
+    assert "worker_id" not in hung
+
+
+async def test_whatever_a_start_hangs_in_is_named_with_its_place(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_import.py").write_text("import time\n\ntime.sleep(3600)\n")
+    (tmp_path / "slow_setups.py").write_text(
+        "import asyncio, time\n"
+        "from jsworker import JobProcessor\n"
+        "class Waits(JobProcessor):\n"
+        "    async def setup(self):\n"
+        "        await asyncio.get_running_loop().create_future()\n"
+        "    async def process(self, job): ...\n"
+        "class Builds(JobProcessor):\n"
+        "    def __init__(self):\n"
+        "        time.sleep(3600)\n"
+        "    async def process(self, job): ...\n"
+    )
+    hangs = {
+        "slow_import:Any": ("import of slow_import:Any", "slow_import.py, line 3"),
+        "slow_setups:Waits": ("setup of kind waits (Waits)", "slow_setups.py, line 5"),
+        "slow_setups:Builds": ("constructor of Builds", "slow_setups.py, line 9"),
+    }
+    parents = {target: supervise(target) for target in hangs}
+    for target, (what, place) in hangs.items():
+        [told, *_] = await parents[target].tells("setup.slow")
+        assert (told["level"], told["what"]) == ("warning", what)
+        assert told["place"] == f"{tmp_path / place}"
+        assert told["seconds"] >= 10
+    again = await parents["slow_import:Any"].tells("setup.slow", 2)
+    assert again[1]["seconds"] >= 20

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from jsworker.client import JobClient
 from jsworker.settings import Settings
-from tests.ownership.rows import Sql
+from tests.ownership.rows import Sql, read_events
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
@@ -133,6 +133,43 @@ async def test_a_child_that_asked_to_be_killed_is_counted_apart(
     await client.enqueue("stubborn", {})
     await parent.tells("child.condemned")
     await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="condemned"} 1.0')
+
+
+def stalls(text: str, cause: str) -> dict[str, float]:
+    """Return how many counted stalls of one cause each process has told."""
+    return {
+        dict(labels)["process"]: value
+        for (name, labels), value in samples(text).items()
+        if name == "jsworker_stalls_total" and {("cause", cause), ("counted", "true")} <= set(labels)
+    }
+
+
+async def test_what_a_lone_child_leaves_is_told_and_counted_by_the_parent(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise(
+        "Poison", http_port=0, max_stalls=3, stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0
+    )
+    base = await base_of(parent)
+
+    async def all_told(dead: float, quarantined: float) -> None:
+        accepts = "application/openmetrics-text; version=1.0.0"
+        _, text = await asyncio.to_thread(ask, f"{base}/metrics", accepts)
+        assert stalls(text, "dead").get("supervisor") == dead, text
+        assert sum(stalls(text, "dead").values()) == dead
+        assert sum(stalls(text, "crashed in quarantine").values()) == quarantined
+
+    await answers(f"{base}/readyz", HTTPStatus.OK)
+    await eventually(lambda: all_told(0, 0), seconds=30.0)  # there before anything has happened
+    job_id = (await client.enqueue("poison", {})).id
+    await eventually(lambda: all_told(2, 1), seconds=60.0)
+    resets = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+    assert [event["detail"]["counted"] for event in resets] == [True, True]
+    by_parent = [line for line in parent.lines("job.stalled") if line["cause"] == "dead"]
+    assert [line["stalls"] for line in by_parent] == [1, 2]
+    assert {line["job_id"] for line in by_parent} == {str(job_id)}
+    assert {line["worker_id"].startswith("supervisor-") for line in by_parent} == {True}
+    assert [line["to"] for line in parent.lines("job.cleared")] == ["queued", "scheduled"]
 
 
 async def test_figures_of_hundreds_of_kinds_arrive_and_outages_are_still_told(

@@ -38,6 +38,7 @@ async def child() -> AsyncIterator[Child]:
         generation=1,
         name=lambda pid: f"host-{pid}",
         concurrency=1,
+        startup_timeout=600.0,
         watchdog_timeout=60.0,
         watcher=cast("Watcher", _Nobody()),
     )

@@ -1,12 +1,16 @@
-"""What is told of jobs that were taken back, whichever rule gave them free."""
+"""What is told of jobs that were taken back, whichever rule gave them free: of each one event."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Final
 
 from jsworker import fault_points
 from jsworker.events import Events
+from jsworker.ownership.database import Database
 from jsworker.ownership.refused_rows import RefusedRows
-from jsworker.ownership.reset import Reset, TakenBack
+from jsworker.ownership.reset import Reset, TakenBack, take_untold
+
+BY_OPERATOR: Final = "operator"
 
 
 async def report(
@@ -32,17 +36,30 @@ async def report(
     Raises:
         DatabaseUnavailable, DatabaseRefused: what was refused is not set aside.
     """
-    for job in taken.resets:
-        _report_one(job, cause, events, together=len(taken.resets))
+    tell(taken.resets, cause=cause, events=events)
     if taken.resets:
-        _report_all(taken.resets, cause, events)
         await fault_points.reach("after_reset_before_wake")
         on_requeued()
     await refused_rows.note("reset", taken.refused.items())
     return taken.resets
 
 
-def _report_all(resets: Collection[Reset], cause: str, events: Events) -> None:
+async def report_operators(database: Database, *, events: Events) -> None:
+    """Tell of jobs that operators have taken back since, which they could tell nobody.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: not all are told.
+    """
+    while resets := await take_untold(database):
+        tell(resets, cause=BY_OPERATOR, events=events)
+
+
+def tell(resets: Collection[Reset], *, cause: str, events: Events) -> None:
+    """Tell of each job that was taken back, and of all together where their owners were silent or dead."""
+    for job in resets:
+        _tell_one(job, cause, events, together=len(resets))
+    if not resets or cause == BY_OPERATOR:
+        return
     events.emit(
         "stale.recovered",
         jobs=len(resets),
@@ -53,14 +70,17 @@ def _report_all(resets: Collection[Reset], cause: str, events: Events) -> None:
     )
 
 
-def _report_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
+def _tell_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
     facts = {"job_id": str(job.id), "kind": job.kind, "fencing_token": job.fencing_token, "owner": job.owner}
-    stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls}
-    events.emit("job.stalled", **facts, **stall, together=together)
+    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each is told in a line of its own
+        events.emit("job.cleared", **facts, cause=cause, to=job.status)
+    else:
+        stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls}
+        events.emit("job.stalled", **facts, **stall, together=together)
     match job.status:
         case "failed":
             events.emit("job.failed", **facts, error="stalled too often", stalls=job.stalls)
         case "cancelled":
             events.emit("job.cancelled", **facts)
-        case _:
+        case _ if cause != BY_OPERATOR:
             events.emit("job.cleared", **facts, cause=cause, to=job.status, together=together)

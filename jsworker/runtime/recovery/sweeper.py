@@ -41,6 +41,7 @@ class Sweeper:
         events: Events,
         on_requeued: Callable[[], None],
         search: Search,
+        rules: Mapping[str, bool],
     ) -> None:
         """Wire the sweeper.
 
@@ -53,6 +54,7 @@ class Sweeper:
             late: what is remembered of late rows.
             on_requeued: called when jobs went back to the queue.
             search: for late rows.
+            rules: whether to take back by ``stale``, rule 1, and by ``crashed``, rule 3.
         """
         self._worker_id = worker_id
         self._heartbeat_interval = heartbeat_interval
@@ -65,6 +67,7 @@ class Sweeper:
         self._events = events
         self._on_requeued = on_requeued
         self._search = search
+        self._rules = rules
 
     async def step(self) -> None:
         """Look at every late row once, and take back what is proven to be nobody's."""
@@ -79,9 +82,13 @@ class Sweeper:
             if lateness is None:
                 return
             proof = self._late.look(lateness, now=now)
-            self._tell_of_brake(proof)
-            await self._take_back_stale(proof, lateness)
-            await self._take_back_crashed(lateness.suspects)
+            if self._rules["stale"]:
+                self._tell_of_brake(proof)
+                await self._take_back_stale(proof, lateness)
+            else:
+                self._late.proven.clear()  # nor is a claim to take them
+            if self._rules["crashed"]:
+                await self._take_back_crashed(lateness.suspects)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)
 

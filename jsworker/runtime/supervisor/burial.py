@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -11,6 +11,8 @@ from uuid import UUID
 import structlog
 
 from jsworker.errors import DatabaseUnavailable, JsworkerError
+from jsworker.events import Events
+from jsworker.observe.kind_labels import KindLabels
 from jsworker.runtime.clock import boottime
 from jsworker.settings import Settings
 
@@ -58,19 +60,29 @@ class Dead:
 
 
 class Burials:
-    """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end."""
+    """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end.
 
-    def __init__(self, settings: Settings, *, worker_id: str, on_requeued: Callable[[], None]) -> None:
+    Attributes:
+        stalls: how many runs the parent itself has taken back, by their kind's label and whether it counted.
+    """
+
+    def __init__(
+        self, settings: Settings, *, worker_id: str, events: Events, on_requeued: Callable[[], None]
+    ) -> None:
         """Begin with an empty list.
 
         Args:
             settings: where the database is, and how long a statement may take.
             worker_id: who takes the jobs back, for the timeline.
+            events: told of every job that is taken back.
             on_requeued: called when jobs wait to be published.
         """
         self._settings = settings
         self._worker_id = worker_id
+        self._events = events
         self._on_requeued = on_requeued
+        self.stalls: Counter[tuple[str, bool]] = Counter()
+        self._labels = KindLabels()
         self._dead: list[Dead] = []
         self._digging: asyncio.Task[None] | None = None
         self._added = asyncio.Event()
@@ -93,6 +105,11 @@ class Burials:
         if self._digging is None or self._digging.done():
             self._digging = asyncio.create_task(self._dig(), name="jsworker burials")
             self._digging.add_done_callback(self._note_end)
+
+    def expect(self, kinds: Iterable[str]) -> None:
+        """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
+        for kind in kinds:
+            self.stalls[self._labels.label(kind), True] += 0
 
     def waiting(self) -> list[str]:
         """Return the dead whose jobs are not all taken back yet."""
@@ -150,6 +167,7 @@ class Burials:
 
     async def _take_back(self, database: "Database", dead: Dead) -> None:
         from jsworker.ownership.reset import reset_dead  # noqa: PLC0415 -- with SQLAlchemy, see above
+        from jsworker.runtime.recovery.report import tell  # noqa: PLC0415 -- likewise
 
         taken = await reset_dead(
             database,
@@ -162,6 +180,8 @@ class Burials:
         )
         jobs = Counter(reset.status for reset in taken.resets)
         dead.taken += jobs
+        self.stalls.update((self._labels.label(reset.kind), reset.counted) for reset in taken.resets)
+        tell(taken.resets, cause="dead", events=self._events)
         if jobs[_WAKING]:
             self._on_requeued()
         if jobs or not dead.found:

@@ -41,8 +41,6 @@ _READ_BYTES: Final = 65_536
 _BYTES_A_ROUND: Final = 4 * _READ_BYTES
 _PRICE_OF_NONSENSE: Final = 4_096
 """Bytes: what a line that is no message costs, so that a flood of them keeps the parent from nothing."""
-_START_SECONDS: Final = 600.0
-"""For so long a child's event loop may stand still before it holds jobs: a setup may load what is large."""
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 
 
@@ -66,8 +64,8 @@ class Fate:
 class Watcher(Protocol):
     """Whoever is told what a child says."""
 
-    def note_ready(self, child: "Child") -> None:
-        """Its worker works."""
+    def note_ready(self, child: "Child", kinds: Sequence[str]) -> None:
+        """Its worker works on these kinds."""
         ...
 
     def note_registered(self, child: "Child", worker_id: str) -> None:
@@ -109,6 +107,7 @@ class Child:
         name: Callable[[int], str],
         concurrency: int,
         watchdog_timeout: float,
+        startup_timeout: float,
         watcher: Watcher,
     ) -> None:
         """Start the process; to be called in the main thread of an event loop.
@@ -122,6 +121,7 @@ class Child:
             name: returns its worker id without the random end, from its process id.
             concurrency: its job slots.
             watchdog_timeout: seconds without a tick that are too many.
+            startup_timeout: the same before it holds jobs, if that is more: a setup may load what is large.
             watcher: told what it says.
 
         Raises:
@@ -135,7 +135,7 @@ class Child:
         self.holds_jobs = False
         self.last_words: str | None = None
         self.fate: Fate | None = None
-        self.silence = Silence(max(watchdog_timeout, _START_SECONDS))
+        self.silence = Silence(max(watchdog_timeout, startup_timeout))
         self._watchdog_timeout = watchdog_timeout
         self.readiness: str | None = None
         self.figures = ""
@@ -267,10 +267,10 @@ class Child:
                 self.silence.allow(until)
             case Registered(worker_id=worker_id):
                 self._register(worker_id)
-            case Ready():
+            case Ready(kinds=kinds):
                 if not self.ready:
                     self.ready = True
-                    self._watcher.note_ready(self)
+                    self._watcher.note_ready(self, kinds)
             case Figures(part=part):
                 self._figures.append(part)
                 del self._figures[:-MOST_PARTS]

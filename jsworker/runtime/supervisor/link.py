@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from jsworker.observe.logs import drain_logs, write_line
+from jsworker.observe.vitals import MOST_KINDS
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.begun import BegunJobs
 from jsworker.runtime.supervisor.birth import on_sigterm
@@ -118,9 +119,9 @@ class Link:
         self._holds_jobs = True
         self._postpone_last_resort()
 
-    def ready(self) -> None:
-        """Tell that the worker works."""
-        self._say(Ready())
+    def ready(self, kinds: Sequence[str]) -> None:
+        """Tell that the worker works, and on what."""
+        self._say(Ready(kinds=list(kinds[:MOST_KINDS])))
 
     def began(self, job_id: UUID) -> None:
         """Note, for the parent to find, that a job's run begins."""

@@ -6,6 +6,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from jsworker.observe.vitals import MOST_KINDS
+
 LONGEST_LINE: Final = 64 * 1024
 """Bytes; a longer line is skipped."""
 MOST_CULPRITS: Final = 500
@@ -31,9 +33,14 @@ class Registered(BaseModel):
 
 
 class Ready(BaseModel):
-    """The child's worker works."""
+    """The child's worker works.
+
+    Attributes:
+        kinds: on which it does, as many as figures tell apart.
+    """
 
     what: Literal["ready"] = "ready"
+    kinds: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=MOST_KINDS)] = []
 
 
 class QuietUntil(BaseModel):

@@ -12,6 +12,8 @@ from uuid import UUID
 
 import structlog
 
+from jsworker.events import Events
+from jsworker.observe.logs import log_events
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.supervisor.birth import DUMP_SIGNAL
 from jsworker.runtime.supervisor.burial import Burials, Dead
@@ -83,10 +85,10 @@ class Supervisor:
         self._environment = environment
         self._connect_seconds = connect_seconds
         self._places = Places(settings.processes, heartbeat_interval=settings.heartbeat_interval)
+        self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
+        self._events = Events()
         self._burials = Burials(
-            settings,
-            worker_id=f"supervisor-{settings.hostname}-{os.getpid()}",
-            on_requeued=self._wake_children,
+            settings, worker_id=self._id, events=self._events, on_requeued=self._wake_children
         )
         round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
         self._round_seconds = min(_LONGEST_ROUND_SECONDS, max(_SHORTEST_ROUND_SECONDS, round_seconds))
@@ -106,12 +108,13 @@ class Supervisor:
         Raises:
             PortUnavailable: probes and metrics cannot be served; nothing was started.
         """
+        log_events(self._events, worker_id=self._id)
         async with self._serving():
             return await self._supervise()
 
     def view(self) -> View:
         """Return how everything is at this moment."""
-        return self._places.view(stopping=self._stopping)
+        return self._places.view(stopping=self._stopping, stalls=dict(self._burials.stalls))
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -153,9 +156,10 @@ class Supervisor:
                 child.abandon()
         return Ending(self._code, self._words)
 
-    def note_ready(self, child: Child) -> None:
-        """A child works."""
+    def note_ready(self, child: Child, kinds: Sequence[str]) -> None:
+        """A child works on these kinds."""
         self._places.note_ready(child)
+        self._burials.expect(kinds)
         self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
 
     def note_registered(self, child: Child, worker_id: str) -> None:
@@ -200,6 +204,7 @@ class Supervisor:
                 name=partial(self._name_of, place.number),
                 concurrency=self._settings.concurrency,
                 watchdog_timeout=self._settings.watchdog_timeout,
+                startup_timeout=self._settings.startup_timeout,
                 watcher=self,
             )
             self._tell_siblings(place.child)
@@ -261,9 +266,7 @@ class Supervisor:
     def _kill_hung(self, child: Child) -> None:
         seconds = round(child.silence.seconds, 2)
         self._logger.error("child.hung", **child.facts(), silent_seconds=seconds)
-        reason = (
-            f"its process was killed: the event loop stood still for {self._settings.watchdog_timeout:g} s"
-        )
+        reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
         child.fate = Fate(HUNG, reason, counted=not self._stopping)
         # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
         self._loop.call_later(_LINE_SECONDS, child.send, DUMP_SIGNAL)
@@ -300,6 +303,13 @@ class Supervisor:
 
     def _bury(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:
+            return
+        if not self._settings.recovers_by()["supervisor"]:
+            self._logger.warning(
+                "child.not_buried",
+                **child.facts(),
+                reason=f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand",
+            )
             return
         reason = f"its process ended: {child.ending()}"
         innocent = self._just_woke() and child.exit_code not in _OWN_ENDS

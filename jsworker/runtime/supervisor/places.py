@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jsworker.runtime.clock import boottime
@@ -55,11 +55,11 @@ class Places:
         """A child has ended that was not told to; ``how`` is one of ``view.DEATHS``."""
         self._deaths[how] += 1
 
-    def view(self, *, stopping: bool) -> View:
-        """Return how everything is at this moment."""
+    def view(self, *, stopping: bool, stalls: Mapping[tuple[str, bool], int]) -> View:
+        """Return how everything is at this moment, with the stalls that ``view.View`` tells."""
         now = boottime()
         places = [_view(place, now) for place in self._all]
-        return View(places, stopping, self._deaths, now)
+        return View(places, stopping, self._deaths, now, stalls)
 
 
 def _view(place: Place, now: float) -> PlaceView:

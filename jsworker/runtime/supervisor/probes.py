@@ -14,6 +14,7 @@ import jsworker
 from jsworker.observe.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
 from jsworker.observe.gauges import of_logs
 from jsworker.observe.http import Answer, Route
+from jsworker.observe.metrics import STALLS
 from jsworker.observe.vitals import Readiness
 from jsworker.runtime.supervisor.view import DEATHS, PlaceView, View
 
@@ -118,7 +119,10 @@ def families(view: View) -> list[Metric]:
         for place in view.places
         if place.figures_seconds < FRESH_FIGURES_SECONDS
     }
-    processes[_SUPERVISOR] = [of_logs()]
+    stalls = CounterMetricFamily(STALLS[0], STALLS[1], labels=STALLS[2])
+    for (kind, counted), runs in view.stalls.items():
+        stalls.add_metric([kind, "dead", "true" if counted else "false"], runs)
+    processes[_SUPERVISOR] = [of_logs(), stalls]
     wanted = GaugeMetricFamily("jsworker_processes", "Worker processes that there should be.")
     wanted.add_metric([], len(view.places))
     ready = GaugeMetricFamily("jsworker_processes_ready", "Worker processes that work.")

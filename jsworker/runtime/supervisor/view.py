@@ -1,7 +1,7 @@
 """The supervisor and its children as somebody sees them who looks on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 HUNG: Final = "hung"
@@ -51,9 +51,11 @@ class View:
         stopping: whether it was told to stop.
         deaths: how many children ended that were not told to, by ``DEATHS``.
         now: boot time.
+        stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
     """
 
     places: Sequence[PlaceView]
     stopping: bool
     deaths: Mapping[str, int]
     now: float
+    stalls: Mapping[tuple[str, bool], int] = field(default_factory=dict)
