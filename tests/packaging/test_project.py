@@ -22,6 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
 LOCK = ROOT / "requirements-dev.lock"
 IMAGE_LOCK = ROOT / "deploy/requirements.lock"
+OLDEST_LOCK = ROOT / "requirements-oldest.lock"
 
 
 def tree(folder: str) -> set[str]:
@@ -155,7 +156,15 @@ def test_image_runs_the_versions_that_are_tested() -> None:
     assert "pytest" not in pins(IMAGE_LOCK)
 
 
-@pytest.mark.parametrize("lock", [LOCK, IMAGE_LOCK], ids=["dev", "image"])
+def test_both_supported_lines_of_sqlalchemy_are_tested() -> None:
+    [asked] = [requirement for requirement in requirements() if requirement.name == "sqlalchemy"]
+    [oldest] = pins(OLDEST_LOCK).pop("sqlalchemy")
+    assert str(asked.specifier) == f"<2.2,>={oldest}"
+    assert oldest.startswith("2.0.")
+    assert all(version.startswith("2.1.") for version in pins(LOCK)["sqlalchemy"])
+
+
+@pytest.mark.parametrize("lock", [LOCK, IMAGE_LOCK, OLDEST_LOCK], ids=["dev", "image", "oldest"])
 def test_lock_holds_a_hash_for_each_pin_and_no_address(lock: Path) -> None:
     text = lock.read_text()
     entries = [entry for entry in re.split(r"(?m)^(?=\S)", text) if entry and not entry.startswith("#")]
@@ -174,7 +183,8 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "a checkout's path"
     folder.mkdir()
     shutil.copy(ROOT / "Makefile", folder)
-    (folder / "requirements-dev.lock").touch()
+    (folder / LOCK.name).touch()
+    (folder / OLDEST_LOCK.name).touch()
     (folder / "pyproject.toml").write_text('[project]\nname = "nothing"\nversion = "0"\n')
     return folder
 
@@ -218,22 +228,30 @@ def test_make_says_in_one_line_that_no_interpreter_fits(checkout: Path, tmp_path
 
 
 def test_make_sets_up_again_only_after_a_change(checkout: Path) -> None:
-    stamps = [checkout / ".venv/.dependencies", checkout / ".venv/.project"]
-    stamps[0].parent.mkdir()
+    dependencies, project, oldest = stamps = (
+        ".venv/.dependencies",
+        ".venv/.project",
+        ".venv/oldest/.installed",
+    )
+    (checkout / oldest).parent.mkdir(parents=True)
     for stamp in stamps:
-        stamp.touch()
-    assert make(checkout, "--question", ".venv/.project").returncode == 0
-    for changed, target in (
-        ("pyproject.toml", ".venv/.project"),
-        ("requirements-dev.lock", ".venv/.dependencies"),
+        (checkout / stamp).touch()
+
+    def out_of_date() -> set[str]:
+        return {stamp for stamp in stamps if make(checkout, "--question", stamp).returncode == 1}
+
+    assert out_of_date() == set()
+    for changed, stale in (
+        ("pyproject.toml", {project}),
+        (LOCK.name, {dependencies, project, oldest}),
+        (OLDEST_LOCK.name, {oldest}),
     ):
-        newer = stamps[1].stat().st_mtime + 1
+        newer = (checkout / oldest).stat().st_mtime_ns + 10**9
         file = checkout / changed
-        before = file.stat().st_mtime
-        os.utime(file, (newer, newer))
-        assert make(checkout, "--question", target).returncode == 1
-        assert make(checkout, "--question", ".venv/.project").returncode == 1
-        os.utime(file, (before, before))
+        before = file.stat().st_mtime_ns
+        os.utime(file, ns=(newer, newer))
+        assert out_of_date() == stale
+        os.utime(file, ns=(before, before))
 
 
 def test_make_lists_every_target_a_person_types() -> None:

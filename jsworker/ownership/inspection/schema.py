@@ -123,10 +123,11 @@ def wanted_constraints() -> set[str]:
 
 def wanted_fillfactors() -> dict[str, str]:
     """Return the fill factor by table, of those that leave room for HOT updates."""
-    found = {
-        table.name: table.dialect_options["postgresql"]["with"] or {} for table in metadata.tables.values()
+    return {
+        table.name: str(table.info["fillfactor"])
+        for table in metadata.tables.values()
+        if "fillfactor" in table.info
     }
-    return {name: str(options["fillfactor"]) for name, options in found.items() if "fillfactor" in options}
 
 
 async def read_schema(database: Database) -> Schema:
