@@ -330,7 +330,9 @@ def _create_guard(_table: Table, connection: Connection, **_: object) -> None:
 
 def _set_fillfactor(table: Table, connection: Connection, **_: object) -> None:
     # SQLAlchemy 2.0 has no argument for it.
-    connection.exec_driver_sql(f"ALTER TABLE {SCHEMA}.{table.name} SET (fillfactor = {table.info['fillfactor']})")
+    connection.exec_driver_sql(
+        f"ALTER TABLE {SCHEMA}.{table.name} SET (fillfactor = {table.info['fillfactor']})"
+    )
 
 
 event.listen(jobs, "after_create", _create_guard)
