@@ -83,7 +83,7 @@ CHECKS = (
     Check("nats.pairing", stream.pairing, ("stream", "rows", "settings")),
     Check("nats.replicas", stream.replicas, ("stream", "settings")),
     Check("nats.consumers", stream.consumers),
-    Check("nats.service", stream.service, ("consumers", "rows")),
+    Check("nats.service", stream.service, ("consumers", "rows", "settings")),
     Check("clocks.postgresql", clocks.database, ("clock",)),
     Check("clocks.nats", clocks.stream_server),
 )
