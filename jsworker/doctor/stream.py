@@ -10,7 +10,7 @@ from jsworker.settings import Settings
 from jsworker.stream.inspection import MOST_CONSUMERS, ConsumerReport
 from jsworker.stream.shape import Difference
 
-_FIX = "`jsworker doctor --fix` changes it; so does the next worker that starts."
+_FIX = "Workers change it within a minute; `jsworker doctor --fix` does it now."
 
 
 def shape(facts: Facts) -> Iterator[Remark]:
@@ -78,7 +78,7 @@ def replicas(stream: Found, settings: Settings) -> Iterator[Remark]:
     if report.clustered and report.replicas == 1:
         yield warning(
             "the stream has one copy in a cluster: while its server is away, jobs start late, from the table",
-            "Set JSWORKER_STREAM_REPLICAS=3; the next worker that starts changes the stream.",
+            "Set JSWORKER_STREAM_REPLICAS=3 for the workers; the next one that starts changes the stream.",
         )
     elif report.replicas % 2 == 0:
         yield info(
@@ -156,7 +156,7 @@ def service(reports: list[ConsumerReport], rows: Rows, settings: Settings) -> It
     for kind in missing:
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",
-            "Workers make it again when they next ask it for messages; `jsworker doctor --fix` does it now.",
+            "Workers make it again within a minute; `jsworker doctor --fix` does it now.",
         )
     if not reports and not missing:
         yield ok("no consumers yet")

@@ -39,6 +39,8 @@ from jsworker.runtime.run import Hand, Run
 from jsworker.runtime.schema_level import SchemaLevel
 from jsworker.runtime.search import MOST_PATIENCE, Search
 from jsworker.runtime.settler import Settler
+from jsworker.runtime.shape_watch import LONGEST_INTERVAL_SECONDS as SHAPE_SECONDS
+from jsworker.runtime.shape_watch import ShapeWatch
 from jsworker.runtime.slots import Slots
 from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
@@ -56,6 +58,8 @@ _FENCE_LOOKS: Final = 4
 _LINEAGE_HEARTBEATS: Final = 6
 """Heartbeat intervals between two looks at the database's history and the schema's level; also looked at when
 the database falls silent or answers again."""
+_SHAPE_SCANS: Final = 6
+"""Scans between two looks at the shape of stream and consumers."""
 _RECONCILE_ROUNDS: Final = 4
 """Rounds of the startup reconciliation in a statement time-out."""
 
@@ -160,7 +164,7 @@ class Parts:
     def before_pulling(self) -> list[Loop]:
         """Heartbeat first: whatever is claimed from here on is renewed."""
         loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.scans, self.repairs]
-        loops += [self.table, self.lineage]
+        loops += [self.table, self.lineage, self.shape]
         loops += [self.retention] if self._around.settings.retention is not None else []
         loops += [self.surveys] if self._around.surveys else []
         return [*loops, self.reconciliation] if self._around.settings.recover_on_start else loops
@@ -314,6 +318,14 @@ class Parts:
         )
         self.retention = Loop(
             "retention", retention.step, interval=TICK_SECONDS, jitter=_SCAN_JITTER, died=died
+        )
+        shape = ShapeWatch(list(self._around.kinds), stream=self.stream, events=self._around.events)
+        self.shape = Loop(
+            "shape",
+            shape.step,
+            interval=min(SHAPE_SECONDS, _SHAPE_SCANS * settings.scan_interval),
+            jitter=_SCAN_JITTER,
+            died=died,
         )
         self.survey = FleetSurvey(
             sorted(self._around.kinds), database=self.database, health=self.health, stream=self.stream
