@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 IMAGE_LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/build.lock
+OLDEST := $(VENV)/oldest
+OLDEST_LOCK := requirements-oldest.lock
+USE_SQLALCHEMY := tests/ownership tests/client tests/runtime/test_transactions.py tests/runtime/test_server_faults.py
 CHAOS := build/chaos.jsonl
 KILLS := sigkill_child sigkill_parent sigkill_both sigkill_not_restarted sigkill_without_nats event_loop_block gil_hold
 
@@ -21,6 +24,7 @@ CREATE_VENV = $(if $(UV),$(UV) venv --quiet --clear --python $$python,$$python -
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compile --quiet \
 	--universal --python-version 3.11 --generate-hashes --no-annotate
+OLDEST_SQLALCHEMY = sed -n 's/^  "sqlalchemy.*>=\([0-9.]*\),.*/sqlalchemy==\1/p' pyproject.toml
 
 # As pip does, uv trusts the certificates that the system trusts.
 export UV_SYSTEM_CERTS ?= 1
@@ -31,11 +35,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test cover check verify chaos model bench bench-full fix lock clean
+.PHONY: help demo dev test test-oldest cover check verify chaos model bench bench-full fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose nothing. ARGS="REPO…" for other repositories.
 	$(BIN)/jsworker demo $(ARGS)
@@ -47,7 +51,7 @@ dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COM
 # last. Where ARGS leave no test for one of the two runs, that is fine (5). Deadlines of tenths of a second break on a
 # machine that others slow down: what failed (1) is run once more, by itself. What fails twice fails, both are shown.
 # Not with ARGS: they may end a run before its other tests.
-SELECTED = -m "$(1) and not slow and not verify" $(ARGS)
+SELECTED = -m "$(1) and not slow and not verify" $(2) $(ARGS)
 PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || { \
 	case $$? in \
 		5) ;; \
@@ -59,6 +63,15 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) |
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
 	@$(call PYTEST,timed)
 	@$(call PYTEST,not timed)
+	@$(if $(ARGS),,$(MAKE) test-oldest)
+
+# Most applications bring SQLAlchemy 2.0: the oldest that pyproject.toml allows hides the locked one.
+ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)"
+
+test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Run the tests of what uses SQLAlchemy on the oldest version allowed.
+	@$(ON_OLDEST); $(BIN)/python -c 'import sqlalchemy; print("== on SQLAlchemy", sqlalchemy.__version__)'
+	@$(ON_OLDEST); $(call PYTEST,timed,$(USE_SQLALCHEMY))
+	@$(ON_OLDEST); $(call PYTEST,not timed,$(USE_SQLALCHEMY))
 
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
@@ -104,6 +117,7 @@ lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change 
 	$(COMPILE) pyproject.toml --extra dev --output-file $(LOCK) $(ARGS)
 	$(COMPILE) pyproject.toml --extra uvloop --constraint $(LOCK) --output-file $(IMAGE_LOCK)
 	$(COMPILE) deploy/build.in --constraint $(LOCK) --output-file $(BUILD_LOCK)
+	$(OLDEST_SQLALCHEMY) | $(COMPILE) - --no-deps --output-file $(OLDEST_LOCK)
 
 clean: ## Remove everything that can be made again, .venv too.
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
@@ -122,4 +136,9 @@ $(VENV)/.dependencies: $(LOCK)
 
 $(VENV)/.project: pyproject.toml $(VENV)/.dependencies
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(OLDEST)/.installed: $(OLDEST_LOCK) $(VENV)/.dependencies
+	@rm -rf $(OLDEST)
+	@$(INSTALL) --no-deps --require-hashes --target $(OLDEST) --requirement $(OLDEST_LOCK)
 	@touch $@

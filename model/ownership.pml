@@ -139,11 +139,13 @@ inline claim(w, ok) { ok=0;
 #endif
      :: else fi }
 inline release() { owner=0; late=0;                         /* guard: mine, by the caller */
-  if :: creq && !RELEASE_IGNORES_CANCEL -> err++; st=CANC :: else -> att--;
+  att--;
+  if :: creq && !RELEASE_IGNORES_CANCEL -> st=CANC :: else ->
      if :: requeue() :: st=SCHED fi                         /* SCHED: a server's fault ended the run */
   fi; check() }
 inline fail() { owner=0; late=0;
-  if :: err++; if :: creq -> st=CANC :: !creq && err>=MAXA -> st=FAILED :: else -> st=SCHED fi
+  if :: creq -> att--; st=CANC
+     :: !creq -> err++; if :: err>=MAXA -> st=FAILED :: else -> st=SCHED fi
      :: stl>=MAXS-1 -> stl++; if :: creq -> st=CANC :: else -> st=FAILED fi      /* a crash in quarantine */
   fi; check() }
 inline complete() { done++; owner=0; late=0; st=COMPL; check() }

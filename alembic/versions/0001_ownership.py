@@ -149,7 +149,6 @@ def upgrade() -> None:
         sa.CheckConstraint("publish_after IS NOT NULL OR NOT needs_publish", name="jobs_publish_has_time"),
         sa.PrimaryKeyConstraint("id"),
         schema=SCHEMA,
-        postgresql_with={"fillfactor": 70},
     )
     op.create_index(
         "jobs_due",
@@ -222,9 +221,10 @@ def upgrade() -> None:
         sa.CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
         sa.PrimaryKeyConstraint("id"),
         schema=SCHEMA,
-        postgresql_with={"fillfactor": 70},
     )
     op.create_index("workers_hostname", "workers", ["hostname"], unique=False, schema=SCHEMA)
+    for table in ("jobs", "workers"):  # SQLAlchemy 2.0 has no argument for it
+        op.execute(f"ALTER TABLE jsworker.{table} SET (fillfactor = 70)")
     op.execute(REFUSE_JOB_UPDATE)
     op.execute(JOBS_GUARD)
 

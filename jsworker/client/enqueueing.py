@@ -1,13 +1,15 @@
 """What may be enqueued: kinds, payloads, keys and delays, checked before anything is written."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from jsworker import strict_json, tracing
-from jsworker.errors import InvalidPayload
+from jsworker.errors import InvalidJson, InvalidName, InvalidPayload
 from jsworker.names import check_kind, check_unique_key, shown
 from jsworker.ownership import enqueue
 from jsworker.ownership.enqueue import NewJob, new_job_id
@@ -84,9 +86,26 @@ def kind_name(kind: Kind) -> str:
     """Return the name of a kind.
 
     Raises:
-        InvalidName: it holds characters that are not allowed.
+        InvalidName: it holds characters that are not allowed, or is no name at all.
     """
-    return check_kind(kind.kind if isinstance(kind, type) and issubclass(kind, JobProcessor) else kind)
+    if isinstance(kind, type) and issubclass(kind, JobProcessor):
+        return check_kind(kind.kind)
+    if not isinstance(kind, str):
+        raise InvalidName(f"kind {shown(kind)} must be a kind's name, or the class of its processor")
+    return check_kind(kind)
+
+
+def one_for_each(name: str, given: Any) -> list[Any]:
+    """Return what is given for many jobs as a list.
+
+    Raises:
+        TypeError: it is one value, or has no order.
+    """
+    if isinstance(given, str | bytes | Mapping | BaseModel | set | frozenset) or not isinstance(
+        given, Iterable
+    ):
+        raise TypeError(f"{name} must be a list with one for each job, not {type(given).__name__}")
+    return list(given)
 
 
 def new_job(
@@ -119,8 +138,8 @@ def new_job(
 
 def new_jobs(
     kind: Kind,
-    payloads: Iterable[Any],
-    unique_keys: Iterable[str | None],
+    payloads: Sequence[Any],
+    unique_keys: Sequence[str | None],
     *,
     delay: float,
     max_attempts: int | None,
@@ -128,16 +147,21 @@ def new_jobs(
     max_payload_bytes: int,
     context: TraceContext = _NO_SPAN,
 ) -> Iterator[NewJob]:
-    """Return a job like ``new_job`` for each payload; all are checked before the first one is made."""
+    """Return a job like ``new_job`` for each payload; all are checked before the first one is made.
+
+    An error of one among several payloads says which.
+    """
     kind_name(kind)
     try:
         finite = math.isfinite(delay)
+    except OverflowError:
+        finite = False
     except TypeError:
         hint = "; give its total_seconds()" if isinstance(delay, timedelta) else ""
         what = f"not {type(delay).__name__}{hint}"
         raise TypeError(f"delay={shown(delay)} must be a number of seconds, {what}") from None
     if not (finite and 0 <= delay <= LONGEST_DELAY):
-        raise ValueError(f"delay={delay!r} must be from 0 to {LONGEST_DELAY:g} seconds")
+        raise ValueError(f"delay={shown(delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
     for name, value, most in (
         ("max_attempts", max_attempts, MOST_ATTEMPTS),
         ("max_stalls", max_stalls, MOST_STALLS),
@@ -145,9 +169,16 @@ def new_jobs(
         if value is not None and not isinstance(value, Integral):
             raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
         if value is not None and not 1 <= value <= most:
-            raise ValueError(f"{name}={value!r} must be from 1 to {most}")
+            raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
-    texts = [_payload_text(kind, payload, max_payload_bytes) for payload in payloads]
+    texts: list[str] = []
+    for payload in payloads:
+        try:
+            texts.append(_payload_text(kind, payload, max_payload_bytes))
+        except (InvalidJson, InvalidPayload) as error:
+            if len(payloads) == 1:
+                raise
+            raise type(error)(f"payloads[{len(texts)}]: {error}") from None
     rest = (float(delay), max_attempts, max_stalls, *context)
     return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -12,7 +13,7 @@ from uuid import UUID
 from jsworker import fault_points, tracing
 from jsworker.batcher import Batcher
 from jsworker.client.batching import SharedInserts
-from jsworker.client.enqueueing import Kind, kind_name, new_job, new_jobs
+from jsworker.client.enqueueing import Kind, kind_name, new_job, new_jobs, one_for_each
 from jsworker.client.inserting import insert
 from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
 from jsworker.client.stream_link import StreamLink
@@ -52,6 +53,7 @@ _PUBLISH_EVERY_SECONDS = 1.0
 _PUBLISH_BATCH = 1000
 _AT_ONCE_BESIDE_ENQUEUES = 2
 _REASON_CHARACTERS = 1000
+_MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
 _MAY_NOT_MARK = "the login may not note what was published (role jsworker_publisher): workers publish it"
 
@@ -70,7 +72,14 @@ class JobClient:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare a client; nothing connects yet."""
+        """Prepare a client; nothing connects yet.
+
+        Raises:
+            TypeError: these are no ``Settings``.
+        """
+        if not isinstance(settings, Settings):
+            hint = "JobClient.from_env() makes them, JobClient.from_env(database_url=…) with changes"
+            raise TypeError(f"JobClient takes Settings, not {type(settings).__name__}: {hint}")
         self._settings = settings
         self.events = Events()
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
@@ -216,9 +225,12 @@ class JobClient:
 
         Returns:
             One answer for each payload, in order.
+
+        Raises:
+            TypeError: ``payloads`` or ``unique_keys`` is one value instead of many, or has no order.
         """
-        given = list(payloads)
-        keys = list(unique_keys) if unique_keys is not None else [None] * len(given)
+        given = one_for_each("payloads", payloads)
+        keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name = kind_name(kind)
@@ -323,7 +335,12 @@ class JobClient:
             JobNotFound: where that job has stood is not known any more.
             InvalidName: ``kind`` can be no kind's name.
             ValueError: ``limit`` is less than 1, or there is no such ``status``.
+            TypeError: ``limit`` is no whole number.
         """
+        if not isinstance(limit, Integral):
+            raise TypeError(f"limit={shown(limit)} must be a whole number, not {type(limit).__name__}")
+        if not 1 <= limit <= _MOST_LISTED:
+            raise ValueError(f"limit={shown(limit)} must be from 1 to {_MOST_LISTED}")
         if status is not None and status not in STATUSES:
             raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
         name = None if kind is None else kind_name(kind)
@@ -358,7 +375,10 @@ class JobClient:
         Raises:
             JobNotFound: no job has this id.
             TransitionRefused: it is not running, or its owner has just settled it.
+            TypeError: ``reason`` is no text.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
         with operators_rights("clear_and_reenqueue"):
             reset_ = await self._clear(job_uuid(job_id), reason)
         self._publish_in_background()
@@ -501,7 +521,11 @@ def job_uuid(job_id: UUID | str) -> UUID:
     if isinstance(job_id, UUID):
         return job_id
     if not isinstance(job_id, str):
-        hint = "; several are given one by one: cancel(*ids)" if isinstance(job_id, Iterable) else ""
+        hint = ""
+        if isinstance(job_id, Enqueued | Mapping):
+            hint = "; give its id"
+        elif isinstance(job_id, Iterable):
+            hint = "; each is an argument of its own: cancel(*ids)"
         raise TypeError(f"a job id is a UUID or its text, not {type(job_id).__name__}{hint}")
     try:
         return UUID(job_id)

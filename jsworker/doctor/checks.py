@@ -85,7 +85,7 @@ CHECKS = (
     Check("nats.replicas", stream.replicas, ("stream", "settings")),
     Check("nats.consumers", stream.consumers),
     Check("nats.subjects", stream.subjects, ("unconsumed",)),
-    Check("nats.service", stream.service, ("consumers", "rows")),
+    Check("nats.service", stream.service, ("consumers", "rows", "settings")),
     Check("clocks.postgresql", clocks.database, ("clock",)),
     Check("clocks.nats", clocks.stream_server),
 )

@@ -91,7 +91,8 @@ def queues(rows: Rows) -> Iterator[Remark]:
     if len(rows.queues) >= MOST_QUEUES:
         yield info(
             f"no more than {counted(len(rows.queues), 'kind')} were looked at; jobs of others may wait too",
-            "Look at them: `jsworker jobs --status queued`; `jsworker cancel` takes what nobody is to do.",
+            "Look at them: `jsworker jobs --status queued`; `jsworker cancel --status queued --kind KIND` "
+            "takes what nobody is to do.",
         )
     if not rows.queues:
         yield ok("no job waits for a worker")
@@ -126,7 +127,7 @@ def dead_messages(rows: Rows) -> Iterator[Remark]:
         f"{counted(rows.dead_messages, 'dead message')}, the newest {seconds(rows.newest_dead_message)} old: "
         "they could not be read, or named no job"
     )
-    do = "Look at them: `jsworker dead-messages`; then replay or drop them."
+    do = "Look at them: `jsworker dead-messages`; then `jsworker dead-messages replay ID`, or drop."
     yield warning(says, do) if rows.newest_dead_message < _RECENT_SECONDS else info(says, do)
 
 
@@ -162,7 +163,7 @@ def failures(rows: Rows) -> Iterator[Remark]:
         return
     last = counted(ended.jobs, "ended job")
     says = f"{ended.failed:,} of the last {last} failed, within {seconds(ended.within)}"
-    do = "Look at them: `jsworker jobs --status failed`; `jsworker retry` queues them again."
+    do = "Look at them: `jsworker jobs --status failed`; `jsworker retry --status failed` queues them again."
     many = ended.jobs >= _FEW_ENDED and ended.failed >= _MANY_FAILED * ended.jobs
     yield warning(says, do) if many else info(says, do)
 

@@ -10,7 +10,7 @@ from jsworker.settings import Settings
 from jsworker.stream.inspection import MOST_CONSUMERS, ConsumerReport
 from jsworker.stream.shape import Difference
 
-_FIX = "`jsworker doctor --fix` changes it; so does the next worker that starts."
+_FIX = "Workers change it within a minute; `jsworker doctor --fix` does it now."
 
 
 def shape(facts: Facts) -> Iterator[Remark]:
@@ -29,10 +29,10 @@ def shape(facts: Facts) -> Iterator[Remark]:
     if fixed:
         yield error(
             f"stream {settings.stream} cannot be used: {_list(fixed)}",
-            "Delete the stream, and a worker makes it anew (no job is lost with it), or name another one: "
-            "JSWORKER_STREAM.",
+            f"Delete the stream, and a worker makes it anew (no job is lost with it): `nats stream rm "
+            f"{settings.stream}`; or name another one: JSWORKER_STREAM.",
         )
-    if changeable:
+    elif changeable:
         yield error(f"stream {settings.stream} is not as it must be: {_list(changeable)}", _FIX)
     if not fixed and not changeable:
         yield ok(
@@ -78,12 +78,12 @@ def replicas(stream: Found, settings: Settings) -> Iterator[Remark]:
     if report.clustered and report.replicas == 1:
         yield warning(
             "the stream has one copy in a cluster: while its server is away, jobs start late, from the table",
-            "Set JSWORKER_STREAM_REPLICAS=3; the next worker that starts changes the stream.",
+            "Set JSWORKER_STREAM_REPLICAS=3 for the workers; the next one that starts changes the stream.",
         )
     elif report.replicas % 2 == 0:
         yield info(
             f"{report.replicas} copies survive the loss of no more servers than {report.replicas - 1} do",
-            "Set JSWORKER_STREAM_REPLICAS to an odd number.",
+            f"Set JSWORKER_STREAM_REPLICAS={report.replicas + 1}: workers add copies, and take none away.",
         )
     elif not behind:
         more = (
@@ -113,13 +113,13 @@ def consumers(facts: Facts) -> Iterator[Remark]:
                 f"JSWORKER_SCAN_INTERVAL={settings.scan_interval:g}: messages of running jobs come again",
                 _FIX,
             )
-        if fixed:
+        if fixed:  # nothing else of it is changed then
             sound = False
             yield error(
                 f"consumer {name} cannot be used: {_list(fixed)}",
                 f"Delete it, and a worker makes it anew: `nats consumer rm {settings.stream} {name}`.",
             )
-        if changeable:
+        elif changeable:
             sound = False
             yield error(f"consumer {name} is not as it must be: {_list(changeable)}", _FIX)
         if report.paused:
@@ -128,7 +128,7 @@ def consumers(facts: Facts) -> Iterator[Remark]:
     if len(reports) >= MOST_CONSUMERS:
         yield info(
             f"no more than {counted(len(reports), 'consumer')} were looked at; there may be others",
-            "If there are consumers of kinds that are gone, delete them.",
+            f"If there are consumers of kinds that are gone: `nats consumer rm {settings.stream} KIND`.",
         )
     if sound:
         yield ok(f"{counted(len(reports), 'consumer')} as they must be" if reports else "no consumers yet")
@@ -147,7 +147,7 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Remark]:
     )
 
 
-def service(reports: list[ConsumerReport], rows: Rows) -> Iterator[Remark]:
+def service(reports: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Remark]:
     """Whether each consumer has workers, and each kind of the workers its consumer."""
     served = {kind for worker in rows.workers if worker.alive for kind in worker.kinds}
     idle = [report for report in reports if report.name not in served and not report.requests]
@@ -157,18 +157,19 @@ def service(reports: list[ConsumerReport], rows: Rows) -> Iterator[Remark]:
         if waiting:
             yield warning(
                 f"consumer {name} holds {counted(waiting, 'message')}, and no worker of this kind is alive",
-                f"Run a worker for {name}; or, if the kind is gone, cancel its jobs and delete the consumer.",
+                f"Run a worker for {name}; or, if the kind is gone: `jsworker cancel --kind {name}`, then "
+                f"`nats consumer rm {settings.stream} {name}`.",
             )
         else:
             yield info(
                 f"consumer {name} is empty, and no worker of this kind is alive",
-                "If the kind is gone, delete the consumer.",
+                f"If the kind is gone: `nats consumer rm {settings.stream} {name}`.",
             )
     missing = sorted(served - {report.name for report in reports})
     for kind in missing:
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",
-            "Workers make it again when they next ask it for messages; `jsworker doctor --fix` does it now.",
+            "Workers make it again within a minute; `jsworker doctor --fix` does it now.",
         )
     if not reports and not missing:
         yield ok("no consumers yet")

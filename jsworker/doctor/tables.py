@@ -68,17 +68,16 @@ def index_use(schema: Schema) -> Iterator[Remark]:
 
 def constraints(schema: Schema) -> Iterator[Remark]:
     """Whether PostgreSQL itself refuses what the protocol forbids."""
-    missing = sorted(wanted_constraints() - schema.constraints.keys())
-    doubtful = sorted(name for name, valid in schema.constraints.items() if not valid)
+    missing = sorted(wanted_constraints().difference(schema.constraints))
     if missing:
         yield error(
             f"{counted(len(missing), 'constraint')} missing ({listed(missing)}): impossible rows get in",
             _RESTORE,
         )
-    for name in doubtful:
+    for name, table in sorted(schema.doubtful.items()):
         yield warning(
             f"constraint {name} is NOT VALID: old rows may break it",
-            f"ALTER TABLE jsworker.jobs VALIDATE CONSTRAINT {_quoted(name)}",
+            f"ALTER TABLE jsworker.{_quoted(table)} VALIDATE CONSTRAINT {_quoted(name)}",
         )
     lax = {name: fear for name, fear in _TRIGGERS.items() if not schema.triggers.get(name)}
     for name, fear in lax.items():
@@ -88,7 +87,7 @@ def constraints(schema: Schema) -> Iterator[Remark]:
             )
         else:
             yield error(f"trigger {name} is missing: {fear}", _RESTORE)
-    if not (lax or missing or doubtful):
+    if not (lax or missing or schema.doubtful):
         yield ok(f"{len(schema.constraints)} constraints and {len(_TRIGGERS)} triggers hold")
 
 

@@ -37,6 +37,7 @@ FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :wo
 RETURNING j.id, j.status, j.fencing_token
 """)
 
+# A run of a job that is cancelled on request counts neither as an error nor as an attempt.
 FAIL = text(
     """
 WITH input AS (
@@ -59,8 +60,9 @@ WITH input AS (
 ), ended AS (
   UPDATE jsworker.jobs AS j SET
     status = mine.next,
-    errors = j.errors + CASE WHEN mine.stalled THEN 0 ELSE 1 END,
+    errors = j.errors + CASE WHEN mine.stalled OR mine.next = 'cancelled' THEN 0 ELSE 1 END,
     stalls = j.stalls + CASE WHEN mine.stalled THEN 1 ELSE 0 END,
+    attempts = j.attempts - CASE WHEN mine.next = 'cancelled' AND NOT mine.stalled THEN 1 ELSE 0 END,
     last_error = mine.error,
     failure_reason = CASE WHEN mine.next = 'failed' THEN mine.reason END,
     cleared = false, clear_reason = NULL,
@@ -97,8 +99,7 @@ WITH input AS (
 ), ended AS (
   UPDATE jsworker.jobs AS j SET
     status = CASE WHEN mine.cancel THEN 'cancelled' WHEN mine.delay IS NULL THEN 'queued' ELSE 'scheduled' END,
-    errors = j.errors + CASE WHEN mine.cancel THEN 1 ELSE 0 END,
-    attempts = j.attempts - CASE WHEN mine.cancel THEN 0 ELSE 1 END,
+    attempts = j.attempts - 1,
     dispatch = j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END,
     needs_publish = NOT mine.cancel AND mine.delay IS NULL,
     publish_after = clock_timestamp(),

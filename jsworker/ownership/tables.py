@@ -179,7 +179,7 @@ jobs = Table(
         postgresql_where=text("unique_key IS NOT NULL AND status IN ('scheduled', 'queued', 'processing')"),
     ),
     # Room for a second version of two rows in three: one statement renews all running jobs of a page.
-    postgresql_with={"fillfactor": 60},
+    info={"fillfactor": 60},
 )
 
 workers = Table(
@@ -203,7 +203,7 @@ workers = Table(
     Column("last_seen_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
     Index("workers_hostname", "hostname"),
-    postgresql_with={"fillfactor": 70},
+    info={"fillfactor": 70},
 )
 
 job_events = Table(
@@ -344,4 +344,13 @@ def _create_guard(_table: Table, connection: Connection, **_: object) -> None:
         connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
+def _set_fillfactor(table: Table, connection: Connection, **_: object) -> None:
+    # SQLAlchemy 2.0 has no argument for it.
+    connection.exec_driver_sql(
+        f"ALTER TABLE {SCHEMA}.{table.name} SET (fillfactor = {table.info['fillfactor']})"
+    )
+
+
 event.listen(jobs, "after_create", _create_guard)
+event.listen(jobs, "after_create", _set_fillfactor)
+event.listen(workers, "after_create", _set_fillfactor)

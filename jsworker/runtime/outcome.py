@@ -143,7 +143,7 @@ def stopped(run: Run) -> Outcome:
         case Stop.LOST:
             return Lost()
         case Stop.CANCELLED:
-            return Failed("cancelled on request", None, 0.0)
+            return HandedBack("cancelled on request")  # a job that was asked to end has not erred
         case Stop.TIMEOUT | Stop.NO_PROGRESS:
             return failed(run, str(_passed_limit(run)))
         case Stop.FENCED | Stop.SHUTDOWN | None:

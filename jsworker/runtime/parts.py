@@ -42,6 +42,8 @@ from jsworker.runtime.run import Hand, Run
 from jsworker.runtime.schema_level import SchemaLevel
 from jsworker.runtime.search import MOST_PATIENCE, Search
 from jsworker.runtime.settler import Settler
+from jsworker.runtime.shape_watch import LONGEST_INTERVAL_SECONDS as SHAPE_SECONDS
+from jsworker.runtime.shape_watch import ShapeWatch
 from jsworker.runtime.slots import Slots
 from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
@@ -60,6 +62,8 @@ _FENCE_LOOKS: Final = 4
 _LINEAGE_HEARTBEATS: Final = 6
 """Heartbeat intervals between two looks at the database's history and the schema's level; also looked at when
 the database falls silent or answers again."""
+_SHAPE_SCANS: Final = 6
+"""Scans between two looks at the shape of stream and consumers."""
 _RECONCILE_ROUNDS: Final = 4
 """Rounds of the startup reconciliation in a statement time-out."""
 
@@ -176,7 +180,7 @@ class Parts:
         recovers_by = self._around.settings.recovers_by()
         loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.repairs]
         loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
-        loops += [self.table, self.lineage, self.unconsumed]
+        loops += [self.table, self.lineage, self.unconsumed, self.shape]
         loops += [self.retention] if self._around.settings.retention is not None else []
         loops += [self.surveys] if self._around.surveys else []
         return [*loops, self.reconciliation] if recovers_by["start"] else loops
@@ -333,6 +337,14 @@ class Parts:
         )
         self.retention = Loop(
             "retention", retention.step, interval=TICK_SECONDS, jitter=_SCAN_JITTER, died=died
+        )
+        shape = ShapeWatch(list(self._around.kinds), stream=self.stream, events=self._around.events)
+        self.shape = Loop(
+            "shape",
+            shape.step,
+            interval=min(SHAPE_SECONDS, _SHAPE_SCANS * settings.scan_interval),
+            jitter=_SCAN_JITTER,
+            died=died,
         )
         self.survey = FleetSurvey(
             sorted(self._around.kinds), database=self.database, health=self.health, stream=self.stream

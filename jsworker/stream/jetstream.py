@@ -134,6 +134,15 @@ class Stream:
         self._ack_waits.update(ack_waits or {})
         self._publisher.stream_created = await self._topology.ensure(kinds, self._ack_waits, timeout)
 
+    async def keep_in_shape(self, kinds: Sequence[str]) -> None:
+        """Put right what somebody has changed since ``ensure``, and raise as it does.
+
+        An ack_wait that is longer than asked for is left alone: a worker with other settings may need it.
+        """
+        self._publisher.stream_created = await self._topology.ensure(
+            kinds, self._ack_waits, 0.0, shortens=False
+        )
+
     async def restore(self, kind: str) -> None:
         """Make the stream and one kind's consumer again after they have gone. Raises as ``ensure`` does."""
         await self.ensure([kind], timeout=0.0)

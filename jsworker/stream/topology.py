@@ -49,13 +49,21 @@ class Topology:
         self._events = events
         self._stream = f"stream {settings.stream}"
 
-    async def ensure(self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float) -> datetime:
+    async def ensure(
+        self,
+        kinds: Iterable[str],
+        ack_waits: Mapping[str, float],
+        seconds: float,
+        *,
+        shortens: bool = True,
+    ) -> datetime:
         """Make, compare and change; returns when the stream was created.
 
         Args:
             kinds: those that need a consumer.
             ack_waits: seconds by kind; the settings' own for others.
             seconds: how long to try while nobody answers, as in a cluster that elects its leaders.
+            shortens: whether a longer ack_wait than asked for, which does no harm, is made shorter.
 
         Raises:
             StreamRefused: something is not as it must be and cannot be changed; the line says what.
@@ -70,7 +78,8 @@ class Topology:
             with attempt:
                 info = await self._ensure_stream()
                 for kind in kinds:
-                    await self._ensure_consumer(kind, ack_waits.get(kind, self._settings.ack_wait))
+                    ack_wait = ack_waits.get(kind, self._settings.ack_wait)
+                    await self._ensure_consumer(kind, ack_wait, shortens=shortens)
         if info.created is None:
             raise StreamRefused(f"{self._stream}: the server does not say when it was created")
         return info.created
@@ -145,13 +154,14 @@ class Topology:
             other = "another stream"
         return StreamRefused(f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps")
 
-    async def _ensure_consumer(self, kind: str, ack_wait: float) -> None:
+    async def _ensure_consumer(self, kind: str, ack_wait: float, *, shortens: bool) -> None:
         wanted = consumer_config(self._settings, kind, ack_wait)
         try:
             info = await self._api.consumer_info(kind)
         except NotThere:
             info = await self._create_consumer(wanted)
-        differences = consumer_differences(info.config, wanted)
+        found = consumer_differences(info.config, wanted)
+        differences = [each for each in found if shortens or _does_harm(each)]
         fixed = [each for each in differences if not each.changeable]
         if fixed:
             raise StreamRefused(
@@ -189,9 +199,9 @@ class Topology:
                 )
 
     def _check_consumer(self, wanted: ConsumerConfig, left: list[Difference], reason: str) -> None:
-        """Refuse what could not be changed. A longer ack_wait than asked for does no harm."""
+        """Refuse what could not be changed and does harm."""
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval
-        bad = [each for each in left if each.setting != "ack_wait" or each.actual < each.wanted]
+        bad = [each for each in left if _does_harm(each)]
         for difference in bad:
             if difference.setting == "ack_wait" and difference.actual <= stale + 2 * scan:
                 raise StreamRefused(
@@ -213,6 +223,11 @@ class Topology:
 
 def _list(differences: Iterable[Difference]) -> str:
     return "; ".join(map(str, differences))
+
+
+def _does_harm(difference: Difference) -> bool:
+    """Tell whether a consumer cannot be left so: a longer ack_wait than asked for can."""
+    return difference.setting != "ack_wait" or difference.actual < difference.wanted
 
 
 def _changes(differences: Iterable[Difference]) -> dict[str, Any]:

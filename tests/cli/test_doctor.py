@@ -387,6 +387,13 @@ BROKEN_TABLES = [
         *("tables.constraints", "warning", "constraint jobs_counters is NOT VALID"),
     ),
     (
+        (
+            "ALTER TABLE jsworker.workers DROP CONSTRAINT workers_state, ADD CONSTRAINT workers_state "
+            "CHECK (state IN ('running', 'draining', 'stopped')) NOT VALID"
+        ),
+        *("tables.constraints", "warning", "constraint workers_state is NOT VALID"),
+    ),
+    (
         "ALTER TABLE jsworker.jobs DISABLE TRIGGER jobs_guard",
         *("tables.constraints", "error", "trigger jobs_guard is disabled"),
     ),

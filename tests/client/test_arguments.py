@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from jsworker.client import JobClient
-from jsworker.errors import InvalidName
+from jsworker.client import Enqueued, JobClient
+from jsworker.errors import InvalidJson, InvalidName
 from jsworker.job import Job
 from jsworker.processor import JobProcessor
 from jsworker.settings import Settings
@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
     "a list of ids": (
         lambda client: client.cancel([uuid4()]),  # type: ignore[arg-type]
         TypeError,
-        r"^a job id is a UUID or its text, not list; several are given one by one: cancel\(\*ids\)$",
+        r"^a job id is a UUID or its text, not list; each is an argument of its own: cancel\(\*ids\)$",
     ),
     "a number for an id": (
         lambda client: client.get(7),  # type: ignore[arg-type]
@@ -53,7 +53,72 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^status='bogus' must be one of scheduled, queued, processing, completed, failed, cancelled$",
     ),
     "no such kind": (lambda client: client.list(kind="Bogus"), InvalidName, r"^kind 'Bogus' must match "),
-    "less than one": (lambda client: client.list(limit=-1), ValueError, r"limit"),
+    "a processor": (
+        lambda client: client.enqueue(CountLines(), {}),  # type: ignore[arg-type]
+        InvalidName,
+        r"^kind <.*> must be a kind's name, or the class of its processor$",
+    ),
+    "less than one": (lambda client: client.list(limit=-1), ValueError, r"^limit=-1 must be from 1 to \d+$"),
+    "more than there can be": (
+        lambda client: client.list(limit=10**30),
+        ValueError,
+        r"^limit=1000.* must be",
+    ),
+    "a limit as text": (
+        lambda client: client.list(limit="5"),  # type: ignore[arg-type]
+        TypeError,
+        r"^limit='5' must be a whole number, not str$",
+    ),
+    "a delay beyond all floats": (
+        lambda client: client.enqueue(KIND, {}, delay=10**400),
+        ValueError,
+        r"^delay=1000.* must be from 0 to ",
+    ),
+    "one payload for many": (
+        lambda client: client.enqueue_many(KIND, {"n": 1}),
+        TypeError,
+        r"^payloads must be a list with one for each job, not dict$",
+    ),
+    "no payloads": (
+        lambda client: client.enqueue_many(KIND, None),  # type: ignore[arg-type]
+        TypeError,
+        r"^payloads must be a list with one for each job, not NoneType$",
+    ),
+    "one key for many": (
+        lambda client: client.enqueue_many(KIND, [{}, {}], unique_keys="ab"),
+        TypeError,
+        r"^unique_keys must be a list with one for each job, not str$",
+    ),
+    "keys without an order": (
+        lambda client: client.enqueue_many(KIND, [{}, {}], unique_keys={"a", "b"}),  # type: ignore[arg-type]
+        TypeError,
+        r"^unique_keys must be a list with one for each job, not set$",
+    ),
+    "a number for a key": (
+        lambda client: client.enqueue(KIND, {}, unique_key=7),  # type: ignore[arg-type]
+        InvalidName,
+        r"^unique key 7 must be text of 1 to 255 printable characters$",
+    ),
+    "one payload among others": (
+        lambda client: client.enqueue_many(KIND, [{}, {"at": b""}, {}]),
+        InvalidJson,
+        r"^payloads\[1\]: payload holds a value of type bytes, which is no JSON \(at at\)$",
+    ),
+    "what enqueue returned": (
+        lambda client: client.get(Enqueued(uuid4(), created=True)),  # type: ignore[arg-type]
+        TypeError,
+        r"^a job id is a UUID or its text, not Enqueued; give its id$",
+    ),
+    "a row": (
+        lambda client: client.retry({"id": uuid4()}),  # type: ignore[arg-type]
+        TypeError,
+        r"^a job id is a UUID or its text, not dict; give its id$",
+    ),
+    "no reason": (
+        lambda client: client.clear_and_reenqueue(uuid4(), None),  # type: ignore[arg-type]
+        TypeError,
+        r"^reason=None must be text, not NoneType$",
+    ),
 }
 
 
@@ -62,6 +127,14 @@ async def test_what_is_wrong_is_said_by_name(client: JobClient, case: str) -> No
     call, error, told = WRONG[case]
     with pytest.raises(error, match=told):
         await call(client)
+
+
+def test_a_client_takes_settings() -> None:
+    url: Any = "postgresql://localhost/jobs"
+    with pytest.raises(
+        TypeError, match=r"^JobClient takes Settings, not str: JobClient\.from_env\(\) makes them"
+    ):
+        JobClient(url)
 
 
 async def test_numbers_of_any_sort_are_numbers(client: JobClient) -> None:

@@ -140,7 +140,7 @@ UNSTORABLE: dict[str, Any] = {
 async def test_what_cannot_be_stored_is_refused_before_anything_is_written(case: str) -> None:
     client = JobClient(UNREACHABLE)
     for call in (client.enqueue(KIND, UNSTORABLE[case]), client.enqueue_many(KIND, [{}, UNSTORABLE[case]])):
-        with pytest.raises((InvalidJson, InvalidPayload), match=r"^payload ") as refusal:
+        with pytest.raises((InvalidJson, InvalidPayload), match=r"^(payloads\[1\]: )?payload ") as refusal:
             await call
         assert MARKER not in str(refusal.value)
         assert "\n" not in str(refusal.value)
@@ -171,7 +171,7 @@ async def test_what_cannot_be_stored_is_refused_before_anything_is_written(case:
 async def test_kinds_with_forbidden_characters_are_refused_in_one_line(name: Any) -> None:
     client = JobClient(UNREACHABLE)
     for call in (lambda: client.enqueue(name, {}), lambda: client.enqueue_many(name, [{}])):
-        with pytest.raises(InvalidName, match=r"must match \^\[a-z0-9\]") as refusal:
+        with pytest.raises(InvalidName, match=r"must (match \^\[a-z0-9\]|be a kind's name)") as refusal:
             await call()
         assert "\n" not in str(refusal.value)
         str(refusal.value).encode()

@@ -300,7 +300,7 @@ class TestIndexUse:
 
     def judge(self, index: IndexState, *, live: int) -> Remark:
         table = TableState("jobs", float(live), {}, live, 0, 0, 0, None)
-        return only(tables.index_use(Schema({"jobs": table}, {index.name: index}, {}, {})))
+        return only(tables.index_use(Schema({"jobs": table}, {index.name: index}, (), {}, {})))
 
     def test_a_large_one_that_was_never_used(self) -> None:
         remark = self.judge(self.INDEX, live=1_000_000)

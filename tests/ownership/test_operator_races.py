@@ -67,7 +67,7 @@ class TestCancel:
         winner.commit()
         assert await ending is Settled.CANCELLED
         job = read_job(sql, running)
-        assert (job["status"], job["errors"], job["attempts"]) == ("cancelled", 1, 1)
+        assert (job["status"], job["errors"], job["attempts"]) == ("cancelled", 0, 0)
         assert event_names(sql, running) == ["cancel_requested", "cancelled"]
 
     async def test_cancel_first_and_the_run_completes(

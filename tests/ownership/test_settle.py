@@ -107,7 +107,12 @@ class TestFail:
         assert await fail(database, job_id, permanent=permanent) is settled
         job = read_job(sql, job_id)
         assert job["status"] == settled.value
-        assert counters(job) == (before["attempts"], before["errors"] + 1, before["stalls"])
+        counted = settled is not Settled.CANCELLED
+        assert counters(job) == (
+            before["attempts"] - (not counted),
+            before["errors"] + counted,
+            before["stalls"],
+        )
         assert (job["last_error"], job["failure_reason"]) == ("broken", reason)
         assert (job["finished_at"] is None) is (settled is Settled.SCHEDULED)
         assert (job["worker_id"], job["needs_publish"], job["dispatch"]) == (None, False, 1)
@@ -191,13 +196,13 @@ class TestRelease:
         job_id = insert_job(sql, "processing", cancel_requested=True)
         runs = [Return(job_id, 1, "SQLSTATE 57P01", 60.0)]
         assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.CANCELLED]
-        assert counters(read_job(sql, job_id)) == (1, 1, 0)
+        assert counters(read_job(sql, job_id)) == (0, 0, 0)
 
-    async def test_of_a_cancelled_job_keeps_the_attempt(self, database: Database, sql: Sql) -> None:
+    async def test_of_a_cancelled_job_counts_nothing(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", cancel_requested=True)
         assert await release(database, job_id) is Settled.CANCELLED
         job = read_job(sql, job_id)
-        assert (job["status"], counters(job)) == ("cancelled", (1, 1, 0))
+        assert (job["status"], counters(job)) == ("cancelled", (0, 0, 0))
         assert (job["dispatch"], job["needs_publish"], job["cleared"], job["clear_reason"]) == (
             1,
             False,

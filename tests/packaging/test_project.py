@@ -23,6 +23,7 @@ VERSION = PROJECT["version"]
 LOCK = ROOT / "requirements-dev.lock"
 IMAGE_LOCK = ROOT / "deploy/requirements.lock"
 BUILD_LOCK = ROOT / "deploy/build.lock"
+OLDEST_LOCK = ROOT / "requirements-oldest.lock"
 
 
 def tree(folder: str) -> set[str]:
@@ -175,7 +176,17 @@ def test_actions_are_pinned_by_commit() -> None:
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each) for each in uses)
 
 
-@pytest.mark.parametrize("lock", [LOCK, IMAGE_LOCK, BUILD_LOCK], ids=["dev", "image", "build"])
+def test_both_supported_lines_of_sqlalchemy_are_tested() -> None:
+    [asked] = [requirement for requirement in requirements() if requirement.name == "sqlalchemy"]
+    [oldest] = pins(OLDEST_LOCK).pop("sqlalchemy")
+    assert str(asked.specifier) == f"<2.2,>={oldest}"
+    assert oldest.startswith("2.0.")
+    assert all(version.startswith("2.1.") for version in pins(LOCK)["sqlalchemy"])
+
+
+@pytest.mark.parametrize(
+    "lock", [LOCK, IMAGE_LOCK, BUILD_LOCK, OLDEST_LOCK], ids=["dev", "image", "build", "oldest"]
+)
 def test_lock_holds_a_hash_for_each_pin_and_no_address(lock: Path) -> None:
     text = lock.read_text()
     entries = [entry for entry in re.split(r"(?m)^(?=\S)", text) if entry and not entry.startswith("#")]
@@ -194,7 +205,8 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "a checkout's path"
     folder.mkdir()
     shutil.copy(ROOT / "Makefile", folder)
-    (folder / "requirements-dev.lock").touch()
+    (folder / LOCK.name).touch()
+    (folder / OLDEST_LOCK.name).touch()
     (folder / "pyproject.toml").write_text('[project]\nname = "nothing"\nversion = "0"\n')
     return folder
 
@@ -238,22 +250,30 @@ def test_make_says_in_one_line_that_no_interpreter_fits(checkout: Path, tmp_path
 
 
 def test_make_sets_up_again_only_after_a_change(checkout: Path) -> None:
-    stamps = [checkout / ".venv/.dependencies", checkout / ".venv/.project"]
-    stamps[0].parent.mkdir()
+    dependencies, project, oldest = stamps = (
+        ".venv/.dependencies",
+        ".venv/.project",
+        ".venv/oldest/.installed",
+    )
+    (checkout / oldest).parent.mkdir(parents=True)
     for stamp in stamps:
-        stamp.touch()
-    assert make(checkout, "--question", ".venv/.project").returncode == 0
-    for changed, target in (
-        ("pyproject.toml", ".venv/.project"),
-        ("requirements-dev.lock", ".venv/.dependencies"),
+        (checkout / stamp).touch()
+
+    def out_of_date() -> set[str]:
+        return {stamp for stamp in stamps if make(checkout, "--question", stamp).returncode == 1}
+
+    assert out_of_date() == set()
+    for changed, stale in (
+        ("pyproject.toml", {project}),
+        (LOCK.name, {dependencies, project, oldest}),
+        (OLDEST_LOCK.name, {oldest}),
     ):
-        newer = stamps[1].stat().st_mtime + 1
+        newer = (checkout / oldest).stat().st_mtime_ns + 10**9
         file = checkout / changed
-        before = file.stat().st_mtime
-        os.utime(file, (newer, newer))
-        assert make(checkout, "--question", target).returncode == 1
-        assert make(checkout, "--question", ".venv/.project").returncode == 1
-        os.utime(file, (before, before))
+        before = file.stat().st_mtime_ns
+        os.utime(file, ns=(newer, newer))
+        assert out_of_date() == stale
+        os.utime(file, ns=(before, before))
 
 
 def test_make_lists_every_target_a_person_types() -> None:

@@ -73,7 +73,7 @@ async def test_a_running_job_learns_of_it_with_the_next_heartbeat(
     assert (done.cancelled, done.requested) == ([], [job.id])
     before = len(beats)
     row = await rows.becomes(job.id, "cancelled")
-    assert (row["errors"], row["attempts"], row["last_error"]) == (1, 1, "cancelled on request")
+    assert (row["errors"], row["attempts"], row["last_error"]) == (0, 0, None)
     [(cancelled, should_stop, at)] = seen
     assert cancelled
     assert should_stop
@@ -124,6 +124,7 @@ async def test_an_error_after_a_cancel_cancels_instead_of_a_retry(
     gate.open()
     row = await rows.becomes(job.id, "cancelled")
     assert row["last_error"].startswith("ValueError: of its own")
+    assert (row["errors"], row["attempts"]) == (0, 0)
 
 
 async def test_a_cancel_right_before_the_worker_stops_is_not_forgotten(
@@ -137,7 +138,7 @@ async def test_a_cancel_right_before_the_worker_stops_is_not_forgotten(
     await client.cancel(job.id)
     assert await running.worker.close(force=True) == 0
     row = await rows.job(job.id)
-    assert (row["status"], row["errors"], row["attempts"]) == ("cancelled", 1, 1)
+    assert (row["status"], row["errors"], row["attempts"]) == ("cancelled", 0, 0)
     assert running.events.names(job.id)[-1] == "job.cancelled"
 
 

@@ -320,6 +320,8 @@ class Model:
     def _fail(self, job: Job, run: Failure) -> None:
         if run.stalled:
             job.stalls += 1
+        elif job.cancel_requested:
+            job.attempts -= 1
         else:
             job.errors += 1
         used_up = (
@@ -338,12 +340,11 @@ class Model:
     def release(self, worker_id: str, runs: Sequence[Return]) -> list[Settled]:
         for run in runs:
             if job := self.mine(worker_id, (run.id, run.token)):
+                job.attempts -= 1
                 if job.cancel_requested:
-                    job.errors += 1
                     job.enter("cancelled")
                     job.clear(None)
                 else:
-                    job.attempts -= 1
                     job.enter("queued")
                     job.clear(run.reason)
                 job.written[worker_id, run.token] = Settled(job.status)

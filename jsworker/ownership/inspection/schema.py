@@ -1,6 +1,6 @@
 """What the catalogs and statistics tell of jsworker's tables, and how they must be."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,8 +34,10 @@ WHERE n.nspname = :schema ORDER BY c.relname
 """)
 
 CONSTRAINTS = text("""
-SELECT con.conname AS name, con.convalidated AS valid
-FROM pg_constraint AS con JOIN pg_namespace AS n ON n.oid = con.connamespace
+SELECT con.conname AS name, t.relname AS "table", con.convalidated AS valid
+FROM pg_constraint AS con
+JOIN pg_class AS t ON t.oid = con.conrelid
+JOIN pg_namespace AS n ON n.oid = con.connamespace
 WHERE n.nspname = :schema AND con.contype = 'c'
 """)
 
@@ -91,13 +93,15 @@ class Schema:
     """The tables as they are.
 
     Attributes:
-        constraints: CHECK constraints by name, and whether each holds for every row.
+        constraints: names of CHECK constraints.
+        doubtful: those that old rows may break, each with its table.
         triggers: those on ``jobs`` by name, and whether each fires.
     """
 
     tables: Mapping[str, TableState]
     indexes: Mapping[str, IndexState]
-    constraints: Mapping[str, bool]
+    constraints: Collection[str]
+    doubtful: Mapping[str, str]
     triggers: Mapping[str, bool]
 
 
@@ -123,10 +127,11 @@ def wanted_constraints() -> set[str]:
 
 def wanted_fillfactors() -> dict[str, str]:
     """Return the fill factor by table, of those that leave room for HOT updates."""
-    found = {
-        table.name: table.dialect_options["postgresql"]["with"] or {} for table in metadata.tables.values()
+    return {
+        table.name: str(table.info["fillfactor"])
+        for table in metadata.tables.values()
+        if "fillfactor" in table.info
     }
-    return {name: str(options["fillfactor"]) for name, options in found.items() if "fillfactor" in options}
 
 
 async def read_schema(database: Database) -> Schema:
@@ -150,6 +155,7 @@ async def read_schema(database: Database) -> Schema:
             for row in tables
         },
         indexes={row.name: IndexState(**row._asdict()) for row in indexes},
-        constraints={row.name: row.valid for row in constraints},
+        constraints={row.name for row in constraints},
+        doubtful={row.name: row.table for row in constraints if not row.valid},
         triggers={row.name: row.enabled for row in triggers},
     )
