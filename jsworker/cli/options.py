@@ -26,6 +26,28 @@ OnlyStatus = Annotated[
 OnlyKind = Annotated[
     str | None, typer.Option(metavar="KIND", help="Only jobs of this kind.", show_default=False)
 ]
+StaleFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Only running jobs whose worker gave no heartbeat for so long: it is dead or cut off.",
+        show_default=False,
+    ),
+]
+RunningFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="Only running jobs whose run began so long ago.", show_default=False
+    ),
+]
+NoProgressFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Only running jobs that told no progress and saved no checkpoint for so long.",
+        show_default=False,
+    ),
+]
 JobIds = Annotated[list[UUID] | None, typer.Argument(metavar="ID", help="The jobs' ids.", show_default=False)]
 
 

@@ -99,6 +99,7 @@ jobs = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     _instant("started_at"),
     _instant("finished_at"),
+    _instant("progress_at"),
     # Every new version of a row is checked. As {0,63} the length would cost twenty times as much.
     CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64", name="jobs_kind"),
     # Python decides what is printable; here, what would break a line or a terminal.

@@ -1,0 +1,25 @@
+"""When a job last told its progress is kept, so that those that hang are found by it.
+
+A column that may be NULL is added at once, however many jobs there are.
+
+Revision: 0011, after 0010
+"""
+
+import sqlalchemy as sa
+
+from alembic import op
+
+revision = "0011"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column(
+        "jobs", sa.Column("progress_at", sa.DateTime(timezone=True), nullable=True), schema="jsworker"
+    )
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "progress_at", schema="jsworker")
