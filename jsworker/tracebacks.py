@@ -27,6 +27,11 @@ def raised_at(error: BaseException) -> str:
     return ""
 
 
+def is_ours(path: str) -> bool:
+    """Tell whether a file belongs to jsworker."""
+    return path.startswith(_OURS)
+
+
 def _is_installed(path: str) -> bool:
     """Tell whether a file belongs to Python, to an installed package or to jsworker."""
     return path.startswith((_OURS, *_INSTALLED))

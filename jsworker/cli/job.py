@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.jobs import COLOURS, refusal
-from jsworker.cli.options import Json, new_app
+from jsworker.cli.options import Json, Stack, new_app
 from jsworker.cli.output import console, iso, print_json, print_line, print_table
 from jsworker.cli.runs import runs_in_words
 from jsworker.cli.words import cell, headline, since, until
@@ -31,6 +31,7 @@ app = new_app()
 def job(
     job_id: Annotated[UUID, typer.Argument(metavar="ID", help="The job's id.", show_default=False)],
     *,
+    stack: Stack = False,
     as_json: Json = False,
 ) -> None:
     """Show one job: every column that is set, payload and result too, and its timeline.
@@ -39,7 +40,16 @@ def job(
     that were refused, retries, cancellations. Below it stands, for each run of a job that ran more than once,
     how it ended. With --json, the object has every column, the timeline under "timeline", and under "refused"
     what PostgreSQL refuses to do with the job's row.
+
+    --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
+    places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
+    or the thread of a plain function.
     """
+    if stack:
+        from jsworker.cli.stack import show_run  # noqa: PLC0415 -- nobody else needs NATS here
+
+        show_run(job_id, as_json=as_json)
+        return
     found = asyncio.run(_job(job_id))
     if as_json:
         print_json(found)

@@ -16,6 +16,15 @@ After = Annotated[
     UUID | None,
     typer.Option("--after", metavar="ID", help="Go on behind this job.", show_default=False),
 ]
+Stack = Annotated[
+    bool,
+    typer.Option(
+        "--stack",
+        metavar="",
+        help="Show where it is at this moment: file, line, function.",
+        show_default=False,
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.", show_default=False)]
 OnlyStatus = Annotated[
     Status | None,

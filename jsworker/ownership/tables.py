@@ -201,6 +201,7 @@ workers = Table(
     Column("state", Text, nullable=False),
     Column("started_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("last_seen_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("kinds_without_timeout", ARRAY(Text)),
     CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
     Index("workers_hostname", "hostname"),
     postgresql_with={"fillfactor": 70},
