@@ -145,6 +145,14 @@ def test_kinds_without_a_limit_of_their_own_are_named(make_settings: Callable[..
     assert without_timeout(resolve_kinds(processors, make_settings(progress_timeout=60.0))) == []
 
 
+async def test_a_worker_tells_of_them_at_its_start_and_in_its_row(rows: Rows, start: StartWorker) -> None:
+    running = await start(scripted(echo, kind="left-open"), scripted(echo, kind="limited", timeout=5.0))
+    [started] = running.events.of("worker.started")
+    assert started["kinds_without_timeout"] == ["left-open"]
+    [worker] = await rows.query("SELECT kinds_without_timeout AS kinds FROM jsworker.workers")
+    assert worker["kinds"] == ["left-open"]
+
+
 async def test_without_a_sign_of_life_of_its_own_a_run_fails_whatever_the_heartbeat_says(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
