@@ -102,8 +102,8 @@ class Stacks:
 
 def of_run(run: Run) -> list[Stack]:
     """Return the stacks of a run of this process: its coroutine or thread, then the tasks it waits for."""
-    if run.thread_id is not None and (found := _of_thread(run.thread_id)):
-        return found
+    if run.thread_id is not None and run.phase is Phase.RUNNING:  # else the thread has ended
+        return _of_thread(run.thread_id)
     return [_of_task(task, "task" if n else "coroutine") for n, task in enumerate(_tasks_of(run))]
 
 

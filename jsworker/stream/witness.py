@@ -127,7 +127,12 @@ class Witness:
             raise
 
     async def _tell(self, client: Client, reply: bytes, stacks: Awaitable[bytes]) -> None:
-        client.answer(reply, await stacks)
+        try:
+            told = await stacks
+        except Exception:
+            client.answer(reply, b"")  # silence would look like a blocked event loop
+            raise
+        client.answer(reply, told)
 
 
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
