@@ -72,8 +72,9 @@ class JobProcessor(ABC, Generic[P]):
         kind: what jobs of this processor are called; default: the class name in kebab-case.
         max_attempts: attempts that may end in an error before the job fails.
         max_stalls: runs that may be taken back from a silent owner before the job fails.
-        timeout: seconds that one run may take; None: no limit. A coroutine that passes it is cancelled; a
-            plain function cannot be: its process is ended, and the other jobs there run again uncounted.
+        timeout: seconds that one run may take; left out: JSWORKER_JOB_TIMEOUT, a day; None: no limit. A
+            coroutine that passes it is cancelled; a plain function cannot be: its process is ended, and the
+            other jobs there run again uncounted.
         progress_timeout: seconds without a sign of life from the job itself; None: no limit.
         stale_threshold: seconds of silence after which any worker may take the job back;
             None: only evidence of the owner's death or an operator may.

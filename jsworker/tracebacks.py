@@ -101,6 +101,11 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip(_MARGIN))
 
 
+def is_ours(path: str) -> bool:
+    """Tell whether a file belongs to jsworker."""
+    return path.startswith(_OURS)
+
+
 def _is_installed(path: str) -> bool:
     """Tell whether a file belongs to Python, to an installed package or to jsworker."""
     return path.startswith((_OURS, *_INSTALLED))

@@ -73,7 +73,8 @@ class TestValues:
         assert (settings.watchdog_timeout, settings.shutdown_timeout) == (120, 25)
         assert settings.recover_on_start is True
         assert (settings.max_attempts, settings.max_stalls) == (5, 3)
-        for name in ("grace_period", "job_timeout", "progress_timeout", "worker_id", "pod_uid", "http_port"):
+        assert settings.job_timeout == 24 * 3600
+        for name in ("grace_period", "progress_timeout", "worker_id", "pod_uid", "http_port"):
             assert getattr(settings, name) is None
         assert settings.retention == 7 * 24 * 3600
         assert settings.max_payload_bytes == 1_048_576

@@ -1,6 +1,6 @@
 """What operators take back is noted, for one worker to tell it as an event and to count it.
 
-Revision: 0013, after 0010
+Revision: 0013, after 0011
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0013"
-down_revision = "0010"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 

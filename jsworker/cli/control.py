@@ -4,7 +4,6 @@ They need only the database: workers publish what they queue again, within their
 """
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated
@@ -14,20 +13,41 @@ import typer
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
-from jsworker.cli.options import JobIds, Json, OnlyKind, OnlyStatus, Yes, new_app
+from jsworker.cli.options import (
+    JobIds,
+    Json,
+    NoProgressFor,
+    OnlyKind,
+    OnlyStatus,
+    RunningFor,
+    StaleFor,
+    Yes,
+    new_app,
+)
 from jsworker.cli.outcomes import Outcome, OutcomeReport, changed, refused
-from jsworker.cli.selection import Filter, Found, Selection, check_choice, choose_statuses, select
+from jsworker.cli.selection import (
+    Filter,
+    Found,
+    Selection,
+    check_choice,
+    choose_age,
+    choose_statuses,
+    select,
+    since_found,
+)
 from jsworker.errors import TransitionRefused
 from jsworker.ownership import control, listing, reset
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.reset import Reset
+from jsworker.ownership.run_age import RunAge
 
 _BATCH = 500
 _TRIES = 3
 _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
 _LIVE = ("scheduled", "queued", "processing")
+_FILTERS_OF_RUNS = "--status/--kind/--stale-for/--running-for/--no-progress-for"
 
 Action = Callable[[Database, Found], AsyncIterator[Outcome]]
 
@@ -60,19 +80,23 @@ def cancel(
     *,
     status: OnlyStatus = None,
     kind: OnlyKind = None,
+    stale_for: StaleFor = None,
+    running_for: RunningFor = None,
+    no_progress_for: NoProgressFor = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> int:
     """Cancel jobs: waiting ones at once, running ones are asked to stop.
 
-    Name jobs by their ids, or choose them by --status or --kind. A running job learns of it with its worker's
-    next heartbeat, and is cancelled when its run has ended.
+    Name jobs by their ids, or choose them by --status or --kind, running ones also by their age. A running
+    job learns of it with its worker's next heartbeat, and is cancelled when its run has ended.
     """
-    wanted = Filter(choose_statuses("cancel", status, _LIVE), kind)
-    filtered = status is not None or kind is not None
-    check_choice("cancel", ids, filtered=filtered, filters="--status/--kind", yes=yes)
+    age = choose_age(stale_for, running_for, no_progress_for)
+    wanted = Filter(choose_statuses("cancel", status, _LIVE, age), kind, age)
+    filtered = status is not None or kind is not None or bool(age)
+    check_choice("cancel", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
     selection = select("cancel", ids, wanted, yes=yes)
-    action = partial(_cancel, statuses=wanted.statuses if filtered else None)
+    action = partial(_cancel, statuses=wanted.statuses if filtered else None, age=age)
     return _perform("cancel", action, selection, as_json=as_json)
 
 
@@ -85,29 +109,26 @@ def clear(
     ],
     status: OnlyStatus = None,
     kind: OnlyKind = None,
-    stale_for: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="Only jobs without a sign of life for so long.", show_default=False
-        ),
-    ] = None,
+    stale_for: StaleFor = None,
+    running_for: RunningFor = None,
+    no_progress_for: NoProgressFor = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> int:
     """Take running jobs from their workers and put them back into the queue.
 
-    Name jobs by their ids, or choose them by --kind or --stale-for. This run of a job does not count as an
-    attempt; whatever its former worker still does, its result is refused.
+    Name jobs by their ids, or choose them by --kind or by their age. A job that hangs while its worker lives
+    has heartbeats: --no-progress-for or --running-for find it, --stale-for does not. This run of a job does
+    not count as an attempt; whatever its former worker still does, its result is refused.
     """
     if not (reason.strip() and len(reason) <= _LONGEST_REASON and reason.isprintable()):
         raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")
-    if stale_for is not None and not (math.isfinite(stale_for) and stale_for >= 0):
-        raise WrongUsage(f"--stale-for {stale_for} must be a number of seconds, 0 or more")
-    filtered = any(given is not None for given in (status, kind, stale_for))
-    wanted = Filter(choose_statuses("clear", status, ("processing",)), kind, stale_for)
-    check_choice("clear", ids, filtered=filtered, filters="--status/--kind/--stale-for", yes=yes)
+    age = choose_age(stale_for, running_for, no_progress_for)
+    filtered = status is not None or kind is not None or bool(age)
+    wanted = Filter(choose_statuses("clear", status, ("processing",), age), kind, age)
+    check_choice("clear", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
     selection = select("clear", ids, wanted, yes=yes)
-    action = partial(_clear, reason=reason, stale_for=stale_for)
+    action = partial(_clear, reason=reason, age=age)
     return _perform("clear", action, selection, as_json=as_json)
 
 
@@ -138,14 +159,16 @@ async def _retry(database: Database, found: Found) -> AsyncIterator[Outcome]:
 
 
 async def _cancel(
-    database: Database, found: Found, *, statuses: Sequence[str] | None
+    database: Database, found: Found, *, statuses: Sequence[str] | None, age: RunAge
 ) -> AsyncIterator[Outcome]:
-    """Cancel jobs by their ids, or those of them that are of one of these statuses still."""
+    """Cancel jobs by their ids, or those of them that are still of one of these statuses, and so old."""
     left = refused if statuses is None else changed
-    done = await control.cancel(database, [job_id for job_id, _ in found], statuses=statuses)
+    done = await control.cancel(database, [job_id for job_id, _ in found], statuses=statuses, age=age)
     for job_id, _ in found:
         if job_id in done.final:
             yield left(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
+        elif age and done.other.get(job_id) == "processing":
+            yield left(job_id, f"job {job_id}: {since_found(age)}, or it has been claimed anew")
         elif job_id in done.other:
             yield left(job_id, f"job {job_id} is {done.other[job_id]} by now")
         elif job_id in done.unknown:
@@ -156,13 +179,11 @@ async def _cancel(
             yield Outcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
 
 
-async def _clear(
-    database: Database, found: Found, *, reason: str, stale_for: float | None
-) -> AsyncIterator[Outcome]:
+async def _clear(database: Database, found: Found, *, reason: str, age: RunAge) -> AsyncIterator[Outcome]:
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {each.id: each for each in _unclearable(found, seen)}
     running = [(job_id, seen[job_id].fencing_token) for job_id, _ in found if job_id not in refusals]
-    taken, bad = await _take_back(database, running, reason, stale_for)
+    taken, bad = await _take_back(database, running, reason, age)
     for job_id, _ in found:
         if job_id in refusals:
             yield refusals[job_id]
@@ -170,10 +191,9 @@ async def _clear(
             yield Outcome(job_id, taken[job_id].status)
         elif job_id in bad:
             yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
-        elif stale_for is not None:
-            yield changed(job_id, f"job {job_id}: its worker gave a sign of life, or writes it right now")
         else:
-            yield refused(job_id, f"job {job_id}: its worker has just settled it, or writes it right now")
+            left = changed if age else refused
+            yield left(job_id, f"job {job_id}: {since_found(age)}, or it is being written right now")
 
 
 def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Outcome]:
@@ -189,7 +209,7 @@ def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Ou
 
 
 async def _take_back(
-    database: Database, running: list[tuple[UUID, int]], reason: str, stale_for: float | None
+    database: Database, running: list[tuple[UUID, int]], reason: str, age: RunAge
 ) -> tuple[dict[UUID, Reset], dict[UUID, str]]:
     """Reset running jobs; a row that a heartbeat has locked for the moment is tried again.
 
@@ -203,7 +223,7 @@ async def _take_back(
         if not left:
             break
         await asyncio.sleep(pause)
-        found = await reset.reset_by_operator(database, seen=left, reason=reason, stale_for=stale_for)
+        found = await reset.reset_by_operator(database, seen=left, reason=reason, age=age)
         taken |= {each.id: each for each in found.resets}
         bad |= {job_id: str(error) for job_id, error in found.refused.items()}
     return taken, bad

@@ -2,33 +2,28 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 import typer
 from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli.connection import connected_database
-from jsworker.cli.failures import WrongUsage
 from jsworker.cli.jobs import COLOURS, progress, refusal
-from jsworker.cli.options import Json, new_app
+from jsworker.cli.options import Json, Stack, new_app
 from jsworker.cli.output import console, iso, print_json, print_line, print_table
+from jsworker.cli.selection import find_job
 from jsworker.cli.timeline import entry_in_words, runs_in_words
 from jsworker.cli.words import cell, headline, moment, since, until
 from jsworker.errors import JobNotFound
-from jsworker.names import printable, shown
+from jsworker.names import printable
 from jsworker.ownership import listing
-from jsworker.ownership.database import Database
 from jsworker.ownership.refused_rows import marks_of
 from jsworker.tracebacks import from_users_code, last_place
 
 _LONGEST_VALUE: Final = 100_000
-_SHORT_ID: Final = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
-_PATIENCE_SECONDS: Final = 3.0
 
 _FAILURES: Final = {
     "attempts": "no attempt is left",
@@ -63,6 +58,7 @@ def job(
             show_default=False,
         ),
     ] = False,
+    stack: Stack = False,
     as_json: Json = False,
 ) -> None:
     """Show one job: how it stands and why, its error, payload and result; then its runs and its timeline.
@@ -72,8 +68,17 @@ def job(
     cancellations. With --json, the object has every column, the timeline under "timeline", and under
     "refused" what PostgreSQL refuses to do with the job's row. A job that is named by its last digits is
     looked for among the newest.
+
+    --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
+    places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
+    or the thread of a plain function.
     """
-    found = asyncio.run(_job(job_id.lower()))
+    if stack:
+        from jsworker.cli.stack import show_run  # noqa: PLC0415 -- nobody else needs NATS here
+
+        show_run(job_id, as_json=as_json)
+        return
+    found = asyncio.run(_job(job_id))
     if as_json:
         print_json(found)
         return
@@ -96,27 +101,13 @@ def job(
 
 async def _job(named: str) -> dict[str, Any]:
     async with connected_database() as database:
-        try:
-            job_id = UUID(named)
-        except ValueError:
-            job_id = await _find(database, named)
+        job_id = await find_job(database, named)
         found = await listing.get_job(database, job_id)
         if found is None:
             raise JobNotFound(f"no job has id {job_id}")
         marks = await marks_of(database, [job_id])
         timeline = await listing.timeline(database, job_id)
         return found | {"refused": marks.get(job_id, []), "timeline": timeline}
-
-
-async def _find(database: Database, digits: str) -> UUID:
-    if not _SHORT_ID.fullmatch(digits):
-        raise WrongUsage(f"{shown(digits)} is no id of a job: a UUID, or at least its last eight digits")
-    ids = await listing.ending_in(database, digits, seconds=_PATIENCE_SECONDS)
-    if not ids:
-        raise JobNotFound(f"none of the newest jobs has an id that ends in {digits}; name it by its whole id")
-    if len(ids) > 1:
-        raise JobNotFound(f"several jobs have ids that end in {digits}: {', '.join(map(str, ids))}")
-    return ids[0]
 
 
 def _print_traceback(found: Mapping[str, Any], *, whole: bool) -> None:

@@ -10,14 +10,27 @@ from rich.table import Column
 from rich.text import Text
 
 from jsworker.cli.connection import connected_database
-from jsworker.cli.options import After, Json, Limit, OnlyKind, OnlyStatus, new_app
+from jsworker.cli.options import (
+    After,
+    Json,
+    Limit,
+    NoProgressFor,
+    OnlyKind,
+    OnlyStatus,
+    RunningFor,
+    StaleFor,
+    new_app,
+)
 from jsworker.cli.output import print_json, print_table
+from jsworker.cli.selection import choose_age, choose_statuses
 from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, headline, seconds_in_words, since, until
 from jsworker.names import check_kind
 from jsworker.ownership import listing
 from jsworker.ownership.listing import Page
 from jsworker.ownership.refused_rows import Mark, marks_of
+from jsworker.ownership.run_age import RunAge
+from jsworker.ownership.tables import STATUSES
 
 _PATIENCE_SECONDS = 2.0
 
@@ -38,11 +51,17 @@ def jobs(
     *,
     status: OnlyStatus = None,
     kind: OnlyKind = None,
+    stale_for: StaleFor = None,
+    running_for: RunningFor = None,
+    no_progress_for: NoProgressFor = None,
     limit: Limit = 50,
     after: After = None,
     as_json: Json = False,
 ) -> None:
     """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
+
+    Running jobs that are chosen by their age come the oldest first: by the time since their last progress,
+    since their claim, or since the last heartbeat of their worker.
 
     All jobs of a kind, and completed ones, are searched for from the newest on, for two seconds at most.
     --after goes on where that ended, as it does behind the last job of a list.
@@ -52,7 +71,9 @@ def jobs(
     """
     if kind is not None:
         check_kind(kind)
-    page = asyncio.run(_jobs(status, kind, limit, after))
+    age = choose_age(stale_for, running_for, no_progress_for)
+    choose_statuses("jobs", status, STATUSES, age)
+    page = asyncio.run(_jobs(status, kind, limit, after, age))
     if as_json:
         print_json(page.jobs)
         if len(page.jobs) < limit:  # who has as many as wanted goes on behind the last one
@@ -75,10 +96,16 @@ def _tell_rest(page: Page) -> None:
         tell(f"there may be more: --after {page.after} goes on, --limit shows more at once")
 
 
-async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | None) -> Page:
+async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | None, age: RunAge) -> Page:
     async with connected_database() as database:
         page = await listing.list_jobs(
-            database, status=status, kind=kind, limit=limit, after=after, seconds=_PATIENCE_SECONDS
+            database,
+            status=status,
+            kind=kind,
+            limit=limit,
+            after=after,
+            seconds=_PATIENCE_SECONDS,
+            age=age,
         )
         marks = await marks_of(database, [job["id"] for job in page.jobs])
     return replace(page, jobs=[job | {"refused": marks.get(job["id"], [])} for job in page.jobs])
@@ -112,6 +139,9 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             yield f"taken back: {headline(job['clear_reason'])}"
         case "processing":
             yield cell(job["worker_id"])
+            yield f"running for {since(job['claimed_at'])}, heartbeat {since(job['last_activity_at'])} ago"
+            if job["progress_at"] is not None and job["progress_at"] >= job["claimed_at"]:
+                yield f"progress {since(job['progress_at'])} ago"
             yield from progress(job)
             if job["cancel_requested"]:
                 yield "asked to stop"

@@ -16,6 +16,15 @@ After = Annotated[
     UUID | None,
     typer.Option("--after", metavar="ID", help="Go on behind this job.", show_default=False),
 ]
+Stack = Annotated[
+    bool,
+    typer.Option(
+        "--stack",
+        metavar="",
+        help="Show where it is at this moment: file, line, function.",
+        show_default=False,
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.", show_default=False)]
 OnlyStatus = Annotated[
     Status | None,
@@ -25,6 +34,28 @@ OnlyStatus = Annotated[
 ]
 OnlyKind = Annotated[
     str | None, typer.Option(metavar="KIND", help="Only jobs of this kind.", show_default=False)
+]
+StaleFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Only running jobs whose worker gave no heartbeat for so long: it is dead or cut off.",
+        show_default=False,
+    ),
+]
+RunningFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="Only running jobs whose run began so long ago.", show_default=False
+    ),
+]
+NoProgressFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Only running jobs that told no progress and saved no checkpoint for so long.",
+        show_default=False,
+    ),
 ]
 JobIds = Annotated[list[UUID] | None, typer.Argument(metavar="ID", help="The jobs' ids.", show_default=False)]
 

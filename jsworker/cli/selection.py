@@ -1,22 +1,26 @@
 """Which jobs a command acts on: those named, or those that a filter finds, after a question."""
 
 import asyncio
+import math
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.telling import tell
-from jsworker.errors import JsworkerError
-from jsworker.names import check_kind
+from jsworker.errors import JobNotFound, JsworkerError
+from jsworker.names import check_kind, shown
 from jsworker.ownership import listing
 from jsworker.ownership.database import Database
 from jsworker.ownership.listing import Count
+from jsworker.ownership.run_age import ANY_AGE, RunAge
 
 _PAGE = 500
+_PATIENCE_SECONDS = 3.0
+_LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
 
 Found = Sequence[tuple[UUID, int | None]]
 """Jobs, with the fencing token at which a filter saw them."""
@@ -33,22 +37,21 @@ class Filter:
     Attributes:
         statuses: any of them.
         kind: only this kind.
-        stale_for: only jobs without a sign of life for so many seconds.
+        age: of running jobs only those that are so old.
     """
 
     statuses: tuple[str, ...]
     kind: str | None
-    stale_for: float | None = None
+    age: RunAge = ANY_AGE
 
     def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
         """Yield the jobs that it means, with their fencing tokens, as ``listing.matching`` does."""
-        return listing.matching(
-            database, statuses=self.statuses, kind=self.kind, stale_for=self.stale_for, acting=acting
-        )
+        return listing.matching(database, statuses=self.statuses, kind=self.kind, age=self.age, acting=acting)
 
     def __str__(self) -> str:
-        limits = {"kind": self.kind, "status": " or ".join(self.statuses), "stale for": self.stale_for}
-        return ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
+        limits = {"kind": self.kind, "status": " or ".join(self.statuses)} | asdict(self.age)
+        given = {name.replace("_", " "): value for name, value in limits.items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
 def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filters: str, yes: bool) -> None:
@@ -65,17 +68,47 @@ def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filter
         raise WrongUsage(f"{verb} by {filters} asks before it acts, and here is no terminal: add --yes")
 
 
-def choose_statuses(verb: str, status: str | None, possible: tuple[str, ...]) -> tuple[str, ...]:
+def choose_age(stale_for: float | None, running_for: float | None, no_progress_for: float | None) -> RunAge:
+    """Return how old runs must be that a filter means.
+
+    Raises:
+        WrongUsage: something is no number of seconds.
+    """
+    given = {"stale-for": stale_for, "running-for": running_for, "no-progress-for": no_progress_for}
+    for name, seconds in given.items():
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise WrongUsage(f"--{name} {seconds} must be a number of seconds, 0 or more")
+    return RunAge(stale_for, running_for, no_progress_for)
+
+
+def choose_statuses(
+    verb: str, status: str | None, possible: tuple[str, ...], age: RunAge = ANY_AGE
+) -> tuple[str, ...]:
     """Return the statuses that a filter means.
 
     Raises:
-        WrongUsage: the command can do nothing to jobs of this status.
+        WrongUsage: the command can do nothing to jobs of this status, or such jobs have no age.
     """
+    if age and status not in (None, "processing"):
+        raise WrongUsage(f"--status {status}: only jobs that are processing have a --{_names(age)[0]}")
+    if age:
+        return ("processing",)
     if status is None:
         return possible
     if status not in possible:
         raise WrongUsage(f"--status {status}: {verb} acts only on jobs that are {' or '.join(possible)}")
     return (status,)
+
+
+def since_found(age: RunAge) -> str:
+    """Return what a job must have done since it was found if it is no longer as old as it was chosen for."""
+    signs = {"stale-for": "its worker gave a sign of life", "no-progress-for": "it has progressed"}
+    seen = [signs[name] for name in _names(age) if name in signs]
+    return " or ".join(seen) or "its worker has just settled it"
+
+
+def _names(age: RunAge) -> list[str]:
+    return [name.replace("_", "-") for name, seconds in asdict(age).items() if seconds is not None]
 
 
 def select(verb: str, ids: Sequence[UUID] | None, wanted: Filter, *, yes: bool) -> "Selection":
@@ -142,10 +175,30 @@ async def _look(wanted: Filter) -> tuple[Found, Count]:
     """Return the jobs that a filter means and their number; if that is large, none of them."""
     async with connected_database() as database:
         count = await listing.count_matching(
-            database, statuses=wanted.statuses, kind=wanted.kind, stale_for=wanted.stale_for
+            database, statuses=wanted.statuses, kind=wanted.kind, age=wanted.age
         )
         if not count.is_exact:
             return [], count
         pages = wanted.pages(database, acting=False)
         found = [job for page in [page async for page in pages] for job in page]
         return found, Count(len(found), is_exact=True)
+
+
+async def find_job(database: Database, named: str) -> UUID:
+    """Return the id of a job: given whole, or by its last digits, which are looked for among the newest jobs.
+
+    Raises:
+        WrongUsage: it is neither.
+        JobNotFound: no job was found whose id ends like this, or several.
+    """
+    with suppress(ValueError):
+        return UUID(named)
+    digits = named.lower()
+    if not _LAST_DIGITS.fullmatch(digits):
+        raise WrongUsage(f"{shown(named)} is no id of a job: a UUID, or at least its last eight digits")
+    ids = await listing.ending_in(database, digits, seconds=_PATIENCE_SECONDS)
+    if not ids:
+        raise JobNotFound(f"none of the newest jobs has an id that ends in {digits}; name it by its whole id")
+    if len(ids) > 1:
+        raise JobNotFound(f"several jobs have ids that end in {digits}: {', '.join(map(str, ids))}")
+    return ids[0]

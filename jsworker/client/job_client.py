@@ -34,6 +34,7 @@ from jsworker.ownership.outbox import Outgoing, Sent
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.registry import installation_id
 from jsworker.ownership.reset import Reset
+from jsworker.ownership.run_age import RunAge
 from jsworker.ownership.tables import STATUSES
 from jsworker.settings import Settings, load_settings
 from jsworker.stream.jetstream import Stream
@@ -318,23 +319,32 @@ class JobClient:
         kind: Kind | None = None,
         limit: int = 50,
         after: UUID | str | None = None,
+        stale_for: float | None = None,
+        running_for: float | None = None,
+        no_progress_for: float | None = None,
     ) -> list[dict[str, Any]]:
         """Return jobs by column name, without payload and result.
 
         The newest come first; of scheduled jobs the next one due, of queued ones the last queued. There is no
         index of completed jobs by their kind: a rare one is searched for from the newest job on, for as
-        long as that takes.
+        long as that takes. Running jobs that are chosen by their age come the oldest first: by the time of
+        their last progress, of their claim or of their last heartbeat.
 
         Args:
             status: only jobs of this status: scheduled, queued, processing, completed, failed or cancelled.
             kind: only jobs of this kind, given by its name or its processor.
             limit: how many at most.
             after: begin behind this job, the last one of the list before.
+            stale_for: only running jobs whose worker gave no heartbeat for so many seconds.
+            running_for: only running jobs whose run began so many seconds ago, or earlier.
+            no_progress_for: only running jobs whose run told no progress, saved no checkpoint and announced
+                no quiet phase for so many seconds.
 
         Raises:
             JobNotFound: where that job has stood is not known any more.
             InvalidName: ``kind`` can be no kind's name.
-            ValueError: ``limit`` is less than 1, or there is no such ``status``.
+            ValueError: ``limit`` is less than 1, there is no such ``status``, or an age is no number of
+                seconds or goes with another status than processing.
             TypeError: ``limit`` is no whole number.
         """
         if not isinstance(limit, Integral):
@@ -343,9 +353,14 @@ class JobClient:
             raise ValueError(f"limit={shown(limit)} must be from 1 to {_MOST_LISTED}")
         if status is not None and status not in STATUSES:
             raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
+        age = RunAge(stale_for, running_for, no_progress_for)
+        if age and status not in (None, "processing"):
+            raise ValueError(f"status={shown(status)} with an age: only jobs that are processing have one")
         name = None if kind is None else kind_name(kind)
         behind = None if after is None else job_uuid(after)
-        page = await listing.list_jobs(self._opened(), status=status, kind=name, limit=limit, after=behind)
+        page = await listing.list_jobs(
+            self._opened(), status=status, kind=name, limit=limit, after=behind, age=age
+        )
         return page.jobs
 
     async def cancel(self, *job_ids: UUID | str) -> Cancelled:

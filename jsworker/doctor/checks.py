@@ -62,6 +62,7 @@ CHECKS = (
     Check("tables.vacuum", tables.vacuum, ("schema", "server")),
     Check("tables.fillfactor", tables.fillfactor, ("schema",)),
     Check("jobs.workers", jobs.workers, ("rows",)),
+    Check("jobs.time_limits", jobs.time_limits, ("rows", "settings")),
     Check("jobs.registry", jobs.registry, ("rows",)),
     Check("jobs.outbox", jobs.outbox, ("rows",)),
     Check("jobs.promotion", jobs.promotion, ("rows",)),

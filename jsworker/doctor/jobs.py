@@ -63,6 +63,21 @@ def workers(rows: Rows) -> Iterator[Remark]:
         yield info("no worker is alive", _RUN_A_WORKER)
 
 
+def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
+    """Whether somebody has thought of how long runs may take: one that hangs has heartbeats like others."""
+    kinds = sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds_without_timeout})
+    if not kinds:
+        yield ok("every kind of the workers that are alive has a timeout or a progress_timeout of its own")
+        return
+    whose = f"no timeout or progress_timeout of their own: {listed([printable(kind, 64) for kind in kinds])}"
+    do = "Give the classes a timeout, or a progress_timeout to those that call update_progress."
+    if settings.job_timeout is None:
+        yield warning(f"{whose}; JSWORKER_JOB_TIMEOUT is none: a run that hangs is never taken back", do)
+    else:
+        ends = f"a run that hangs ends after {seconds(settings.job_timeout)} (JSWORKER_JOB_TIMEOUT)"
+        yield info(f"{whose}; {ends}", do)
+
+
 def registry(rows: Rows) -> Iterator[Remark]:
     """Whether workers of long ago are still in the list."""
     if rows.forgettable:

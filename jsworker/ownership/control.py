@@ -11,16 +11,17 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.run_age import ANY_AGE, IS_SO_OLD, RunAge
 from jsworker.ownership.tables import FINAL, STATUSES
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
 
 # One UPDATE with CASE on the status: as two statements it can miss both sides of a FAIL.
-CANCEL = text("""
+_CANCEL = """
 WITH live AS (
   SELECT id FROM jsworker.jobs
   WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('scheduled', 'queued', 'processing')
-    AND status = ANY(CAST(:statuses AS text[]))
+    AND status = ANY(CAST(:statuses AS text[])) AND {is_so_old}
   ORDER BY id FOR NO KEY UPDATE
 ), asked AS (
   UPDATE jsworker.jobs AS j SET
@@ -37,7 +38,8 @@ WITH live AS (
   FROM asked
 )
 SELECT id, status FROM asked
-""")
+"""
+CANCEL = text(_CANCEL.replace("{is_so_old}", IS_SO_OLD))
 
 # The fencing token is kept: it never goes back.
 RETRY = text("""
@@ -63,6 +65,12 @@ SELECT id FROM retried
 
 STATUS = text("SELECT id, status FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))")
 
+_MISSED = """
+SELECT id, status, status = ANY(CAST(:statuses AS text[])) AND {is_so_old} AS meant
+FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
+"""
+MISSED = text(_MISSED.replace("{is_so_old}", IS_SO_OLD))
+
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
@@ -74,7 +82,7 @@ class Cancelled:
         final: jobs that had ended before, with their status.
         unknown: ids without a job.
         refused: jobs whose row PostgreSQL refused to update, and why.
-        other: live jobs of another status than those that were meant, with their status.
+        other: live jobs that are not, or no longer, among those that were meant, with their status.
     """
 
     cancelled: list[UUID]
@@ -86,7 +94,11 @@ class Cancelled:
 
 
 async def cancel(
-    database: Database, ids: Sequence[UUID], *, statuses: Collection[str] | None = None
+    database: Database,
+    ids: Sequence[UUID],
+    *,
+    statuses: Collection[str] | None = None,
+    age: RunAge = ANY_AGE,
 ) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop.
 
@@ -94,14 +106,16 @@ async def cancel(
         database: where they are.
         ids: the jobs.
         statuses: only those that are of one of these statuses when they are cancelled; None: whatever is live.
+        age: only those that are so old when they are cancelled; for running jobs.
     """
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
+    wanted = {"statuses": list(meant), **age.values()}
     asked: dict[UUID, str] = {}
     seen: dict[UUID, str] = {}
     refused: dict[UUID, str] = {}
 
     def write(some: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
-        return database.run(CANCEL, {"ids": list(some), "statuses": list(meant)})
+        return database.run(CANCEL, {"ids": list(some), **wanted})
 
     missed = list(ids)
     while missed:  # once more for a job that was retried between the two statements
@@ -110,8 +124,9 @@ async def cancel(
         refused |= {job_id: str(error) for job_id, error in bad}
         missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]
         if missed:
-            seen |= {row.id: row.status for row in await database.run(STATUS, {"ids": missed})}
-        missed = [job_id for job_id in missed if seen.get(job_id) in meant]
+            found = await database.run(MISSED, {"ids": missed, **wanted})
+            seen |= {row.id: row.status for row in found}
+            missed = [row.id for row in found if row.meant]
     missed_as = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],

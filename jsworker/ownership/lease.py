@@ -70,15 +70,21 @@ def _write(values: str) -> TextClause:
 
 
 PROGRESS = _write("""
+    progress_at = clock_timestamp(),
     stage = coalesce(CAST(:stage AS text), stage),
     progress = coalesce(CAST(:progress AS double precision), progress),
     message = coalesce(CAST(:message AS text), message)
 """)
 
-CHECKPOINT = _write("checkpoint = CAST(:checkpoint AS jsonb)")
+CHECKPOINT = _write("""
+    progress_at = clock_timestamp(),
+    checkpoint = CAST(:checkpoint AS jsonb)
+""")
 
-# Absolute values, so that a second try after a lost answer does no harm.
+# Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces tells
+# that it has come so far.
 QUIET = _write("""
+    progress_at = CASE WHEN CAST(:announced AS boolean) THEN clock_timestamp() ELSE progress_at END,
     stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
     crash_after = make_interval(secs => CAST(:crash_after AS double precision))
 """)
@@ -231,14 +237,29 @@ async def save_checkpoint(
 
 
 async def set_patience(
-    database: Database, *, worker_id: str, held: Held, stale_after: float | None, crash_after: float | None
+    database: Database,
+    *,
+    worker_id: str,
+    held: Held,
+    stale_after: float | None,
+    crash_after: float | None,
+    announced: bool = True,
 ) -> None:
-    """Set the seconds of silence after which a run may be taken back; the same again changes nothing.
+    """Set the seconds of silence after which a run may be taken back; the same again changes nothing else.
+
+    Args:
+        database: where it is.
+        worker_id: its owner.
+        held: the run.
+        stale_after: until anybody may take it back; None: never.
+        crash_after: until two witnesses may; None: never.
+        announced: whether the job itself asks for it, which counts as progress.
 
     Raises:
         OwnershipLost: nothing was stored.
     """
-    values = {"stale_after": stale_after, "crash_after": crash_after, "write": "quiet"}
+    patience = {"stale_after": stale_after, "crash_after": crash_after}
+    values = {**patience, "announced": announced, "write": "quiet"}
     _owned(held, await database.run(QUIET, _mine(worker_id, held) | values))
 
 

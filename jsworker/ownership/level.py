@@ -5,7 +5,7 @@ from typing import Final
 from jsworker.errors import MigrationMissing
 
 REVISIONS: Final = (
-    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0013", "0014"),
+    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0013", "0014"),
 )
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 

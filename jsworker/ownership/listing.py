@@ -16,7 +16,7 @@ from sqlalchemy import TextClause, text
 from jsworker.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.reset_rules import IS_SILENT
+from jsworker.ownership.run_age import ANY_AGE, IS_SO_OLD, PROGRESSED_AT, RunAge
 
 WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
@@ -31,7 +31,8 @@ _FETCHED: Final = 5_000
 COLUMNS = text("""
 SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max_attempts, max_stalls, stage,
   progress, message, unique_key, run_at, queued_at, claimed_at, last_activity_at, deadline_at, cleared, clear_reason,
-  cancel_requested, last_error, failure_reason, created_at, started_at, finished_at
+  cancel_requested, last_error, failure_reason, created_at, started_at, finished_at,
+  progress_at
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
@@ -98,6 +99,21 @@ RUNNING = text("""
 SELECT id, kind FROM jsworker.jobs WHERE status || '' = 'processing' ORDER BY worker_id LIMIT :most
 """)
 
+_OLDEST_RUNS = """
+SELECT id FROM jsworker.jobs
+WHERE status || '' = 'processing' AND (CAST(:kind AS text) IS NULL OR kind = :kind) AND {is_so_old}
+  AND (CAST(:after AS uuid) IS NULL OR ({since}, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid)))
+ORDER BY {since}, id LIMIT :limit
+"""
+_PLACE = "SELECT {since} AS place FROM jsworker.jobs WHERE id = :after"
+SINCE = {"no_progress_for": PROGRESSED_AT, "running_for": "claimed_at", "stale_for": "last_activity_at"}
+"""What running jobs that are chosen by their age are sorted by: the first of these that is asked for."""
+OLDEST_RUNS = {
+    age: text(_OLDEST_RUNS.replace("{is_so_old}", IS_SO_OLD).replace("{since}", since))
+    for age, since in SINCE.items()
+}
+OLD_PLACES = {age: text(_PLACE.replace("{since}", since)) for age, since in SINCE.items()}
+
 _FAILED = """
 SELECT id FROM jsworker.jobs
 WHERE {failed} AND status = :status AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
@@ -150,7 +166,7 @@ PAGES = {
             "status || '' = 'processing'",
             "worker_id, id",
             f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
-            f"{_IS_OF_KIND} AND {IS_SILENT}",
+            f"{_IS_OF_KIND} AND {IS_SO_OLD}",
         )
     ),
     "scheduled": text(
@@ -233,10 +249,11 @@ async def list_jobs(
     limit: int = 50,
     after: UUID | None = None,
     seconds: float | None = None,
+    age: RunAge = ANY_AGE,
 ) -> Page:
     """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
 
-    Thousands of running jobs are listed by their workers.
+    Thousands of running jobs are listed by their workers; those that are chosen by their age the oldest first.
 
     Args:
         database: where.
@@ -245,6 +262,7 @@ async def list_jobs(
         limit: how many at most.
         after: begin behind this job.
         seconds: end a search after so long with what was found; None: never.
+        age: only running jobs that are so old.
 
     Raises:
         JobNotFound: the place of ``after`` in a queue is not known any more.
@@ -252,6 +270,9 @@ async def list_jobs(
     """
     if limit < 1:
         raise ValueError(f"limit {limit} must be 1 or more")
+    if age:
+        found = await _find_oldest(database, age, kind, limit, after)
+        return Page(await _fetch(database, found.ids, "processing"), found.after)
     began = time.monotonic()
     ids: list[UUID] = []
     found = _Found([], after)
@@ -295,7 +316,7 @@ async def matching(
     *,
     statuses: Sequence[str],
     kind: str | None = None,
-    stale_for: float | None = None,
+    age: RunAge = ANY_AGE,
     acting: bool = False,
 ) -> AsyncIterator[list[tuple[UUID, int]]]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
@@ -304,14 +325,14 @@ async def matching(
         database: where.
         statuses: any of them: scheduled, queued, processing, failed.
         kind: only this kind.
-        stale_for: only running jobs without a sign of life for this many seconds.
+        age: of running jobs only those that are so old; others have none.
         acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
             on; then jobs that went from one of them to another meanwhile are looked for a second time.
     """
     ran: set[UUID] = set()
     for _ in range(2 if acting and len(statuses) > 1 else 1):
         for status in (each for each in PAGES if each in statuses):
-            async for rows in _walk(database, status, kind, stale_for):
+            async for rows in _walk(database, status, kind, age):
                 page = [(row.id, int(row.fencing_token)) for row in rows if row.id not in ran]
                 if status == "processing":
                     ran.update(job_id for job_id, _ in page)
@@ -320,12 +341,12 @@ async def matching(
 
 
 async def count_matching(
-    database: Database, *, statuses: Sequence[str], kind: str | None = None, stale_for: float | None = None
+    database: Database, *, statuses: Sequence[str], kind: str | None = None, age: RunAge = ANY_AGE
 ) -> Count:
     """Return how many jobs a filter means, counted among a limited number of each status."""
     jobs, is_exact = 0, True
     for status in statuses:
-        values = _values(kind, stale_for) | {"limit": COUNTED + 1}
+        values = _values(kind, age) | {"limit": COUNTED + 1}
         [row] = await database.run_along_index(_COUNTS[_page_of(status, kind)], values)
         jobs += int(row.jobs)
         is_exact = is_exact and row.looked_at <= COUNTED
@@ -374,7 +395,7 @@ async def _find_running(database: Database, kind: str | None, limit: int, begun:
             return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
         owner = (await _place(database, "processing", after))["place"]
     length = max(PAGE, limit)
-    values = _values(kind, None) | {"after": after, "worker_id": owner, "limit": length}
+    values = _values(kind, ANY_AGE) | {"after": after, "worker_id": owner, "limit": length}
     rows = await database.run_along_index(PAGES["processing"], values)
     ids = [row.id for row in rows if row.meant][:limit]
     if len(ids) == limit:
@@ -384,13 +405,28 @@ async def _find_running(database: Database, kind: str | None, limit: int, begun:
     return _Found(ids, rows[-1].id, rows[-1].worker_id)
 
 
+async def _find_oldest(
+    database: Database, age: RunAge, kind: str | None, limit: int, after: UUID | None
+) -> _Found:
+    order = next(name for name in SINCE if age.values()[name] is not None)
+    place = None
+    if after is not None:
+        rows = await database.run(OLD_PLACES[order], {"after": after})
+        place = _known_place(rows, "processing", after)
+    values = {"kind": kind, "limit": limit, "after": after, "place": place, **age.values()}
+    return _full(await database.run(OLDEST_RUNS[order], values), limit)
+
+
 async def _place(database: Database, status: str, after: UUID | None) -> dict[str, Any]:
     if after is None:
         return {"place": None}
-    rows = await database.run(PLACES[status], {"after": after})
+    return {"place": _known_place(await database.run(PLACES[status], {"after": after}), status, after)}
+
+
+def _known_place(rows: Sequence[Row], status: str, after: UUID) -> Any:
     if not rows or rows[0].place is None:
         raise JobNotFound(f"no place in the listing of {status} jobs is known of job {after}")
-    return {"place": rows[0].place}
+    return rows[0].place
 
 
 def _full(rows: Sequence[Row], limit: int) -> _Found:
@@ -408,10 +444,8 @@ async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) ->
     return [rows[job_id] for job_id in ids if job_id in rows]
 
 
-async def _walk(
-    database: Database, status: str, kind: str | None, stale_for: float | None
-) -> AsyncIterator[list[Row]]:
-    values = _values(kind, stale_for) | {"limit": PAGE}
+async def _walk(database: Database, status: str, kind: str | None, age: RunAge) -> AsyncIterator[list[Row]]:
+    values = _values(kind, age) | {"limit": PAGE}
     while True:
         rows = await database.run_along_index(_page_of(status, kind), values)
         yield [row for row in rows if row.meant]
@@ -426,6 +460,6 @@ def _page_of(status: str, kind: str | None) -> TextClause:
     return FAILED_PAGE_OF_KIND if status == "failed" and kind is not None else PAGES[status]
 
 
-def _values(kind: str | None, stale_for: float | None) -> dict[str, Any]:
+def _values(kind: str | None, age: RunAge) -> dict[str, Any]:
     beginning = dict.fromkeys(("after", "worker_id", "run_at", "place_kind", "queued_at"))
-    return {"kind": kind, "stale_for": stale_for, **beginning}
+    return {"kind": kind, **age.values(), **beginning}

@@ -1,7 +1,7 @@
 """Who works here: worker processes, and the id that pairs this database with its stream."""
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -17,11 +17,12 @@ from jsworker.ownership.refusals import RowRefused
 SEEN = text("""
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
-  heartbeat_interval, answers, state)
+  heartbeat_interval, kinds_without_timeout, answers, state)
 VALUES (
   :id, :hostname, :pod_uid, :container, :boot_id, :pid_namespace, :pid, :process_started,
   CAST(:kinds AS text[]), :concurrency, :version,
-  make_interval(secs => CAST(:heartbeat_interval AS double precision)), :answers, :state)
+  make_interval(secs => CAST(:heartbeat_interval AS double precision)), CAST(:kinds_without_timeout AS text[]),
+  :answers, :state)
 ON CONFLICT (id) DO UPDATE SET
   last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state
 """)
@@ -88,12 +89,14 @@ SELECT id FROM created UNION ALL SELECT id FROM jsworker.installation WHERE NOT 
 IS_ALIVE = """w.state <> 'stopped'
   AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)"""
 
-WORKERS = text(f"""
+_WORKER = f"""
 SELECT w.id, w.hostname, w.pid, w.state, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
   {IS_ALIVE} AS alive,
   (SELECT count(*) FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing') AS processing
-FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :limit
-""")  # noqa: S608 -- a constant of this file
+FROM jsworker.workers AS w
+"""  # noqa: S608 -- a constant of this file
+WORKERS = text(f"{_WORKER} ORDER BY w.last_seen_at DESC LIMIT :limit")
+WORKER = text(f"{_WORKER} WHERE w.id = :id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class WorkerRow:
         pod_uid, container: what Kubernetes calls this life's surroundings.
         boot_id, pid_namespace, pid, process_started: evidence by which a later life can prove this one dead.
         heartbeat_interval: seconds.
+        kinds_without_timeout: kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or not at all; not
+            told of other workers.
     """
 
     id: str
@@ -119,6 +124,7 @@ class WorkerRow:
     concurrency: int
     version: str
     heartbeat_interval: float
+    kinds_without_timeout: Sequence[str] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,9 @@ async def seen(database: Database, worker: WorkerRow, *, state: str, answers: bo
         state: ``running``, ``draining`` or ``stopped``.
         answers: whether its NATS subject was proven to answer.
     """
-    values: dict[str, Any] = {field.name: getattr(worker, field.name) for field in fields(WorkerRow)}
-    row = values | {"kinds": list(worker.kinds), "answers": answers, "state": state}
+    values: dict[str, Any] = {each.name: getattr(worker, each.name) for each in fields(WorkerRow)}
+    lists = {"kinds": list(worker.kinds), "kinds_without_timeout": list(worker.kinds_without_timeout)}
+    row = values | lists | {"answers": answers, "state": state}
     await database.run_heartbeat(SEEN, row)
 
 
@@ -207,6 +214,12 @@ async def installation_id(database: Database) -> UUID:
             found: UUID = rows[0].id
             return found
     raise AssertionError("an installation row neither inserted nor found")
+
+
+async def get_worker(database: Database, worker_id: str) -> dict[str, Any] | None:
+    """Return a worker as ``list_workers`` does; None: it is not registered."""
+    rows = await database.run(WORKER, {"id": worker_id})
+    return rows[0]._asdict() if rows else None
 
 
 async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]]:

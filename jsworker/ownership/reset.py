@@ -23,6 +23,7 @@ from jsworker.ownership.reset_rules import (
     RESET_STALE,
     TAKE_UNTOLD,
 )
+from jsworker.ownership.run_age import ANY_AGE, RunAge
 
 T = TypeVar("T")
 InLine = dict[tuple[UUID, int], bool]
@@ -310,7 +311,7 @@ async def reset_by_operator(
     *,
     seen: Collection[tuple[UUID, int]],
     reason: str,
-    stale_for: float | None = None,
+    age: RunAge = ANY_AGE,
     worker_id: str | None = None,
 ) -> TakenBack:
     """Take back jobs on an operator's word, each only at the fencing token at which it was seen.
@@ -319,13 +320,13 @@ async def reset_by_operator(
         database: where they are.
         seen: ids and fencing tokens.
         reason: told to the next runs and in the messages.
-        stale_for: only those without a sign of life for so many seconds; None: all.
+        age: only those that are still so old when they are taken back.
         worker_id: who takes them back, for the timeline.
 
     Raises:
         DatabaseUnavailable: unclear; some may be taken back. Look again.
     """
-    values = {"worker_id": worker_id, "reason": reason, "stale_for": stale_for}
+    values = {"worker_id": worker_id, "reason": reason, **age.values()}
 
     def write(held: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
         ids, tokens = [job_id for job_id, _ in held], [token for _, token in held]

@@ -5,14 +5,10 @@ Each rule repeats what it was decided on, so that an owner that was faster keeps
 
 from sqlalchemy import TextClause, text
 
+from jsworker.ownership.run_age import IS_SO_OLD
+
 STALL_BACK_OFF = "make_interval(secs => least(600, 5 * 2 ^ least(j.stalls - 1, 20)) * (0.8 + 0.4 * random()))"
 """How long a job waits after a counted stall that was not its first; ``j.stalls`` are those before it."""
-
-IS_SILENT = (
-    "(CAST(:stale_for AS double precision) IS NULL OR"
-    " last_activity_at < clock_timestamp() - make_interval(secs => CAST(:stale_for AS double precision)))"
-)
-"""Whether a running job gave no sign of life for so many seconds; NULL: whatever it gave."""
 
 _RESET = """
 WITH taken AS (
@@ -113,7 +109,7 @@ RESET_CRASHED = _reset(
 """,
 )
 
-# Rule 4. The row as it was seen, and silent still if it was chosen for that. Uncounted: the job did nothing wrong.
+# Rule 4. The row as it was seen, and still as old as it was chosen for. Uncounted: the job did nothing wrong.
 RESET_BY_OPERATOR = _reset(
     "operator",
     counted="false",
@@ -121,7 +117,7 @@ RESET_BY_OPERATOR = _reset(
     rule=f"""
   JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS seen(id, token) ON seen.id = j.id
   WHERE j.status = 'processing' AND j.fencing_token = seen.token
-    AND {IS_SILENT}
+    AND {IS_SO_OLD}
   ORDER BY j.id
 """,
 )

@@ -100,6 +100,7 @@ jobs = Table(
     _instant("started_at"),
     _instant("finished_at"),
     Column("completed_by", Text),
+    _instant("progress_at"),
     # Every new version of a row is checked. As {0,63} the length would cost twenty times as much.
     CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64", name="jobs_kind"),
     # Python decides what is printable; here, what would break a line or a terminal.
@@ -201,6 +202,7 @@ workers = Table(
     Column("state", Text, nullable=False),
     Column("started_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("last_seen_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("kinds_without_timeout", ARRAY(Text)),
     CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
     Index("workers_hostname", "hostname"),
     info={"fillfactor": 70},

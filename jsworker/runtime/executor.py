@@ -182,7 +182,7 @@ class Executor:
         run.phase = Phase.RUNNING
         if fault_points.armed():
             await fault_points.reach("after_claim_before_run")
-        started = boottime()
+        started = run.began_at = boottime()
         self._tracing.begin(run)
         if run.spans is None:
             outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)

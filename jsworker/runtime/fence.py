@@ -1,4 +1,7 @@
-"""The owner's own duty: a run is stopped before anybody may start it elsewhere, and ends with its process."""
+"""The owner's own duty: a run is stopped before anybody may start it elsewhere, and ends with its process.
+
+And a run whose long time-out has passed is stopped, which is looked for here too.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -61,6 +64,8 @@ class Fence:
         gone = unheard and not self._presence.reachable()
         ignoring: list[Run] = []
         for run in self._hand.runs.values():
+            if run.is_overdue(now):
+                run.signal(Stop.TIMEOUT)
             if unheard:
                 self.check(run, gone=gone)
             if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):

@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from jsworker import __version__
@@ -13,7 +14,9 @@ _ENDED = frozenset("ZX")
 """States of a process that runs no more: a zombie waits only for its parent to take note."""
 
 
-def identify(settings: Settings, kinds: list[str]) -> WorkerRow:
+def identify(
+    settings: Settings, kinds: Sequence[str], kinds_without_timeout: Sequence[str] = ()
+) -> WorkerRow:
     """Return this process's row of the registry: ``hostname-pid-random`` and what Linux tells about it."""
     hostname = settings.hostname or socket.gethostname()
     pid = os.getpid()
@@ -31,6 +34,7 @@ def identify(settings: Settings, kinds: list[str]) -> WorkerRow:
         concurrency=settings.concurrency,
         version=__version__,
         heartbeat_interval=settings.heartbeat_interval,
+        kinds_without_timeout=kinds_without_timeout,
     )
 
 

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 _MOST = 1_000_000
 _LONGEST_CAUSE = 500
+_LONG_SECONDS = 600.0
+"""A time-out from here on needs no timer: one for each run would cost short jobs a tenth of their speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Kind:
         concurrency: job slots of this process that the kind may fill.
         result_type: writes what ``process`` returns.
         is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
+        has_own_timeout: whether its class sets a time-out, or it has a progress time-out.
         origin: ``MODULE:NAME`` from which another process can make the processor; None: it cannot.
     """
 
@@ -44,12 +47,14 @@ class Kind:
     concurrency: int
     result_type: TypeAdapter[Any]
     is_async: bool
+    has_own_timeout: bool
     origin: str | None
 
     @property
-    def is_limited(self) -> bool:
-        """Whether a run of this kind has any time limit."""
-        return self.limits.timeout is not None or self.progress_timeout is not None
+    def needs_timers(self) -> bool:
+        """Whether a run has a time limit that a look at all runs now and then would keep too late."""
+        timeout = self.limits.timeout
+        return self.progress_timeout is not None or (timeout is not None and timeout < _LONG_SECONDS)
 
     @property
     def timeout(self) -> float | None:
@@ -88,6 +93,11 @@ def resolve_kinds(
 def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
     """Return the stale threshold of each kind in seconds, for the timing rules."""
     return {name: kind.limits.stale_after for name, kind in kinds.items()}
+
+
+def without_timeout(kinds: dict[str, Kind]) -> list[str]:
+    """Return the kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or by nothing at all."""
+    return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)
 
 
 def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:
@@ -147,6 +157,7 @@ def _check_process(process: Callable[..., Any], name: str) -> None:
 
 def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
     stale_after = _choose(processor.stale_threshold, settings.stale_threshold)
+    progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
     limits = Limits(
         stale_after=stale_after,
         crash_after=settings.crash_threshold,
@@ -158,10 +169,11 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
         name=processor.kind,
         processor=processor,
         limits=limits,
-        progress_timeout=_choose(processor.progress_timeout, settings.progress_timeout),
+        progress_timeout=progress_timeout,
         concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
         result_type=result_type(processor.process),
         is_async=_is_async(processor.process),
+        has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=origin,
     )
 

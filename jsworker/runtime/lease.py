@@ -150,6 +150,7 @@ class RunLease:
             worker_id=self._services.worker_id,
             held=self._run.held,
             **self._run.patience(seconds),
+            announced=True,
         )
         # The heartbeat may just be taking back the patience of the phase before.
         async with self._run.patience_lock:

@@ -45,6 +45,7 @@ from jsworker.runtime.settler import Settler
 from jsworker.runtime.shape_watch import LONGEST_INTERVAL_SECONDS as SHAPE_SECONDS
 from jsworker.runtime.shape_watch import ShapeWatch
 from jsworker.runtime.slots import Slots
+from jsworker.runtime.stacks import Stacks
 from jsworker.runtime.ties import Ties
 from jsworker.runtime.tracing import RunTracing
 from jsworker.runtime.values import Values
@@ -118,8 +119,13 @@ class Parts:
         self.publishing = PublishingHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
         self.schema = SchemaLevel(around.migration, database=around.database)
+        self.ward = Ward(worker_id=around.me.id, settings=around.settings, events=around.events)
+        stacks = Stacks(worker_id=around.me.id, hand=self.hand, ask_alone=self.ward.ask_stacks)
         self.presence = Presence(
-            around.stream, worker_id=around.me.id, heartbeat_interval=around.settings.heartbeat_interval
+            around.stream,
+            worker_id=around.me.id,
+            heartbeat_interval=around.settings.heartbeat_interval,
+            tell_stacks=stacks.answer,
         )
         self.slots = Slots(around.settings.concurrency, len(around.kinds), self._launch)
         self.settler = Settler(
@@ -254,7 +260,7 @@ class Parts:
             slots=self.slots,
             services=services,
             values=Values(worker_id=around.me.id, database=around.database),
-            ward=Ward(worker_id=around.me.id, settings=around.settings, events=around.events),
+            ward=self.ward,
             hand=self.hand,
             settler=self.settler,
             tracing=self.tracing,

@@ -1,5 +1,7 @@
 """This worker's presence on NATS: proven by asking itself, so that nobody takes it for gone."""
 
+from collections.abc import Awaitable, Callable
+
 from jsworker.runtime.clock import boottime
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.witness import REFUSED, WELL, Answer
@@ -12,16 +14,24 @@ class Presence:
         answers: whether a question to this worker was ever answered; only then its silence means anything.
     """
 
-    def __init__(self, stream: Stream, *, worker_id: str, heartbeat_interval: float) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        worker_id: str,
+        heartbeat_interval: float,
+        tell_stacks: Callable[[bytes], Awaitable[bytes]],
+    ) -> None:
         """Begin; nothing is sent before the first ``step``.
 
         Args:
             stream: the worker's connection.
             worker_id: who is asked.
             heartbeat_interval: seconds between two proofs.
+            tell_stacks: returns the worker's stacks for a question.
         """
         self._stream = stream
-        self._witness = stream.witness(worker_id)
+        self._witness = stream.witness(worker_id, tell_stacks)
         self._interval = heartbeat_interval
         self._patience = min(1.0, heartbeat_interval / 2)
         self._connected_since: float | None = None

@@ -20,7 +20,7 @@ async def process(run: Run, job: Job[Any]) -> Any:
         asyncio.CancelledError: the run was told to stop; ``run.stop`` says why.
         BaseException: whatever the processor raised.
     """
-    if not run.kind.is_limited:
+    if not run.kind.needs_timers:  # the fence keeps the others
         return await _process(run, job)
     with time_limits(run):
         return await _process(run, job)
@@ -53,6 +53,7 @@ async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
         daemon=True,
     )
     thread.start()
+    run.thread_id = thread.ident
     while True:
         try:
             return await asyncio.shield(ended)

@@ -124,7 +124,11 @@ class QuietPhases:
             async with run.patience_lock:  # until that is answered, the job announces none
                 try:
                     await lease.set_patience(
-                        self._database, worker_id=self._worker_id, held=run.held, **run.patience(0.0)
+                        self._database,
+                        worker_id=self._worker_id,
+                        held=run.held,
+                        **run.patience(0.0),
+                        announced=False,
                     )
                 except (OwnershipLost, RowRefused):
                     continue  # the next heartbeat tells, or tries this one again

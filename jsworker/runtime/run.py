@@ -1,6 +1,7 @@
 """A run in hand: one execution of a job, from the claim to the answer of its message."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -49,6 +50,8 @@ class Run:
         sign_at: boot time of the job's own last sign of life (progress, checkpoint).
         in_progress_at: boot time at which JetStream was last told that the message is being worked on.
         claimed_at: boot time at which this process took it in hand.
+        began_at: boot time at which it got a job slot.
+        thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
         stop: why it was told to stop; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
         told_at: boot time at which its task was first cancelled; None: it never was.
@@ -76,6 +79,8 @@ class Run:
     # Defaults of the class: most runs never change them, and one is made for every job.
     phase: Phase = Phase.WAITING
     task: asyncio.Task[None] | None = None
+    began_at: float = math.inf
+    thread_id: int | None = None
     stop: Stop | None = None
     cancelled_for: Stop | None = None
     told_at: float | None = None
@@ -122,6 +127,13 @@ class Run:
     def held(self) -> tuple[UUID, int]:
         """Job id and fencing token: what every write of this run is guarded by."""
         return self.claimed.id, self.claimed.fencing_token
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its time-out has passed; of a run that is limited by a timer, that does so itself."""
+        timeout = self.kind.limits.timeout
+        if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
+            return False
+        return not (self.quarantined or self.kind.needs_timers)
 
     @property
     def is_quiet_here(self) -> bool:

@@ -26,7 +26,7 @@ from jsworker.processor import JobProcessor
 from jsworker.runtime.checkup import check_up
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.identity import identify
-from jsworker.runtime.kinds import Kind, resolve_kinds, stale_thresholds
+from jsworker.runtime.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.runtime.outcome import headline
 from jsworker.runtime.parts import Parts, Surroundings
 from jsworker.runtime.recovery.burial import Death
@@ -91,7 +91,7 @@ class Worker:
         self._surveys = surveys
         self._kinds = resolve_kinds(processors, settings)
         check_timing(settings, stale_thresholds(self._kinds))
-        self._me = identify(settings, sorted(self._kinds))
+        self._me = identify(settings, sorted(self._kinds), without_timeout(self._kinds))
         self.siblings: set[str] = set()
         self.events = Events()
         self._stopping = asyncio.Event()
@@ -175,7 +175,13 @@ class Worker:
                 raise
             self._tell_what_is_off()
             loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-            self.events.emit("worker.started", worker_id=self.id, kinds=list(self._kinds), event_loop=loop)
+            self.events.emit(
+                "worker.started",
+                worker_id=self.id,
+                kinds=list(self._kinds),
+                kinds_without_timeout=without_timeout(self._kinds),
+                event_loop=loop,
+            )
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
     def bury(self, death: Death) -> None:

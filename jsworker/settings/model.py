@@ -213,7 +213,10 @@ class Settings(BaseSettings):
     )
     max_attempts: Count = Field(5, description="attempts that may end in an error before a job fails")
     max_stalls: Count = Field(3, description="runs taken back from a silent owner before a job fails")
-    job_timeout: SecondsOrNone = Field(None, description="seconds that one run may take; none: no limit")
+    job_timeout: SecondsOrNone = Field(
+        86_400.0,
+        description="seconds that one run of a kind without a timeout of its own may take; none: no limit",
+    )
     progress_timeout: SecondsOrNone = Field(
         None, description="seconds without a sign of life from the job itself; none: no limit"
     )

@@ -1,6 +1,6 @@
 """The door to JetStream: connect, ensure that stream and consumers are right, publish, and look."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import UUID
 
 from jsworker.errors import PublishFailed, StreamRefused, StreamUnavailable
@@ -107,9 +107,11 @@ class Stream:
         """Call when there is a connection again; returns what ends that."""
         return self.connection.on_restored(callback)
 
-    def witness(self, worker_id: str) -> Witness:
-        """Return what answers for a worker on this connection, and asks after others."""
-        witness = Witness(self.connection, worker_id=worker_id)
+    def witness(
+        self, worker_id: str, tell_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
+    ) -> Witness:
+        """Return what answers for a worker on this connection, and asks after others; see ``Witness``."""
+        witness = Witness(self.connection, worker_id=worker_id, tell_stacks=tell_stacks)
         self.connection.on_lost(witness.forget)
         return witness
 

@@ -64,6 +64,12 @@ class StuckInPool(JobProcessor):
         await asyncio.to_thread(time.sleep, 3600)
 
 
+class Blocking(JobProcessor):
+    async def process(self, job):
+        await job.update_progress(stage="blocking")
+        time.sleep(600)
+
+
 class Unfinished(JobProcessor):
     pass
 

@@ -108,6 +108,18 @@ class TestClear:
         assert found.lines == [f"{silent} queued"]
         assert status(sql, lively) == "processing"
 
+    @pytest.mark.parametrize("option", ["--no-progress-for", "--running-for"])
+    def test_jobs_that_hang_while_their_worker_lives(self, option: str, cli: Cli, sql: Sql) -> None:
+        hung = insert_job(sql, "processing", claimed_at=ago(1000))
+        working = insert_job(
+            sql, "processing", claimed_at=ago(1 if "run" in option else 1000), progress_at=NOW
+        )
+        found = cli("clear", "--stale-for", 600, "--reason", "hangs", "--yes")
+        assert (found.out, found.err) == ("", "no job matches: status processing, stale for 600.0\n")
+        found = cli("clear", option, 600, "--reason", "hangs", "--yes").ok()
+        assert found.lines == [f"{hung} queued"]
+        assert status(sql, working) == "processing"
+
     def test_a_row_that_somebody_writes_is_refused(
         self, cli: Cli, sql: Sql, cli_environment: Mapping[str, str]
     ) -> None:
@@ -115,7 +127,7 @@ class TestClear:
         with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"]) as owner:
             owner.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [running])
             line = cli("clear", running, "--reason", "x").refused(1)
-        assert line == f"job {running}: its worker has just settled it, or writes it right now"
+        assert line == f"job {running}: its worker has just settled it, or it is being written right now"
 
     @pytest.mark.parametrize("reason", ["", "  ", "two\nlines", "x" * 1001])
     def test_the_reason_is_a_line_of_text(self, reason: str, cli: Cli) -> None:
@@ -123,8 +135,10 @@ class TestClear:
         assert line == "--reason must be 1 to 1000 printable characters"
 
     @pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
-    def test_a_time_that_makes_no_sense_is_refused(self, seconds: str, cli: Cli) -> None:
-        line = cli("clear", "--stale-for", seconds, "--reason", "x", "--yes").refused(2)
+    @pytest.mark.parametrize("option", ["--stale-for", "--running-for", "--no-progress-for"])
+    def test_a_time_that_makes_no_sense_is_refused(self, seconds: str, option: str, cli: Cli) -> None:
+        line = cli("clear", option, seconds, "--reason", "x", "--yes").refused(2)
+        assert line.startswith(option)
         assert line.endswith("must be a number of seconds, 0 or more")
 
 
@@ -208,10 +222,40 @@ class TestChoice:
         found = cli("clear", "--stale-for", 300, "--reason", "x")
         assert (found.code, found.lines) == (1, [f"{silent} queued"])
         assert found.errors[-2].endswith(
-            f"job {lively}: its worker gave a sign of life, or writes it right now"
+            f"job {lively}: its worker gave a sign of life, or it is being written right now"
         )
         assert found.errors[-1] == "1 job was left out: it had changed since it was found"
         assert status(sql, lively) == "processing"
+
+    @pytest.mark.parametrize(
+        ("verb", "left"),
+        [
+            ("clear", "it has progressed, or it is being written right now"),
+            ("cancel", "it has progressed, or it has been claimed anew"),
+        ],
+    )
+    def test_a_job_that_has_progressed_while_the_operator_thought_is_left_alone(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch, verb: str, left: str
+    ) -> None:
+        working, hung = (insert_job(sql, "processing", claimed_at=ago(600)) for _ in range(2))
+        insert_job(sql)
+
+        def think(_: int = -1) -> str:
+            change_job(sql, working, progress_at=NOW)
+            return "y\n"
+
+        keyboard = Keyboard()
+        monkeypatch.setattr(keyboard, "readline", think)
+        monkeypatch.setattr("sys.stdin", keyboard)
+        why = ["--reason", "x"] if verb == "clear" else []
+        found = cli(verb, "--no-progress-for", 300, *why)
+        assert (found.code, found.lines) == (1, [f"{hung} {'queued' if why else 'cancel_requested'}"])
+        question, _, first = found.errors[0].partition("? [y/N] ")
+        assert question == f"{verb} 2 jobs (status processing, no progress for 300.0)"
+        assert first == f"job {working}: {left}"
+        assert found.errors[-1] == "1 job was left out: it had changed since it was found"
+        row = read_job(sql, working)
+        assert (row["status"], row["cancel_requested"]) == ("processing", False)
 
     def test_jobs_of_another_status_by_then_are_not_cancelled(
         self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch

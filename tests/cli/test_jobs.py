@@ -12,7 +12,7 @@ import pytest
 from psycopg.sql import SQL
 
 from jsworker.ownership import listing
-from tests.ownership.rows import Sql, ago, insert_job, seconds
+from tests.ownership.rows import NOW, Sql, ago, insert_job, seconds
 
 from .commands import Cli, Keyboard, Terminal
 
@@ -20,7 +20,7 @@ COLUMNS = {
     *("id", "kind", "status", "worker_id", "fencing_token", "attempts", "errors", "stalls", "max_attempts"),
     *("max_stalls", "stage", "progress", "message", "unique_key", "run_at", "queued_at", "claimed_at"),
     *("last_activity_at", "deadline_at", "cleared", "clear_reason", "cancel_requested", "last_error"),
-    *("failure_reason", "created_at", "started_at", "finished_at", "refused"),
+    *("failure_reason", "created_at", "started_at", "finished_at", "progress_at", "refused"),
 }
 
 
@@ -51,7 +51,7 @@ class TestJobs:
             "cancelled": {},
         }
         ids = {state: insert_job(sql, state, **columns) for state, columns in rows.items()}
-        running = "alpha-1-aaaa, clone 25%, half\\nway, asked to stop"
+        running = "alpha-1-aaaa, running for 0s, heartbeat 0s ago, clone 25%, half\\nway, asked to stop"
         found = cli("jobs").ok()
         assert found.lines[0].split() == ["ID", "KIND", "STATUS", "TRY", "AGE", "DETAIL"]
         lines = [" ".join(line.split()) for line in found.lines[1:]]
@@ -99,6 +99,27 @@ class TestJobs:
         for found in (cli("jobs", "--json").ok().json[0], cli("job", job_id, "--json").ok().json):
             [mark] = found["refused"]
             assert (mark["job_id"], mark["sqlstate"], mark["tries"]) == (str(job_id), "23514", 1)
+
+    def test_jobs_that_hang_are_listed_by_their_age(self, cli: Cli, sql: Sql) -> None:
+        hung = insert_job(sql, "processing", claimed_at=ago(7200), progress_at=ago(1000))
+        long = insert_job(sql, "processing", claimed_at=ago(10_800), progress_at=NOW)
+        silent = insert_job(sql, "processing", last_activity_at=ago(120), claimed_at=ago(150))
+        insert_job(sql, "processing")
+        [line] = cli("jobs", "--no-progress-for", 600).ok().lines[1:]
+        assert line.startswith(str(hung))
+        assert "running for 2h, heartbeat 0s ago, progress 17m ago" in line
+        running = cli("jobs", "--running-for", 100, "--json").ok().json
+        assert [job["id"] for job in running] == [str(long), str(hung), str(silent)]
+        assert running[1]["progress_at"] < running[0]["progress_at"]
+        both = cli("jobs", "--running-for", 100, "--stale-for", 60, "--json").ok().json
+        assert [job["id"] for job in both] == [str(silent)]
+
+    @pytest.mark.parametrize("option", ["--stale-for", "--running-for", "--no-progress-for"])
+    def test_only_running_jobs_have_an_age(self, option: str, cli: Cli) -> None:
+        line = cli("jobs", option, 60, "--status", "queued").refused(2)
+        assert line == f"--status queued: only jobs that are processing have a {option}"
+        line = cli("jobs", option, "nan").refused(2)
+        assert line == f"{option} nan must be a number of seconds, 0 or more"
 
     def test_the_limit_is_told(self, cli: Cli, sql: Sql) -> None:
         for _ in range(3):

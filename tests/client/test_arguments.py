@@ -52,6 +52,16 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         ValueError,
         r"^status='bogus' must be one of scheduled, queued, processing, completed, failed, cancelled$",
     ),
+    "an age that is none": (
+        lambda client: client.list(no_progress_for=-1.0),
+        ValueError,
+        r"^no_progress_for=-1\.0 must be a number of seconds, 0 or more$",
+    ),
+    "an age of a waiting job": (
+        lambda client: client.list(status="queued", running_for=1.0),
+        ValueError,
+        r"^status='queued' with an age: only jobs that are processing have one$",
+    ),
     "no such kind": (lambda client: client.list(kind="Bogus"), InvalidName, r"^kind 'Bogus' must match "),
     "a processor": (
         lambda client: client.enqueue(CountLines(), {}),  # type: ignore[arg-type]

@@ -208,6 +208,27 @@ async def test_the_reason_of_a_clear_reaches_the_next_run_as_one_line(
     await running.stream_is_empty()
 
 
+async def test_running_jobs_are_listed_by_their_age(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        if job.payload["progresses"]:
+            await job.update_progress(stage="half-way")
+        await gate.process(job)
+
+    gate = Gate()
+    await start(scripted(process))
+    jobs = [await client.enqueue(KIND, {"progresses": progresses}) for progresses in (True, False)]
+    for _ in jobs:
+        await gate.met()
+    await rows.query("UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour'")
+    ids = [job.id for job in jobs]
+    assert {job["id"] for job in await client.list(running_for=1800.0)} == set(ids)
+    assert [job["id"] for job in await client.list(no_progress_for=1800.0)] == ids[1:]
+    assert await client.list(running_for=1800.0, stale_for=1800.0) == []
+    gate.open()
+
+
 async def test_a_job_that_was_cancelled_and_is_cleared_ends_cancelled(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:

@@ -330,3 +330,23 @@ def test_names_of_checks_are_dotted_and_their_own() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     assert all(name.count(".") == 1 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("limit", "level", "says"),
+    [
+        (None, "warning", "JSWORKER_JOB_TIMEOUT is none: a run that hangs is never taken back"),
+        (86_400.0, "info", "a run that hangs ends after 24 h (JSWORKER_JOB_TIMEOUT)"),
+    ],
+)
+def test_kinds_without_a_time_out_of_their_own_are_named(limit: float | None, level: str, says: str) -> None:
+    given = Settings(database_url="postgresql://host/jobs", job_timeout=limit)
+    worker = RegisteredWorker(
+        *("alpha", ("resize", "count"), 1, "1", "running"), alive=True, kinds_without_timeout=("resize",)
+    )
+    rows = replace(ROWS, workers=(worker, replace(worker, alive=False, kinds_without_timeout=("count",))))
+    [remark] = jobs.time_limits(rows, given)
+    assert remark.level == level
+    assert remark.says == f"no timeout or progress_timeout of their own: resize; {says}"
+    [remark] = jobs.time_limits(replace(ROWS, workers=()), given)
+    assert remark.level == "ok"

@@ -3,7 +3,7 @@
 import re
 from uuid import UUID
 
-from jsworker.ownership import claim, control, outbox, repair, reset_rules
+from jsworker.ownership import claim, control, outbox, repair, reset_rules, run_age
 from jsworker.ownership.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
@@ -39,6 +39,18 @@ def _seen(beyond: str, column: str) -> list[Flip]:
         Flip("beyond the threshold", beyond, {column: seconds(90)}),
         Flip("no threshold", beyond, {column: None}),
     ]
+
+
+_AGE = {"stale_for": 30.0, "running_for": 30.0, "no_progress_for": 30.0}
+_OLD_RUN = {"last_activity_at": ago(60), "claimed_at": ago(60), "progress_at": ago(60)}
+_AGE_FLIPS = [
+    Flip(name, re.escape(predicate), parameters=lambda _, name=name: {name: 90.0})  # type: ignore[misc]
+    for name, predicate in (
+        ("stale_for", run_age.IS_SILENT),
+        ("running_for", run_age.HAS_RUN),
+        ("no_progress_for", run_age.STANDS_STILL),
+    )
+]
 
 
 def _claiming(kind: str = KIND) -> Parameters:
@@ -233,22 +245,22 @@ NOT_OWNER = [
             "reason": "by hand",
             "ids": [job["id"]],
             "tokens": [job["fencing_token"]],
-            "stale_for": 30.0,
+            **_AGE,
         },
         [
             *statuses(r"j\.status = 'processing'", "processing"),
             Flip("newer token", _SEEN_TOKEN, {"fencing_token": 2}),
             Flip("older token", _SEEN_TOKEN, {"fencing_token": 0}),
-            Flip("silent", re.escape(reset_rules.IS_SILENT), {"last_activity_at": ago(20)}),
+            *_AGE_FLIPS,
         ],
-        columns={"last_activity_at": ago(60)},
+        columns=_OLD_RUN,
     ),
     *(
         Transition(
             f"CANCEL {status}",
             control.CANCEL,
             status,
-            lambda job: {"ids": [job["id"]], "statuses": list(STATES)},
+            lambda job: {"ids": [job["id"]], "statuses": list(STATES), **dict.fromkeys(_AGE)},
             [
                 *statuses(_LIVE, "scheduled", "queued", "processing"),
                 Flip(
@@ -259,6 +271,14 @@ NOT_OWNER = [
             ],
         )
         for status in ("scheduled", "queued", "processing")
+    ),
+    Transition(
+        "CANCEL of runs by their age",
+        control.CANCEL,
+        "processing",
+        lambda job: {"ids": [job["id"]], "statuses": ["processing"], **_AGE},
+        _AGE_FLIPS,
+        columns=_OLD_RUN,
     ),
     Transition(
         "RETRY",

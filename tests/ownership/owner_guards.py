@@ -84,7 +84,9 @@ OWNER = [
         "QUIET",
         lease.QUIET,
         "processing",
-        lambda job: _held(job) | {"stale_after": 90.0, "crash_after": 75.0, "write": "quiet"},
+        lambda job: (
+            _held(job) | {"stale_after": 90.0, "crash_after": 75.0, "announced": True, "write": "quiet"}
+        ),
         _mine(_TOKEN),
         tells="rejected",
     ),

@@ -27,6 +27,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.inspection import jobs as inspection
 from jsworker.ownership.inspection.jobs import BOUND, MOST_QUEUES
 from jsworker.ownership.pool import ALONG_INDEX
+from jsworker.ownership.run_age import ANY_AGE, RunAge
 
 from .conftest import TestDatabases
 from .polling import eventually
@@ -247,7 +248,7 @@ class TestByPrimaryKey:
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
-        seen |= {"in_line": [False] * batch, "stale_for": 60.0}
+        seen |= {"in_line": [False] * batch, **RunAge(60.0, 60.0, 60.0).values()}
         assert access_paths(table, reset_rules.RESET_STALE, seen) == {"jobs_pkey"}
         assert access_paths(table, reset_rules.RESET_CRASHED, seen) == {"jobs_pkey"}
         assert access_paths(table, reset_rules.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
@@ -279,7 +280,7 @@ class TestByPrimaryKey:
         assert of_jobs(access_paths(table, lease.PROGRESS, parameters | values)) == {"jobs_pkey"}
 
     def test_cancel(self, table: Connection, batch: int) -> None:
-        parameters = {"ids": some(table, "queued", batch), "statuses": list(control.LIVE)}
+        parameters = {"ids": some(table, "queued", batch), "statuses": list(control.LIVE), **ANY_AGE.values()}
         assert access_paths(table, control.CANCEL, parameters) == {"jobs_pkey"}
 
 
@@ -496,9 +497,20 @@ class TestListings:
         place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
         place = dict.fromkeys(place) if is_first else place
         times = {"run_at": place["place"], "queued_at": place["place"]}
-        parameters = {"kind": None, "stale_for": None, "limit": 200, **place, **times} | own
+        parameters = {"kind": None, **ANY_AGE.values(), "limit": 200, **place, **times} | own
         listed.execute(text(ALONG_INDEX))
         paths = access_paths(listed, statement, parameters)
         assert paths - {"jobs_pkey"} == wanted - {"jobs_pkey"}
         listed.execute(text(ALONG_INDEX))
         assert rows_read(listed, statement, parameters) <= 2_000
+
+    @pytest.mark.parametrize("age", listing.OLDEST_RUNS)
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_by_their_age_only_running_jobs_are_read(
+        self, listed: Connection, age: str, *, is_first: bool
+    ) -> None:
+        place = dict(listed.execute(MIDDLE, {"place": 1}).mappings().one())
+        place = dict.fromkeys(place) if is_first else place
+        parameters = {"kind": None, **ANY_AGE.values(), age: 0.0, "limit": 200, **place}
+        assert access_paths(listed, listing.OLDEST_RUNS[age], parameters) == {"jobs_owned"}
+        assert rows_read(listed, listing.OLDEST_RUNS[age], parameters) <= 2 * self.EACH

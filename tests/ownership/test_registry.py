@@ -12,6 +12,7 @@ from jsworker.ownership import control, dead_messages, listing, registry
 from jsworker.ownership.database import Database
 from jsworker.ownership.enqueue import new_job_id
 from jsworker.ownership.listing import Count, SeenJob
+from jsworker.ownership.run_age import RunAge
 
 from .rows import KIND, NOW, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_value
 
@@ -198,8 +199,50 @@ class TestListing:
 
         assert await matching(("failed", "processing")) == [(silent, 4), (fresh, 1), (failed, 1)]
         assert await matching(("processing",), kind="other-kind") == [(fresh, 1)]
-        assert await matching(("processing",), stale_for=30.0) == [(silent, 4)]
+        assert await matching(("processing",), age=RunAge(stale_for=30.0)) == [(silent, 4)]
         assert await matching(("queued", "scheduled")) == []
+
+    @pytest.mark.parametrize("meant", ["stale_for", "running_for", "no_progress_for"])
+    async def test_running_jobs_are_found_by_their_age_the_oldest_first(
+        self, database: Database, sql: Sql, meant: str
+    ) -> None:
+        young: dict[str, Any] = {"last_activity_at": NOW, "claimed_at": ago(500), "progress_at": NOW}
+        ages: dict[str, dict[str, Any]] = {
+            "stale_for": {"last_activity_at": ago(100)},
+            "running_for": {"claimed_at": ago(1000)},
+            "no_progress_for": {"progress_at": None},
+        }
+        old = ages[meant]
+        insert_job(sql, "processing", **young)
+        insert_job(sql, "queued")
+        late = insert_job(sql, "processing", **young | old)
+        other = insert_job(sql, "processing", **young | old, kind="other-kind")
+        latest = insert_job(
+            sql,
+            "processing",
+            **young | {"last_activity_at": ago(200), "claimed_at": ago(2000), "progress_at": ago(1500)},
+        )
+        limit = {"stale_for": 60.0, "running_for": 900.0, "no_progress_for": 300.0}[meant]
+        age = RunAge(**{meant: limit})
+        pages = [page async for page in listing.matching(database, statuses=("processing",), age=age)]
+        assert {job_id for page in pages for job_id, _ in page} == {late, other, latest}
+        assert await listing.count_matching(database, statuses=("processing",), age=age) == Count(3, True)
+
+        async def listed(**options: Any) -> list[UUID]:
+            return [job["id"] for job in (await listing.list_jobs(database, age=age, **options)).jobs]
+
+        assert await listed() == [latest, late, other]
+        assert await listed(kind="other-kind") == [other]
+        first = await listing.list_jobs(database, age=age, limit=1)
+        assert ([job["id"] for job in first.jobs], first.after) == ([latest], latest)
+        assert await listed(after=latest) == [late, other]
+
+    async def test_progress_of_an_earlier_run_is_none_of_this_one(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing", claimed_at=NOW, progress_at=ago(5000))
+        hung = RunAge(no_progress_for=60.0)
+        assert (await listing.list_jobs(database, age=hung)).jobs == []
+        change_job(sql, job_id, claimed_at=ago(70))
+        assert [job["id"] for job in (await listing.list_jobs(database, age=hung)).jobs] == [job_id]
 
     async def test_jobs_as_they_are_now(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", fencing_token=4)

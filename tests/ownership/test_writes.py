@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -194,6 +195,7 @@ class TestLease:
         job = read_job(sql, job_id)
         assert job["checkpoint"] == {"page": 7}
         assert age(sql, job["last_activity_at"]) < 5
+        assert age(sql, job["progress_at"]) < 5
 
     async def test_a_quiet_phase_sets_the_patience_and_a_second_try_changes_nothing(
         self, database: Database, sql: Sql
@@ -211,6 +213,30 @@ class TestLease:
             assert job["stale_after"] == timedelta(seconds=stale_after)
             assert job["crash_after"] == timedelta(seconds=stale_after - 15)
             assert age(sql, job["last_activity_at"]) < 5
+
+    async def test_the_time_of_progress_is_that_of_the_jobs_own_signs(
+        self, database: Database, sql: Sql
+    ) -> None:
+        held = (insert_job(sql, "processing"), 1)
+        quiet = partial(
+            lease.set_patience, database, worker_id=WORKER, held=held, stale_after=90.0, crash_after=75.0
+        )
+
+        def told() -> bool:
+            found = read_job(sql, held[0])["progress_at"] is not None
+            change_job(sql, held[0], progress_at=None)
+            return found
+
+        await lease.heartbeat(database, worker_id=WORKER, hand=[held])
+        assert not told()
+        await quiet(announced=False)
+        assert not told()
+        await quiet()
+        assert told()
+        await lease.update_progress(
+            database, worker_id=WORKER, held=held, stage=None, progress=None, message=None
+        )
+        assert told()
 
     async def test_a_quiet_phase_leaves_no_limit_where_there_is_none(
         self, database: Database, sql: Sql

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Executable, Row
 
 from jsworker.ownership import claim, control, outbox, reset_rules, settle
+from jsworker.ownership.run_age import ANY_AGE
 
 from .polling import eventually
 from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
@@ -103,7 +104,7 @@ class Winner:
 
     def cancels(self, job_id: UUID) -> None:
         """Cancel, and leave it open."""
-        self.run(control.CANCEL, {"ids": [job_id], "statuses": list(control.LIVE)})
+        self.run(control.CANCEL, {"ids": [job_id], "statuses": list(control.LIVE), **ANY_AGE.values()})
 
     def retries(self, job_id: UUID) -> None:
         """Retry, and leave it open."""

@@ -1,6 +1,7 @@
 """Time limits: the attempt fails, and however the processor takes it, the job ends."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.errors import Retry, SettingsError
 from jsworker.job import Job
+from jsworker.runtime import kinds, processing
+from jsworker.runtime.kinds import resolve_kinds, without_timeout
 from jsworker.runtime.worker import Worker
 from jsworker.settings import Settings
-from tests.runtime.processors import KIND, LATER, Scripted, scripted
+from tests.runtime.processors import KIND, LATER, Scripted, echo, scripted
 from tests.runtime.rows import Rows
 from tests.runtime.running import StartWorker
 from tests.support.polling import eventually
@@ -76,7 +79,7 @@ async def test_the_deadline_is_told_in_database_time(
     async def process_without(job: Job[Any]) -> bool:
         return job.deadline is None
 
-    await start(scripted(process, timeout=60.0), scripted(process_without, kind="without"))
+    await start(scripted(process, timeout=60.0), scripted(process_without, kind="without", timeout=None))
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     assert datetime.fromisoformat(row["result"]) == row["deadline_at"]
@@ -103,6 +106,51 @@ async def test_the_classs_time_out_beats_the_settings_and_none_means_none(
     for kind in ("unlimited", "longer"):
         job = await client.enqueue(kind, {})
         assert (await rows.becomes(job.id, "completed"))["result"] == "in time"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_long_time_out_is_kept_without_a_timer_for_each_run(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
+) -> None:
+    monkeypatch.setattr(kinds, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(processing, "time_limits", None)
+
+    def plain(job: Job[Any]) -> None:
+        while not job.should_stop:
+            time.sleep(0.01)
+        raise RuntimeError("told to stop")
+
+    await start(scripted(for_ever if is_async else plain, timeout=0.2, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert row["last_error"].startswith("timed out after 0.2 s")
+
+
+def test_kinds_without_a_limit_of_their_own_are_named(make_settings: Callable[..., Settings]) -> None:
+    processors = [
+        scripted(echo, kind="left-open"),
+        scripted(echo, kind="unlimited", timeout=None),
+        scripted(echo, kind="limited", timeout=5),
+        scripted(echo, kind="watched", progress_timeout=5.0),
+    ]
+    found = resolve_kinds(processors, make_settings())
+    assert without_timeout(found) == ["left-open", "unlimited"]
+    assert {name: kind.timeout for name, kind in found.items()} == {
+        "left-open": 86_400.0,
+        "unlimited": None,
+        "limited": 5,
+        "watched": 86_400.0,
+    }
+    assert not found["left-open"].needs_timers
+    assert without_timeout(resolve_kinds(processors, make_settings(progress_timeout=60.0))) == []
+
+
+async def test_a_worker_tells_of_them_at_its_start_and_in_its_row(rows: Rows, start: StartWorker) -> None:
+    running = await start(scripted(echo, kind="left-open"), scripted(echo, kind="limited", timeout=5.0))
+    [started] = running.events.of("worker.started")
+    assert started["kinds_without_timeout"] == ["left-open"]
+    [worker] = await rows.query("SELECT kinds_without_timeout AS kinds FROM jsworker.workers")
+    assert worker["kinds"] == ["left-open"]
 
 
 async def test_without_a_sign_of_life_of_its_own_a_run_fails_whatever_the_heartbeat_says(

@@ -163,12 +163,16 @@ async def test_the_silence_of_an_owner_that_never_answered_proves_nothing(
         assert (await rows.job(job_id))["status"] == "processing"
 
 
+async def no_stacks(_: bytes) -> bytes:
+    return b""
+
+
 async def test_who_has_just_connected_knows_nothing_yet(settings: Settings) -> None:
     interval = 0.4
     async with proxied(settings.nats_url) as (proxy, url):
         own = settings.model_copy(update={"nats_url": url})
         stream = Stream(own, installation_id=None, events=Events(), client_name="asking")
-        presence = Presence(stream, worker_id="asking", heartbeat_interval=interval)
+        presence = Presence(stream, worker_id="asking", heartbeat_interval=interval, tell_stacks=no_stacks)
         await stream.connect()
         try:
             assert await presence.ask("nobody") is Answer.UNKNOWN  # nothing is proven yet

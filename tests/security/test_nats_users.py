@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 import nats.errors
 import pytest
@@ -13,6 +14,7 @@ from jsworker.client import JobClient
 from jsworker.errors import SettingsError, StreamRefused
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Answer
+from jsworker.stream.witness import Reply, ask_stacks
 from tests.security.guarded import nats_user
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream, settings_for
@@ -201,6 +203,25 @@ async def test_workers_hear_of_each_other(open_as: OpenAs) -> None:
     assert await asker.ask("pod-0.example-17-a1", 2.0) is Answer.ALIVE
     assert await asker.ask("pod-7-1-00", 2.0) is Answer.NO_RESPONDERS
     assert one.told == other.told == []
+
+
+async def test_workers_tell_their_stacks_to_workers_alone(open_as: OpenAs, guarded_nats: NatsServer) -> None:
+    async def stacks(question: bytes) -> bytes:
+        return b"told: " + question
+
+    name, job_id = "pod-0.example-17-a1", uuid4()
+    worker = await open_as("worker")
+    assert await worker.witness(name, stacks).prove(2.0)
+
+    async def ask(role: str) -> Reply:
+        settings = settings_for(guarded_nats.url, **nats_user(role))
+        return await ask_stacks(settings, name, job_id=job_id, seconds=10.0)
+
+    assert await ask("worker") == Reply(Answer.ALIVE, f"told: {job_id}".encode())
+    for role in ("producer", "operator"):
+        reply = await ask(role)
+        assert (reply.answer, reply.content) == (Answer.UNKNOWN, b"")
+        assert f'permissions violation for publish to "jsworker.worker.{name}.stack"' in str(reply.hindrance)
 
 
 async def test_a_producer_publishes_and_a_worker_finds_the_message(

@@ -64,7 +64,8 @@ SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """)
 
 WORKERS = text(f"""
-SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive
+SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
+  coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
 """)  # noqa: S608 -- a constant of registry.py
 
@@ -155,6 +156,7 @@ class RegisteredWorker:
     version: str
     state: str
     alive: bool
+    kinds_without_timeout: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,10 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
     [dead] = await database.run(DEAD_MESSAGES)
     [ended] = await database.run(ENDED, sample)
     workers = tuple(
-        RegisteredWorker(**(row._asdict() | {"kinds": tuple(row.kinds)}))
+        RegisteredWorker(
+            **row._asdict()
+            | {"kinds": tuple(row.kinds), "kinds_without_timeout": tuple(row.kinds_without_timeout)}
+        )
         for row in await database.run(WORKERS, sample)
     )
     served = sorted({kind for worker in workers for kind in worker.kinds})

@@ -25,6 +25,7 @@ from jsworker.runtime.outcome import Outcome, stopped
 from jsworker.runtime.quarantine.messages import Order, line, outcome_line
 from jsworker.runtime.quarantine.origin import processor_at
 from jsworker.runtime.run import Phase, Run, Stop
+from jsworker.runtime.stacks import of_run
 from jsworker.runtime.supervisor.birth import leave_to_parent
 from jsworker.runtime.supervisor.leash import follow_parent
 from jsworker.tracing import TraceContext
@@ -81,7 +82,7 @@ async def _work(order: Order, link: socket.socket) -> None:
     )
     ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=died)
     ticks.start()
-    hearing = asyncio.create_task(_hear(reader, run), name="hear the owner")
+    hearing = asyncio.create_task(_hear(reader, writer, run), name="hear the owner")
     ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
     try:
@@ -131,11 +132,13 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
     ended.set_result(outcome)
 
 
-async def _hear(reader: asyncio.StreamReader, run: Run) -> None:
+async def _hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: Run) -> None:
     while text := await reader.readline():
         told = json.loads(text)
         if "stop" in told:
             run.signal(Stop(told["stop"]))
+        elif "stacks" in told:
+            writer.write(line(stacks=of_run(run)))
         else:
             run.drain()
     os._exit(1)  # the owner has gone, and with it the right to go on

@@ -18,6 +18,7 @@ from jsworker.runtime.outcome import Failed, Outcome, failed, stopped
 from jsworker.runtime.processing import forget_cancellation, time_limits
 from jsworker.runtime.quarantine.messages import Order, line, read_outcome
 from jsworker.runtime.run import Run, Stop
+from jsworker.runtime.stacks import Stack
 from jsworker.settings import Settings
 
 _LINE_MARGIN_BYTES: Final = 2**20
@@ -29,6 +30,10 @@ _SHARED_STALLS: Final = 2
 
 _START_SECONDS: Final = 120.0
 """For so long, at least, the process may take until its event loop ticks: it imports a lot."""
+
+
+_STACKS_SECONDS: Final = 2.0
+"""For so long its process may take to tell where a job is: less than whoever asked for it waits."""
 
 
 class Ward:
@@ -46,6 +51,7 @@ class Ward:
         self._settings = settings
         self._events = events
         self._told: set[str] = set()
+        self._patients: dict[Run, _Patient] = {}
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
         """Tell whether a job is to run in quarantine: one more stall would be its last, or its third."""
@@ -80,7 +86,7 @@ class Ward:
             theirs.close()
         limit = self._settings.max_result_bytes * 6 + _LINE_MARGIN_BYTES
         reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
-        patient = _Patient(run, process, reader, writer, self._settings)
+        patient = self._patients[run] = _Patient(run, process, reader, writer, self._settings)
         try:
             writer.write(order.frame())
             run.on_drain = patient.tell_to_drain
@@ -88,9 +94,15 @@ class Ward:
                 patient.tell_to_drain()
             return await patient.outcome()
         finally:
+            del self._patients[run]
             run.on_drain = None
             writer.close()
             await patient.end()
+
+    async def ask_stacks(self, run: Run) -> list[Stack] | None:
+        """Return where a run is in its process, as that tells; None: it does not within two seconds."""
+        patient = self._patients.get(run)
+        return None if patient is None else await patient.ask_stacks(_STACKS_SECONDS)
 
 
 class _Patient:
@@ -116,6 +128,7 @@ class _Patient:
         self._quiet_until = 0.0
         self._limits = ExitStack()
         self._ended_by: str | None = None
+        self._stacks: asyncio.Future[list[Stack]] | None = None
 
     async def outcome(self) -> Outcome:
         """Hear the process until it tells its outcome, or ends without one."""
@@ -139,6 +152,16 @@ class _Patient:
         """Let the job know that its worker would like to end."""
         if not self._writer.is_closing():
             self._writer.write(line(drain=True))
+
+    async def ask_stacks(self, seconds: float) -> list[Stack] | None:
+        """Ask the process where its job is; None: it does not answer within ``seconds``."""
+        if self._writer.is_closing():
+            return None
+        if self._stacks is None or self._stacks.done():
+            self._stacks = asyncio.get_running_loop().create_future()
+            self._writer.write(line(stacks=True))
+        await asyncio.wait({self._stacks}, timeout=seconds)
+        return self._stacks.result() if self._stacks.done() else None
 
     async def end(self) -> None:
         """See to it that nothing is left of the process."""
@@ -167,6 +190,10 @@ class _Patient:
             if "outcome" in told:
                 self._run.completed |= told["completed"]
                 return read_outcome(told)
+            if "stacks" in told:
+                if self._stacks is not None and not self._stacks.done():
+                    self._stacks.set_result(told["stacks"])
+                continue
             self._heed(told)
 
     def _heed(self, told: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import TextClause, text
 from jsworker.ownership import claim, control, enqueue, lease, outbox, registry, reset, settle
 from jsworker.ownership.control import Cancelled
 from jsworker.ownership.database import Database
+from jsworker.ownership.run_age import ANY_AGE
 from tests.faults.walk.walk import Options
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -90,9 +91,13 @@ def in_two(patch: pytest.MonkeyPatch) -> None:
     running = without(control.CANCEL, (live, "status = 'processing'"))
 
     async def cancel(database: Database, ids: Any) -> Cancelled:
-        cancelled = await database.run(waiting, {"ids": ids, "statuses": list(control.LIVE)})
+        cancelled = await database.run(
+            waiting, {"ids": ids, "statuses": list(control.LIVE), **ANY_AGE.values()}
+        )
         await asyncio.sleep(0.02)  # what lies between two statements of a busy client
-        requested = await database.run(running, {"ids": ids, "statuses": list(control.LIVE)})
+        requested = await database.run(
+            running, {"ids": ids, "statuses": list(control.LIVE), **ANY_AGE.values()}
+        )
         return Cancelled([row.id for row in cancelled], [row.id for row in requested], {}, [])
 
     patch.setattr(control, "cancel", cancel)
