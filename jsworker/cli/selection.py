@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import re
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
