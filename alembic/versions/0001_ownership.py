@@ -223,8 +223,8 @@ def upgrade() -> None:
         schema=SCHEMA,
     )
     op.create_index("workers_hostname", "workers", ["hostname"], unique=False, schema=SCHEMA)
-    for table in ("jobs", "workers"):  # SQLAlchemy 2.0 has no argument for it
-        op.execute(f"ALTER TABLE jsworker.{table} SET (fillfactor = 70)")
+    op.execute("ALTER TABLE jsworker.jobs SET (fillfactor = 70)")  # SQLAlchemy 2.0 has no argument for it
+    op.execute("ALTER TABLE jsworker.workers SET (fillfactor = 70)")
     op.execute(REFUSE_JOB_UPDATE)
     op.execute(JOBS_GUARD)
 

@@ -5,6 +5,7 @@ that would break an invariant of the protocol is refused, whoever sends it.
 """
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -99,8 +100,8 @@ jobs = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     _instant("started_at"),
     _instant("finished_at"),
-    Column("completed_by", Text),
     _instant("progress_at"),
+    Column("completed_by", Text),
     # Every new version of a row is checked. As {0,63} the length would cost twenty times as much.
     CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64", name="jobs_kind"),
     # Python decides what is printable; here, what would break a line or a terminal.
@@ -346,13 +347,7 @@ def _create_guard(_table: Table, connection: Connection, **_: object) -> None:
         connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
-def _set_fillfactor(table: Table, connection: Connection, **_: object) -> None:
-    # SQLAlchemy 2.0 has no argument for it.
-    connection.exec_driver_sql(
-        f"ALTER TABLE {SCHEMA}.{table.name} SET (fillfactor = {table.info['fillfactor']})"
-    )
-
-
 event.listen(jobs, "after_create", _create_guard)
-event.listen(jobs, "after_create", _set_fillfactor)
-event.listen(workers, "after_create", _set_fillfactor)
+# SQLAlchemy 2.0 has no argument for it.
+event.listen(jobs, "after_create", DDL("ALTER TABLE jsworker.jobs SET (fillfactor = 60)"))
+event.listen(workers, "after_create", DDL("ALTER TABLE jsworker.workers SET (fillfactor = 70)"))
