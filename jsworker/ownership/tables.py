@@ -5,7 +5,6 @@ that would break an invariant of the protocol is refused, whoever sends it.
 """
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -347,7 +346,14 @@ def _create_guard(_table: Table, connection: Connection, **_: object) -> None:
         connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
+def _fill_jobs(_table: Table, connection: Connection, **_: object) -> None:
+    connection.exec_driver_sql("ALTER TABLE jsworker.jobs SET (fillfactor = 60)")
+
+
+def _fill_workers(_table: Table, connection: Connection, **_: object) -> None:
+    connection.exec_driver_sql("ALTER TABLE jsworker.workers SET (fillfactor = 70)")
+
+
 event.listen(jobs, "after_create", _create_guard)
-# SQLAlchemy 2.0 has no argument for it.
-event.listen(jobs, "after_create", DDL("ALTER TABLE jsworker.jobs SET (fillfactor = 60)"))
-event.listen(workers, "after_create", DDL("ALTER TABLE jsworker.workers SET (fillfactor = 70)"))
+event.listen(jobs, "after_create", _fill_jobs)  # SQLAlchemy 2.0 has no argument for it
+event.listen(workers, "after_create", _fill_workers)
