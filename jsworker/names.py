@@ -16,9 +16,14 @@ def check_kind(kind: str) -> str:
     Raises:
         InvalidName: it does not match ``^[a-z0-9][a-z0-9_-]{0,63}$``.
     """
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+    if not is_kind(kind):
         raise InvalidName(f"kind {shown(kind)} must match ^[a-z0-9][a-z0-9_-]{{0,63}}$")
     return kind
+
+
+def is_kind(name: str) -> bool:
+    """Tell whether a kind of job may be called so."""
+    return isinstance(name, str) and _KIND.fullmatch(name) is not None
 
 
 def check_unique_key(key: str) -> str:

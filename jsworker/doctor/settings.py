@@ -40,7 +40,8 @@ def recovery(settings: Settings) -> Iterator[Remark]:
     for rule in off:
         yield warning(
             f"recovery by rule {rule} is off: not taken back are {RECOVERY_RULES[rule]}",
-            "Use `jsworker clear --stale-for SECONDS --reason …`, or set JSWORKER_RECOVERY=on; JSWORKER_RECOVER_ON_START=true.",
+            "Use `jsworker clear --stale-for SECONDS --reason …`, or set JSWORKER_RECOVERY=on; "
+            "JSWORKER_RECOVER_ON_START=true.",
         )
     if not off:
         yield ok("workers take back what dead ones hold, by every rule")

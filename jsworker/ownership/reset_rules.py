@@ -125,7 +125,8 @@ RESET_BY_OPERATOR = _reset(
 # One worker deletes each, and tells it: one that dies right then leaves it untold, none tells it twice.
 TAKE_UNTOLD = text("""
 DELETE FROM jsworker.untold_resets AS u
-WHERE u.id = ANY(ARRAY(SELECT id FROM jsworker.untold_resets ORDER BY id LIMIT :limit))
+WHERE u.id = ANY(ARRAY(
+  SELECT id FROM jsworker.untold_resets ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING u.job_id AS id, u.kind, u.status, u.fencing_token, u.dispatch, u.owner, false AS counted, u.stalls
 """)
 

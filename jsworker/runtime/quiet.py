@@ -7,14 +7,15 @@ from typing import Final
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
 from jsworker.ownership import lease
 from jsworker.ownership.database import Database
+from jsworker.ownership.lease import Held
 from jsworker.ownership.refusals import RowRefused
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.run import Hand, Phase, Run
 from jsworker.runtime.ties import Ties
 
-_TRIES: Final = 3
 _PAUSE_SECONDS: Final = 0.02
 """Before rows are tried again that a heartbeat, say, had locked, and between looks at claims on their way."""
+_LONGEST_PAUSE_SECONDS: Final = 0.5
 
 
 class QuietPhases:
@@ -37,7 +38,7 @@ class QuietPhases:
             ties: whoever supervises this process, and is told when its event loop may be silent.
         """
         self._worker_id = worker_id
-        self._statement_timeout = statement_timeout
+        self._patience_seconds = 2 * statement_timeout
         self._database = database
         self._hand = hand
         self._ties = ties
@@ -63,10 +64,10 @@ class QuietPhases:
             DatabaseUnavailable: not all of them have it.
         """
         await self._wait_for_claims()
-        for _ in range(_TRIES):
-            if not await self._lengthen():
-                return
-            await asyncio.sleep(_PAUSE_SECONDS)
+        deadline, pause = boottime() + self._patience_seconds, _PAUSE_SECONDS
+        while await self._lengthen() and boottime() < deadline:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def follow(self) -> None:
         """Take back patience that is needed no more, and give it to runs that lack it; once a heartbeat."""
@@ -74,7 +75,7 @@ class QuietPhases:
         over = [run for run in self._hand.runs.values() if self._is_over(run)]
         try:
             await self._end_own(run for run in over if run.quiet_until)
-            await self._write([run for run in over if not run.quiet_until], 0.0)
+            await self._write([run for run in over if not run.quiet_until and self._is_over(run)], 0.0)
             await self._lengthen()
         except (DatabaseUnavailable, DatabaseRefused):
             return  # the next heartbeat tries again
@@ -86,7 +87,7 @@ class QuietPhases:
 
     async def _wait_for_claims(self) -> None:
         under_way = set(self._hand.claiming)
-        for _ in range(int(2 * self._statement_timeout / _PAUSE_SECONDS)):
+        for _ in range(int(self._patience_seconds / _PAUSE_SECONDS)):
             if not under_way & self._hand.claiming.keys():
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -95,17 +96,25 @@ class QuietPhases:
         """Write what runs lack, and tell whether some still do: somebody has locked their rows."""
         if not (seconds := self.seconds_left):
             return False
-        lacking = [run for run in self._hand.runs.values() if run.quiet_seconds < seconds]
+        # What is being changed at this moment may be the end of an earlier phase.
+        lacking = [
+            run
+            for run in self._hand.runs.values()
+            if run.quiet_seconds < seconds or run.patience_lock.locked()
+        ]
         return not await self._write(lacking, seconds)
 
     async def _write(self, runs: Sequence[Run], seconds: float) -> bool:
         """Give runs patience for so long a phase, and tell whether all have it."""
-        free = {run.held: run for run in runs if not run.patience_lock.locked()}
-        for run in free.values():
-            await run.patience_lock.acquire()  # at once, for it is free
+        free: dict[Held, Run] = {}
         try:
+            for run in runs:
+                if await _acquired(run.patience_lock):
+                    free[run.held] = run
             started = boottime()
-            patience = {held: run.patience(seconds) for held, run in free.items()}
+            # What was over may be needed again: another phase may have begun since.
+            meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
+            patience = {held: run.patience(seconds) for held, run in meant.items()}
             written = await lease.set_patience_beside(
                 self._database, worker_id=self._worker_id, patience=patience
             )
@@ -119,20 +128,26 @@ class QuietPhases:
 
     async def _end_own(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if run.patience_lock.locked():  # the job is just announcing another phase
+            if not await _acquired(run.patience_lock):  # the job is just announcing another phase
                 continue
-            async with run.patience_lock:  # until that is answered, the job announces none
-                try:
-                    await lease.set_patience(
-                        self._database,
-                        worker_id=self._worker_id,
-                        held=run.held,
-                        **run.patience(0.0),
-                        announced=False,
-                    )
-                except (OwnershipLost, RowRefused):
-                    continue  # the next heartbeat tells, or tries this one again
-                run.quiet_seconds = 0.0
+            try:  # until that is answered, the job announces none
+                if self._is_over(run):
+                    await self._end(run)
+            finally:
+                run.patience_lock.release()
+
+    async def _end(self, run: Run) -> None:
+        try:
+            await lease.set_patience(
+                self._database,
+                worker_id=self._worker_id,
+                held=run.held,
+                **run.patience(0.0),
+                announced=False,
+            )
+        except (OwnershipLost, RowRefused):
+            return  # the next heartbeat tells, or tries this one again
+        run.quiet_seconds = 0.0
 
     def _is_over(self, run: Run) -> bool:
         """Tell whether patience is in a run's row that neither its own phase nor another one's needs."""
@@ -141,3 +156,12 @@ class QuietPhases:
             and run.phase is not Phase.SETTLING
             and boottime() > max(run.quiet_until, self.until)
         )
+
+
+async def _acquired(lock: asyncio.Lock) -> bool:
+    """Acquire a lock, unless somebody has it or waits for it."""
+    try:
+        async with asyncio.timeout(0):
+            return await lock.acquire()
+    except TimeoutError:
+        return False

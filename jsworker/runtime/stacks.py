@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import Context
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
@@ -70,7 +70,7 @@ class Stacks:
     async def _of_run(self, run: Run) -> dict[str, Any]:
         if run.quarantined and run.phase is Phase.RUNNING:
             return _facts_of(run) | {"stacks": await self._ask_alone(run)}
-        return _facts_of(run) | {"stacks": of_run(run)}
+        return _facts_of(run) | {"stacks": within_bounds(of_run(run))}
 
     def _of_all(self) -> dict[str, Any]:
         runs = [run for run in self._hand.runs.values() if run.phase is not Phase.WAITING]
@@ -105,6 +105,18 @@ def of_run(run: Run) -> list[Stack]:
     if run.thread_id is not None and run.phase is Phase.RUNNING:  # else the thread has ended
         return _of_thread(run.thread_id)
     return [_of_task(task, "task" if n else "coroutine") for n, task in enumerate(_tasks_of(run))]
+
+
+def within_bounds(stacks: Sequence[Stack]) -> list[Stack]:
+    """Return as many of them as one answer may hold, the run's own first."""
+    room = _MOST_BYTES
+    told: list[Stack] = []
+    for stack in stacks:
+        room -= len(json.dumps(stack))
+        if room < 0:
+            break
+        told.append(stack)
+    return told
 
 
 def _facts_of(run: Run) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What an operator takes back is told by exactly one worker, and counted once."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,7 @@ from jsworker.ownership.database import Database
 from jsworker.settings import Settings
 from tests.runtime.lives import KIND, Lives
 from tests.runtime.processors import Gate, echo, scripted
-from tests.runtime.rows import Rows
+from tests.runtime.rows import Rows, open_rows
 from tests.runtime.running import Running, StartWorker, new_worker
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
@@ -92,3 +93,52 @@ async def test_what_was_taken_back_while_no_worker_lived_is_told_by_the_first_an
     )
     assert [fields["job_id"] for fields in first.events.of("job.cancelled")] == [str(jobs[2])]
     assert await rows.value("SELECT count(*) FROM jsworker.untold_resets") == 0
+
+
+@asynccontextmanager
+async def locked_entry(settings: Settings, job: UUID) -> AsyncIterator[None]:
+    """Hold the lock of an entry about this job, which nobody has told yet."""
+    connection = (await open_rows(settings)).connection
+    entry = (
+        "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner, stalls)"
+    )
+    try:
+        while True:
+            await connection.execute(f"{entry} VALUES (%s, 'scripted', 'queued', 1, 1, 'x', 0)", [job])
+            async with connection.transaction():
+                look = "SELECT id FROM jsworker.untold_resets FOR UPDATE SKIP LOCKED"
+                if (await connection.execute(look)).rowcount:  # else the worker was quicker
+                    yield
+                    return
+    finally:
+        await connection.close()
+
+
+async def test_an_entry_that_somebody_has_locked_is_left_to_later(
+    client: JobClient, start: StartWorker, settings: Settings
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = (await client.enqueue("scripted", {})).id
+    await gate.met()
+    other = UUID(int=4711)
+
+    def told_of(job_id: UUID) -> bool:
+        return str(job_id) in {fields["job_id"] for fields in cleared(running)}
+
+    async def is_told() -> None:
+        assert told_of(job)
+
+    async with locked_entry(settings, other):
+        before = len(cleared(running))
+        await client.clear_and_reenqueue(job, "it hangs")
+        await eventually(is_told)
+        assert len(cleared(running)) == before + 1
+
+    async def others_is_told() -> None:
+        assert len(cleared(running)) == before + 2
+
+    await eventually(others_is_told)
+    assert told_of(other)
+    assert running.events.of("worker.degraded") == []
+    gate.open()

@@ -393,3 +393,34 @@ async def test_a_login_that_is_refused_for_a_moment_is_no_error_of_a_job_that_re
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     assert (row["errors"], row["checkpoint"], row["stage"]) == (0, {"page": 1}, None)
+
+
+async def test_a_neighbour_whose_own_phase_is_just_being_ended_gets_patience_all_the_same(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """What is known of its row is out of date as long as its end is on its way to PostgreSQL."""
+
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+        await quiet_gate.process(job)
+
+    before_gate, quiet_gate = Gate(), Gate()
+    running = await start(scripted(before_gate.process, kind="before"), scripted(be_quiet, kind="quiet"))
+    before = await client.enqueue("before", {})
+    await before_gate.met()
+    run = running.worker._parts.hand.runs[before.id]
+    await run.patience_lock.acquire()
+    run.quiet_seconds = 5000.0
+    quiet = await client.enqueue("quiet", {})
+    hour = timedelta(seconds=3600)
+
+    async def announced() -> None:
+        assert ((await rows.job(quiet.id))["stale_after"] or timedelta()) > hour
+
+    await eventually(announced)
+    run.quiet_seconds = 0.0
+    run.patience_lock.release()
+    await quiet_gate.met()
+    assert (await rows.job(before.id))["stale_after"] > hour
+    before_gate.open()
+    quiet_gate.open()

@@ -188,3 +188,23 @@ async def test_a_job_in_quarantine_tells_from_its_own_process(
         assert (told_of["alone"], told_of["stacks"]) == (True, None)
     finally:
         await running.end()
+
+
+async def gathers_thousands(_: Job[Any]) -> None:
+    await asyncio.gather(*(forever() for _ in range(6_000)))
+
+
+async def test_a_run_that_waits_for_thousands_of_tasks_costs_nobody_a_connection(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    running = await start(scripted(gathers_thousands))
+    job = await client.enqueue("scripted", {})
+    await rows.becomes(job.id, "processing")
+
+    async def answered() -> None:
+        stacks = (await told(settings, running.worker.id, job.id))["job"]["stacks"]
+        assert "gathers_thousands" in functions(stacks[0])
+        assert len(stacks) > 50
+
+    await eventually(answered)
+    assert running.events.of("worker.degraded") == []

@@ -56,6 +56,24 @@ async def alone(settings: Settings, database: Database, client: JobClient) -> As
     await stream.close()
 
 
+@pytest.mark.parametrize("subject", ["*", ">"])
+async def test_a_subject_that_is_a_wildcard_costs_no_message(alone: Alone, subject: str) -> None:
+    await alone.publish(KIND, times=3)
+    await alone.publish(subject, times=1)
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert await alone.left() == 4
+
+
+async def test_a_subject_that_postgresql_cannot_hold_keeps_no_other_from_its_removal(alone: Alone) -> None:
+    await alone.publish("n\x00ul", times=1)
+    await alone.publish("ghost", times=1)
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert "ghost" not in await alone.stream.unconsumed()
+    assert not alone.told.of("row.refused")
+
+
 async def test_what_no_consumer_takes_is_removed_after_an_hour(alone: Alone) -> None:
     await alone.publish(KIND, times=1)
     await alone.publish("ghost", times=2)

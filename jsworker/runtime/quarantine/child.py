@@ -25,7 +25,7 @@ from jsworker.runtime.outcome import Outcome, stopped
 from jsworker.runtime.quarantine.messages import Order, line, outcome_line
 from jsworker.runtime.quarantine.origin import processor_at
 from jsworker.runtime.run import Phase, Run, Stop
-from jsworker.runtime.stacks import of_run
+from jsworker.runtime.stacks import of_run, within_bounds
 from jsworker.runtime.supervisor.birth import leave_to_parent
 from jsworker.runtime.supervisor.leash import follow_parent
 from jsworker.tracing import TraceContext
@@ -138,7 +138,7 @@ async def _hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run:
         if "stop" in told:
             run.signal(Stop(told["stop"]))
         elif "stacks" in told:
-            writer.write(line(stacks=of_run(run)))
+            writer.write(line(stacks=within_bounds(of_run(run))))
         else:
             run.drain()
     os._exit(1)  # the owner has gone, and with it the right to go on

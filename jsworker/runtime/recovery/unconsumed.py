@@ -1,11 +1,13 @@
 """Messages that no consumer takes: no worker ever had their kind, or somebody else published them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from jsworker.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.events import Events
+from jsworker.names import is_kind
 from jsworker.ownership import repair
 from jsworker.ownership.database import Database
 from jsworker.runtime.clock import boottime
@@ -17,6 +19,8 @@ LOOK_SECONDS: Final = 600.0
 
 _LEFT_SECONDS: Final = 3600.0
 """From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
+_WILDCARDS: Final = frozenset({"*", ">"})
+"""Somebody published to such a subject; to remove its messages would be to remove those of every kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,7 @@ class Unconsumed:
         except StreamUnavailable:
             return  # the next look asks again
         except StreamRefused as error:
-            if (refusal := str(error)) != self._refusal:
-                self._refusal = refusal
-                self._events.emit(
-                    "worker.degraded", what="removal of messages that no consumer takes", reason=refusal
-                )
+            self._note(error)
 
     async def _look(self) -> None:
         state = await self._stream.state()
@@ -73,17 +73,38 @@ class Unconsumed:
         now = boottime()
         known = {kind: seen for kind, seen in self._seen.items() if seen.stream_created == state.created}
         self._seen = {kind: known.get(kind) or _Seen(now, state.created, state.last_seq) for kind in without}
-        due = [kind for kind, seen in self._seen.items() if now - seen.at >= _LEFT_SECONDS]
-        if not due:
-            return
-        waiting = await repair.queued_kinds(self._database, kinds=due)
-        useless = [kind for kind in due if kind not in waiting]
-        for kind in useless:
-            await self._stream.remove(kind, up_to=self._seen.pop(kind).last_seq)
-        if useless:
+        due = [
+            kind
+            for kind, seen in self._seen.items()
+            if now - seen.at >= _LEFT_SECONDS and kind not in _WILDCARDS
+        ]
+        waiting = await self._waiting(due)
+        removed = [kind for kind in due if kind not in waiting and await self._remove(kind)]
+        if removed:
             left = await self._stream.unconsumed()
-            for kind in useless:
+            for kind in removed:
                 self._tell(kind, without[kind], left.get(kind, 0))
+
+    async def _waiting(self, kinds: Sequence[str]) -> set[str]:
+        """Return the kinds with a queued job; only what a kind may be called is asked for."""
+        names = [kind for kind in kinds if is_kind(kind)]
+        return await repair.queued_kinds(self._database, kinds=names) if names else set()
+
+    async def _remove(self, kind: str) -> bool:
+        try:
+            await self._stream.remove(kind, up_to=self._seen[kind].last_seq)
+        except StreamRefused as error:  # others may be removed all the same
+            self._note(error)
+            return False
+        del self._seen[kind]
+        return True
+
+    def _note(self, error: StreamRefused) -> None:
+        if (refusal := str(error)) != self._refusal:
+            self._refusal = refusal
+            self._events.emit(
+                "worker.degraded", what="removal of messages that no consumer takes", reason=refusal
+            )
 
     def _tell(self, kind: str, was: int, now: int) -> None:
         what = f"messages of {self._stream.subject_of(kind)}, which no consumer takes and no job waits for"
