@@ -28,7 +28,7 @@ NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "installation": ("SELECT", "INSERT"),
     "dead_messages": ("SELECT", "INSERT", "DELETE"),
     "refused_rows": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "untold_resets": ("SELECT", "INSERT", "DELETE"),
+    "untold_resets": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "alembic_version": ("SELECT",),
 }
 """What the statements of a worker need of each table."""
