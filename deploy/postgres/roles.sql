@@ -118,7 +118,8 @@ BEGIN
   END IF;
   -- What operators took back, until a worker tells it.
   IF to_regclass('jsworker.untold_resets') IS NOT NULL THEN
-    GRANT INSERT, UPDATE, DELETE ON jsworker.untold_resets TO jsworker_worker;
+    GRANT INSERT, DELETE ON jsworker.untold_resets TO jsworker_worker;
+    GRANT UPDATE (at) ON jsworker.untold_resets TO jsworker_worker;  -- what locking an entry takes
   END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (

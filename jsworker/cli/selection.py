@@ -1,8 +1,10 @@
 """Which jobs a command acts on: those named, or those that a filter finds, after a question."""
 
 import asyncio
+import io
 import math
 import re
+import select as select_module
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from jsworker.ownership.run_age import ANY_AGE, RunAge
 
 _PAGE = 500
 _PATIENCE_SECONDS = 3.0
+_LOOK_SECONDS = 0.2
 _LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
 
 Found = Sequence[tuple[UUID, int | None]]
@@ -169,6 +172,10 @@ def confirm(question: str) -> None:
     """
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
+    # A signal that comes between Python's last look for one and its read would not end that read.
+    with suppress(io.UnsupportedOperation):  # stdin is no file
+        while not select_module.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
+            continue
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise Declined
 

@@ -90,6 +90,7 @@ MAY_NOT: dict[str, list[str]] = {
         "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
         "CREATE FUNCTION jsworker.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
         "UPDATE jsworker.job_events SET event = 'claimed'",
+        "UPDATE jsworker.untold_resets SET kind = 'other'",
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "DELETE FROM jsworker.installation",
         "UPDATE jsworker.alembic_version SET version_num = '0000'",

@@ -28,10 +28,10 @@ NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "installation": ("SELECT", "INSERT"),
     "dead_messages": ("SELECT", "INSERT", "DELETE"),
     "refused_rows": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "untold_resets": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "untold_resets": ("SELECT", "INSERT", "UPDATE (at)", "DELETE"),
     "alembic_version": ("SELECT",),
 }
-"""What the statements of a worker need of each table."""
+"""What the statements of a worker need of each table, or of the one column in brackets."""
 
 _SETTINGS: Final = (
     *("server_version", "fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names"),
@@ -69,11 +69,13 @@ SELECT * FROM (
 
 # By their oids: names are not looked up in a schema that the role may not use.
 RIGHTS = text("""
-SELECT c.relname AS "table", needed.privilege
-FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[])) AS needed(name, privilege)
+SELECT c.relname AS "table", needed.privilege || coalesce(' (' || needed.of_column || ')', '') AS privilege
+FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[]), CAST(:columns AS text[]))
+  AS needed(name, privilege, of_column)
 JOIN pg_class AS c ON c.relname = needed.name AND c.relkind IN ('r', 'p')
 JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = :schema
-WHERE NOT has_table_privilege(c.oid, needed.privilege)
+WHERE NOT CASE WHEN needed.of_column IS NULL THEN has_table_privilege(c.oid, needed.privilege)
+  ELSE has_column_privilege(c.oid, needed.of_column, needed.privilege) END
 UNION ALL
 SELECT NULL, 'USAGE' FROM pg_namespace AS n WHERE n.nspname = :schema AND NOT has_schema_privilege(n.oid, 'USAGE')
 """)
@@ -181,8 +183,13 @@ async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
 async def read_missing_rights(database: Database) -> list[MissingRight]:
     """Return what this role lacks of what a worker needs, on the tables that there are."""
     needed = [(table, privilege) for table, rights in NEEDED_RIGHTS.items() for privilege in rights]
-    tables, privileges = zip(*needed, strict=True)
-    values = {"tables": list(tables), "privileges": list(privileges), "schema": SCHEMA}
+    parted = [(table, *privilege.rstrip(")").partition(" (")) for table, privilege in needed]
+    values = {
+        "tables": [table for table, _, _, _ in parted],
+        "privileges": [privilege for _, privilege, _, _ in parted],
+        "columns": [column or None for _, _, _, column in parted],
+        "schema": SCHEMA,
+    }
     return [MissingRight(row.table, row.privilege) for row in await database.run(RIGHTS, values)]
 
 
