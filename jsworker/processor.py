@@ -77,7 +77,8 @@ class JobProcessor(ABC, Generic[P]):
             other jobs there run again uncounted.
         progress_timeout: seconds without a sign of life from the job itself; None: no limit.
         stale_threshold: seconds of silence after which any worker may take the job back;
-            None: only evidence of the owner's death or an operator may.
+            None: only evidence of the owner's death or an operator may, or a day of silence beyond the
+            crash threshold, after which an owner that lives has stopped the run.
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
     """

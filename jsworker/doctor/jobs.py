@@ -206,5 +206,5 @@ def _silent(owner: SilentOwner) -> Remark:
     clear = "`jsworker clear --stale-for SECONDS --reason …`"
     do = f"Workers take them back by themselves, so run one; at once: {clear}."
     if owner.never_stale:
-        do = f"Some have no stale threshold, so no time takes them back: {clear} does."
+        do = f"Some have no stale threshold and may wait for a day, or for ever: {clear} takes them back."
     return warning(f"{jobs} of worker {name}{known}, silent for {seconds(owner.seconds_silent)}", do)

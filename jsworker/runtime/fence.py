@@ -9,6 +9,7 @@ from typing import Final
 from jsworker.events import Events
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.presence import Presence
+from jsworker.runtime.recovery.late import BELIEVED_SECONDS
 from jsworker.runtime.run import Hand, Phase, Run, Stop
 from jsworker.runtime.ties import Ties
 
@@ -87,7 +88,12 @@ class Fence:
         stale, crash = limits.stale_after, limits.crash_after
         margin = 2 * self._heartbeat_interval + self._statement_timeout
         too_old = stale is not None and silent > stale - margin
-        if too_old or (gone and crash is not None and silent > crash - self._heartbeat_interval):
+        unbelieved = crash is not None and silent > crash + BELIEVED_SECONDS - margin
+        if (
+            too_old
+            or unbelieved
+            or (gone and crash is not None and silent > crash - self._heartbeat_interval)
+        ):
             if run.stop is None and run.phase is not Phase.SETTLING:
                 self._events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
             run.signal(Stop.FENCED)

@@ -14,7 +14,8 @@ from jsworker.stream.ending import end_tasks
 from jsworker.stream.faults import login_fault
 from jsworker.stream.login import Login
 
-_ABANDON_SECONDS = 0.2
+_ABANDON_SECONDS = 2.0
+"""For nats-py to end; it takes a moment, but for a cancellation that it swallowed while sending."""
 
 
 @dataclass(frozen=True, slots=True)

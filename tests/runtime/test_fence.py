@@ -10,6 +10,7 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.job import Job
+from jsworker.runtime import fence
 from jsworker.runtime.clock import boottime
 from jsworker.runtime.quarantine import ward
 from jsworker.runtime.run import Stop
@@ -30,6 +31,7 @@ BEAT = FAST["heartbeat_interval"]
 LOOK = BEAT / 4
 BY_RULE_1 = FAST["stale_threshold"] - 2 * BEAT - FAST["statement_timeout"]
 BY_RULE_3 = FAST["crash_threshold"] - BEAT
+BELIEVED = 2.0
 SLACK_SECONDS = 0.5
 """What a look at the fence may be late on a machine that others keep busy."""
 
@@ -91,11 +93,40 @@ async def test_without_a_database_a_run_is_stopped_before_it_is_stale(
         assert silence < FAST["stale_threshold"]
         proxy.restore()
         await rows.becomes(job.id, "completed")
-        fence, *_ = timeline = await rows.timeline(job.id)
+        told, *_ = timeline = await rows.timeline(job.id)
         assert [entry["event"] for entry in timeline] == ["fenced", "released", "claimed"]
-        assert (fence["worker_id"], fence["fencing_token"]) == (running.worker.id, 1)
+        assert (told["worker_id"], told["fencing_token"]) == (running.worker.id, 1)
         row = await rows.job(job.id)
         assert (row["attempts"], row["stalls"], row["fencing_token"]) == (1, 0, 2)
+        await running.worker.close()
+
+
+@pytest.fixture
+def _believed_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "BELIEVED_SECONDS", BELIEVED)
+
+
+@pytest.mark.usefixtures("_believed_for_seconds")
+async def test_a_run_without_a_stale_threshold_is_stopped_before_no_answer_counts_for_it_any_more(
+    client: JobClient,
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    database_url: str,
+) -> None:
+    async with proxied(database_url) as (proxy, url):
+        fenced = Fenced()
+        processor = scripted(fenced.process, stale_threshold=None)
+        running = await start(processor, with_settings=make_settings(database_url=url))
+        job = await client.enqueue("scripted", {})
+        await running.events.told("job.started")
+        await eventually(lambda: proves_itself(running))
+        proxy.black_hole()
+        silence = await fenced.silence_at_stop(running)
+        last = FAST["crash_threshold"] + BELIEVED
+        assert last - 2 * BEAT - FAST["statement_timeout"] <= silence < last + SLACK_SECONDS
+        proxy.restore()
+        await rows.becomes(job.id, "completed")
         await running.worker.close()
 
 

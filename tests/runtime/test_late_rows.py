@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from jsworker.ownership.reset import Lateness, Suspect
-from jsworker.runtime.recovery.late import LateRows, Proof
+from jsworker.runtime.recovery.late import BELIEVED_SECONDS, LateRows, Proof
 from jsworker.stream.witness import Answer
 
 SCAN = 1.0
@@ -245,3 +245,21 @@ def test_a_deaf_worker_forgets_what_it_heard(watch: Watch) -> None:
     watch.late.forget()
     assert not watch.asks(GONE, at=SCAN)
     assert watch.asks(GONE, at=2 * SCAN)
+
+
+@pytest.mark.parametrize("answer", [ALIVE, UNKNOWN])
+def test_an_answer_stands_for_heartbeats_for_a_day_beyond_the_crash_threshold(
+    watch: Watch, answer: Answer
+) -> None:
+    early = replace(late_row(), crashed=False)
+
+    def is_too_long(row: Suspect, *, at: float) -> bool:
+        assert not watch.asks(answer, at=at, row=row)
+        return watch.late.silent_for_too_long([row], now=at) == [row]
+
+    assert not is_too_long(early, at=0.0)
+    assert not is_too_long(early, at=BELIEVED_SECONDS)  # in a quiet phase, say
+    for at in (BELIEVED_SECONDS + 1, 2 * BELIEVED_SECONDS + 0.9):
+        assert not is_too_long(late_row(), at=at)
+    assert is_too_long(late_row(), at=2 * BELIEVED_SECONDS + 1)
+    assert not is_too_long(replace(late_row(), fencing_token=2), at=2 * BELIEVED_SECONDS + 2)

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from jsworker.client import JobClient
 from jsworker.events import Events
 from jsworker.ownership.database import Database
 from jsworker.runtime.presence import Presence
+from jsworker.runtime.recovery import late
 from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.witness import Answer
@@ -151,16 +154,42 @@ async def test_the_silence_of_an_owner_that_never_answered_proves_nothing(
     await lives.add("answered", answers=True, **elsewhere)
     await lives.add("never-answered", answers=False, **elsewhere)
     silent = {"silent_for": 10.0, "crash_after": 0.9}
-    late = {name: await lives.hold(name, **silent) for name in ("answered", "never-answered", "unregistered")}
+    held = {name: await lives.hold(name, **silent) for name in ("answered", "never-answered", "unregistered")}
     no_threshold = await lives.hold("answered", silent_for=10.0)
     running = await start(scripted(echo))
     scans = count_rounds(running.worker._parts.scans)
 
-    await rows.becomes(late["answered"], "queued")
-    assert (await rows.timeline(late["answered"]))[0]["detail"]["cause"] == "crashed"
+    await rows.becomes(held["answered"], "queued")
+    assert (await rows.timeline(held["answered"]))[0]["detail"]["cause"] == "crashed"
     await rounds_pass(scans, 3)
-    for job_id in (late["never-answered"], late["unregistered"], no_threshold):
+    for job_id in (held["never-answered"], held["unregistered"], no_threshold):
         assert (await rows.job(job_id))["status"] == "processing"
+
+
+async def test_who_answers_for_a_dead_owner_holds_its_jobs_up_for_a_while_only(
+    database: Database, start: StartWorker, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late, "BELIEVED_SECONDS", 4 * FAST["scan_interval"])
+    lives = Lives(database, rows, settings)
+    await lives.add("dead", answers=True, job=False, hostname="elsewhere", boot_id="another", pid=ended_pid())
+    job = await lives.hold("dead", silent_for=10.0, stale_after=None, crash_after=0.9)
+    forger = await nats.connect(settings.nats_url)
+    asked: list[Msg] = []
+
+    async def answer(message: Msg) -> None:
+        asked.append(message)
+        await message.respond(b"alive")
+
+    try:
+        await forger.subscribe("jsworker.worker.dead", cb=answer)
+        await start(scripted(echo))
+        await rows.becomes(job, "queued")
+        assert len(asked) >= 2
+        [reset] = await rows.timeline(job)
+        assert reset["detail"]["cause"] == "crashed"
+        assert reset["detail"]["reason"].endswith("no answer stands for its heartbeats any more")
+    finally:
+        await forger.close()
 
 
 async def no_stacks(_: bytes) -> bytes:

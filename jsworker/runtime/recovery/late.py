@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 from jsworker.ownership.reset import Lateness, Suspect
@@ -10,6 +11,10 @@ from jsworker.stream.witness import Answer
 
 _FEWEST_OWNERS = 3
 """Below this a mass event cannot be told from a single death."""
+
+BELIEVED_SECONDS: Final = 86_400.0
+"""So long beyond the crash threshold an answer on NATS stands for heartbeats: whoever has a worker's login to
+NATS can answer for a dead worker, or keep others from learning that nobody does. The owner stops before."""
 
 
 @dataclass(slots=True)
@@ -21,6 +26,7 @@ class _Sighting:
         hold_until: boot time before which the brake forbids to take it back.
         unheard_at: boot time at which its owner was first found without responders; None: it was not.
         unheard_again: whether that was confirmed, at least one scan later.
+        crashed_at: boot time of the first sighting beyond the crash threshold; None: there was none.
     """
 
     fencing_token: int
@@ -29,6 +35,7 @@ class _Sighting:
     hold_until: float = 0.0
     unheard_at: float | None = None
     unheard_again: bool = False
+    crashed_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,14 @@ class LateRows:
         """Return rows beyond their crash threshold whose owner two witnesses found gone."""
         return [row for row in rows if row.crashed and self._seen[row.id].unheard_again]
 
+    def silent_for_too_long(self, rows: Iterable[Suspect], *, now: float) -> list[Suspect]:
+        """Return rows that stayed beyond their crash threshold for so long that no answer counts any more."""
+        return [
+            row
+            for row in rows
+            if row.crashed and _is_past(self._seen[row.id].crashed_at, now - BELIEVED_SECONDS)
+        ]
+
     def taken_back(self, ids: Iterable[UUID]) -> None:
         """Forget rows that have been decided."""
         for job_id in ids:
@@ -111,8 +126,14 @@ class LateRows:
             row.fencing_token,
             row.last_activity_at,
         ):
-            return before
-        return _Sighting(row.fencing_token, row.last_activity_at, now)
+            seen = before
+        else:
+            seen = _Sighting(row.fencing_token, row.last_activity_at, now)
+        if not row.crashed:
+            seen.crashed_at = None
+        elif seen.crashed_at is None:
+            seen.crashed_at = now
+        return seen
 
     def _is_ripe(self, row: Suspect, now: float) -> bool:
         return (

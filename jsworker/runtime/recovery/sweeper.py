@@ -134,12 +134,22 @@ class Sweeper:
         asked_at = boottime()  # not when the scan began: two answers must be a scan apart themselves
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
-        for owner, rows in _by_owner(self._late.crashed(asked)).items():
-            reason = f"worker {owner} fell silent and nobody answers for it"
-            taken = await reset.reset_crashed(
-                self._database, worker_id=self._worker_id, crashed=rows, reason=reason
-            )
-            await self._tell(taken, "crashed")
+        unanswered = self._late.crashed(asked)
+        too_long = [
+            row for row in self._late.silent_for_too_long(asked, now=asked_at) if row not in unanswered
+        ]
+        for found, why in (
+            (unanswered, "and nobody answers for it"),
+            (too_long, "for so long that no answer stands for its heartbeats any more"),
+        ):
+            for owner, rows in _by_owner(found).items():
+                taken = await reset.reset_crashed(
+                    self._database,
+                    worker_id=self._worker_id,
+                    crashed=rows,
+                    reason=f"worker {owner} fell silent {why}",
+                )
+                await self._tell(taken, "crashed")
 
     async def _tell(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
