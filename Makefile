@@ -8,7 +8,7 @@ IMAGE_LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/build.lock
 OLDEST := $(VENV)/oldest
 OLDEST_LOCK := requirements-oldest.lock
-USE_SQLALCHEMY := tests/ownership tests/client tests/runtime/test_transactions.py tests/runtime/test_server_faults.py
+USE_SQLALCHEMY := tests/ownership tests/client tests/worker/test_transactions.py tests/worker/test_server_faults.py
 CHAOS := build/chaos.jsonl
 KILLS := sigkill_child sigkill_parent sigkill_both sigkill_not_restarted sigkill_without_nats event_loop_block gil_hold
 

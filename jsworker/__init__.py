@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jsworker.client import JobClient, enqueue_statement
-    from jsworker.errors import Fail, JsworkerError, OwnershipLost, Retry
-    from jsworker.job import Job
-    from jsworker.processor import Backoff, JobProcessor
-    from jsworker.runtime.worker import Worker
-    from jsworker.settings import Settings, load_settings
+    from jsworker.core.errors import Fail, JsworkerError, OwnershipLost, Retry
+    from jsworker.core.job import Job
+    from jsworker.core.processor import Backoff, JobProcessor
+    from jsworker.core.settings import Settings, load_settings
+    from jsworker.worker.worker import Worker
 
 __all__ = [
     "Backoff",
@@ -28,18 +28,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Backoff": "jsworker.processor",
-    "Fail": "jsworker.errors",
-    "Job": "jsworker.job",
+    "Backoff": "jsworker.core.processor",
+    "Fail": "jsworker.core.errors",
+    "Job": "jsworker.core.job",
     "JobClient": "jsworker.client",
-    "JobProcessor": "jsworker.processor",
-    "JsworkerError": "jsworker.errors",
-    "OwnershipLost": "jsworker.errors",
-    "Retry": "jsworker.errors",
-    "Settings": "jsworker.settings",
-    "Worker": "jsworker.runtime.worker",
+    "JobProcessor": "jsworker.core.processor",
+    "JsworkerError": "jsworker.core.errors",
+    "OwnershipLost": "jsworker.core.errors",
+    "Retry": "jsworker.core.errors",
+    "Settings": "jsworker.core.settings",
+    "Worker": "jsworker.worker.worker",
     "enqueue_statement": "jsworker.client",
-    "load_settings": "jsworker.settings",
+    "load_settings": "jsworker.core.settings",
 }
 
 

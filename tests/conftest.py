@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from jsworker.client import JobClient
+from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
-from jsworker.settings import Settings
 from tests.support.servers import TestServers, new_servers_folder, start_test_servers
 
 TEMPLATE = "jsworker_template"
@@ -41,7 +41,7 @@ FAST = {
 UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait": 90.0}
 """For tests that are not about silence: on a busy machine no owner is taken for dead, nor stops itself."""
 
-TIMED = ("client", "runtime", "stream", "supervisor")
+TIMED = ("client", "worker", "stream", "supervisor")
 """Rooms whose tests watch deadlines of tenths of seconds: ``make test`` runs them apart from the others."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.batcher import Batcher
+from jsworker.core.batching import Batcher
 from tests.support.polling import eventually
 
 

@@ -21,12 +21,13 @@ import psutil
 import psycopg
 import pytest
 
+from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded import (
     EmbeddedNats,
     EmbeddedPostgres,
     EmbeddedServers,
-    account,
-    elsewhere,
+    open_folders,
+    os_account,
     postgres,
     server,
     start_with_parent,
@@ -35,7 +36,6 @@ from jsworker.embedded import (
 from jsworker.embedded.locks import EXCLUSIVE, try_lock
 from jsworker.embedded.ports import LOOPBACK, free_port
 from jsworker.embedded.servers import default_data_folder
-from jsworker.errors import ServersUnavailable
 from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder, start_test_servers
 
 IS_ROOT = os.geteuid() == 0
@@ -101,7 +101,7 @@ def prepared(data: Path, template: Path) -> Path:
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stands for /var/lib/jsworker; the place that is tried before it cannot be made."""
     folder = new_servers_folder()
-    monkeypatch.setattr(elsewhere, "FOLDERS", (folder / "missing" / "folder", folder))
+    monkeypatch.setattr(open_folders, "FOLDERS", (folder / "missing" / "folder", folder))
     yield folder
     shutil.rmtree(folder)
 
@@ -442,7 +442,7 @@ class TestEmbeddedPostgres:
         server = EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS)
         server.start()
         server.kill()
-        stranger = start_with_parent(["sleep", "300"], account=account.owner_of(server.cluster))
+        stranger = start_with_parent(["sleep", "300"], account=os_account.owner_of(server.cluster))
         try:
             pid_file = server.cluster / "postmaster.pid"
             pid_file.write_text(
@@ -580,31 +580,32 @@ class TestEmbeddedPostgres:
 
     @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
     def test_only_abandoned_clusters_are_deleted(self, tmp_path: Path, shared_folder: Path) -> None:
-        user = account.unprivileged_account()
+        user = os_account.unprivileged_account()
         assert user is not None
         kept = {
-            name: elsewhere.new_cluster_folder(tmp_path / name, user) for name in ("led to", "used", "young")
+            name: open_folders.new_cluster_folder(tmp_path / name, user)
+            for name in ("led to", "used", "young")
         }
-        abandoned = elsewhere.new_cluster_folder(tmp_path / "abandoned", user)
+        abandoned = open_folders.new_cluster_folder(tmp_path / "abandoned", user)
         for folder in (kept["led to"], kept["used"], abandoned):
             long_ago = time.time() - WEEK - 60
-            os.utime(folder / elsewhere.DATA_FOLDER_RECORD, (long_ago, long_ago))
+            os.utime(folder / open_folders.DATA_FOLDER_RECORD, (long_ago, long_ago))
         (tmp_path / "led to").mkdir()
         (tmp_path / "led to" / "cluster").symlink_to(kept["led to"] / "cluster")
         with (kept["used"] / "server.lock").open("ab") as lock:
             assert try_lock(lock, EXCLUSIVE)
-            newest = elsewhere.new_cluster_folder(tmp_path / "newest", user)
+            newest = open_folders.new_cluster_folder(tmp_path / "newest", user)
         assert set(shared_folder.glob("cluster-*")) == {*kept.values(), newest}
 
     @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
     def test_a_shared_folder_that_others_may_change_is_not_trusted(
         self, tmp_path: Path, shared_folder: Path
     ) -> None:
-        user = account.unprivileged_account()
+        user = os_account.unprivileged_account()
         assert user is not None
         shared_folder.chmod(0o777)
         with pytest.raises(ServersUnavailable, match="can enter neither"):
-            elsewhere.new_cluster_folder(tmp_path, user)
+            open_folders.new_cluster_folder(tmp_path, user)
 
 
 class TestEmbeddedNats:

@@ -4,19 +4,19 @@ import hashlib
 import re
 from pathlib import Path
 
-from jsworker.ownership import claim, control, lease, outbox, repair, reset_rules, settle
+from jsworker.ownership.transitions import claim, control, heartbeat, publish, republish, reset_rules, settle
 
 MODEL = Path(__file__).parents[1] / "model"
 
 STATEMENTS = [
-    outbox.PUBLISH,
-    outbox.MARK,
-    outbox.PROMOTE,
+    publish.PUBLISH,
+    publish.MARK,
+    publish.PROMOTE,
     claim.CLAIM,
     claim.CLAIM_STALE,
     claim.READ_BACK,
-    lease.HEARTBEAT,
-    lease.STRAYS,
+    heartbeat.HEARTBEAT,
+    heartbeat.STRAYS,
     settle.COMPLETE,
     settle.FAIL,
     settle.RELEASE,
@@ -26,7 +26,7 @@ STATEMENTS = [
     reset_rules.RESET_BY_OPERATOR,
     control.CANCEL,
     control.RETRY,
-    repair.REPUBLISH,
+    republish.REPUBLISH,
 ]
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsworker.errors import InvalidName
-from jsworker.names import check_kind, check_unique_key, kebab_case, printable, shown
+from jsworker.core.errors import InvalidName
+from jsworker.core.names import check_kind, check_unique_key, kebab_case, printable, shown
 
 unhurried = settings(deadline=None)  # the machine may be busy
 

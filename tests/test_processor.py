@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, Json, computed_field, field_validator
 from typing_extensions import TypedDict
 
-from jsworker import strict_json
-from jsworker.errors import InvalidJson, InvalidName, InvalidPayload
-from jsworker.processor import Backoff, JobProcessor, payload_type, read_payload, write_payload
+from jsworker.core import strict_json
+from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload
+from jsworker.core.processor import Backoff, JobProcessor, payload_type, read_payload, write_payload
 
 unhurried = settings(deadline=None)  # the machine may be busy
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jsworker.settings import Settings, variable_of
+from jsworker.core.settings import Settings, variable_of
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import make_url
 
-from jsworker.errors import SettingsError
-from jsworker.settings import (
+from jsworker.core.errors import SettingsError
+from jsworker.core.settings import (
     Settings,
     check_timing,
     load_settings,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsworker.errors import InvalidJson
-from jsworker.strict_json import MAX_DEPTH, dumps, loads
+from jsworker.core.errors import InvalidJson
+from jsworker.core.strict_json import MAX_DEPTH, dumps, loads
 
 unhurried = settings(deadline=None)  # the machine may be busy
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import jsworker
-from jsworker.tracebacks import from_users_code, raised_at
+from jsworker.core.tracebacks import from_users_code, raised_at
 
 PACKAGE = Path(jsworker.__file__).parent
 
@@ -32,7 +32,7 @@ def test_an_error_that_nobody_raised_has_no_place() -> None:
 
 
 OURS = (
-    '  File "/venv/site-packages/jsworker/runtime/processing.py", line 35, in _process\n'
+    '  File "/venv/site-packages/jsworker/worker/pipeline/invocation.py", line 35, in _process\n'
     "    value = await (run.kind.processor.process(job))\n"
     "            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
     '  File "/usr/lib/python3.12/asyncio/tasks.py", line 1, in wait\n'

@@ -20,7 +20,7 @@ from benchmarks.measures.statements import logged_statements, read_server
 from benchmarks.servers import Servers
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.ports import LOOPBACK, free_port
-from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 LETTER: Final = "g"
 TITLE: Final = "cost of a job"

@@ -21,7 +21,7 @@ from benchmarks.measures.statements import (
     read_server,
 )
 from benchmarks.servers import Servers, running_servers
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 
 LETTER: Final = "e"
 TITLE: Final = "heartbeats of running jobs"

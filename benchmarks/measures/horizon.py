@@ -16,7 +16,7 @@ from benchmarks.measures.load import backlog_rate, latencies, new_client, p50_an
 from benchmarks.measures.sample_processors import STAMP, Stamp
 from benchmarks.measures.statements import StatementLog, logged_statements
 from benchmarks.servers import Servers
-from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 _LETTER: Final = "f"
 _TICKS_PER_SECOND = 20

@@ -17,8 +17,8 @@ from benchmarks.processes import running
 from benchmarks.runs import rate
 from benchmarks.systems.database import tidy
 from jsworker import JobClient
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.settings import load_settings
+from jsworker.core.settings import load_settings
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 _POLL_SECONDS = 0.2
 _START_SECONDS = 60.0

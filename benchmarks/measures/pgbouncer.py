@@ -18,7 +18,7 @@ from benchmarks.measures.load import backlog_rate, p50_and_p99, paced_latencies
 from benchmarks.processes import SystemFailed
 from benchmarks.runs import Rounds
 from benchmarks.servers import Servers, running_servers
-from jsworker.embedded.account import unprivileged_account
+from jsworker.embedded.os_account import unprivileged_account
 from jsworker.embedded.ports import LOOPBACK, free_port
 
 LETTER: Final = "i"

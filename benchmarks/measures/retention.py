@@ -23,8 +23,8 @@ from benchmarks.measures.sample_processors import STAMP, Stamp
 from benchmarks.processes import answer_of, module
 from benchmarks.servers import Servers, running_servers
 from jsworker import JobClient
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 LETTER: Final = "j"
 TITLE: Final = "retention"

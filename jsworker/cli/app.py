@@ -15,8 +15,8 @@ from typer.main import get_command
 
 import jsworker
 from jsworker.cli.failures import exit_code_of
-from jsworker.cli.leaving import LEAVE_SECONDS, leave_within
 from jsworker.cli.options import new_app
+from jsworker.cli.process_exit import LEAVE_SECONDS, leave_within
 
 _START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
 

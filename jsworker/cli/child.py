@@ -4,8 +4,8 @@ import gc
 import sys
 from typing import NoReturn
 
-from jsworker.cli.leaving import LEAVE_SECONDS, leave_within
-from jsworker.runtime.supervisor.birth import Birth, be_born
+from jsworker.cli.process_exit import LEAVE_SECONDS, leave_within
+from jsworker.supervisor.child_start import Birth, be_born
 
 
 def main() -> NoReturn:

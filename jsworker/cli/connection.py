@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
-from jsworker.settings import load_settings
 
 _PATIENCE_SECONDS = 30.0
 """People who look for something wait longer than workers may."""

@@ -35,12 +35,13 @@ from jsworker.cli.selection import (
     select,
     since_found,
 )
-from jsworker.errors import TransitionRefused
-from jsworker.ownership import control, listing, reset
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.refusals import operators_rights
-from jsworker.ownership.reset import Reset
-from jsworker.ownership.run_age import RunAge
+from jsworker.ownership.transitions import control, reset
+from jsworker.ownership.transitions.reset import Reset
 
 _BATCH = 500
 _TRIES = 3

@@ -6,11 +6,11 @@ import typer
 
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
-from jsworker.cli.telling import tell
+from jsworker.cli.remarks import tell
+from jsworker.core.settings import load_settings
 from jsworker.ownership import migrations
-from jsworker.ownership.level import check_level
+from jsworker.ownership.revision import check_level
 from jsworker.ownership.upgrading import current_revision, upgrade_database
-from jsworker.settings import load_settings
 
 app = new_app(no_args_is_help=True)
 

@@ -13,17 +13,17 @@ from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import Json, Limit, Yes, new_app
 from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
 from jsworker.cli.output import print_json, print_table
+from jsworker.cli.remarks import tell
 from jsworker.cli.selection import check_choice, confirm
-from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, since
-from jsworker.errors import InvalidName, StreamRefused
-from jsworker.events import Events
-from jsworker.names import check_kind, shown
-from jsworker.ownership import dead_messages as dead
+from jsworker.core.errors import InvalidName, StreamRefused
+from jsworker.core.events import Events
+from jsworker.core.names import check_kind, shown
+from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
-from jsworker.ownership.registry import installation_id
-from jsworker.settings import Settings, load_settings
+from jsworker.ownership.transitions import dead_messages as dead
+from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
+from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 
 _BATCH = 500

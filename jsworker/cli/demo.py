@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from jsworker.cli.options import new_app
-from jsworker.errors import ServersUnavailable
+from jsworker.core.errors import ServersUnavailable
 
 app = new_app()
 

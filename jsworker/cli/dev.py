@@ -15,7 +15,7 @@ import typer
 
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_line
-from jsworker.cli.telling import tell
+from jsworker.cli.remarks import tell
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
 

@@ -13,13 +13,13 @@ from rich.text import Text
 from jsworker.cli.failures import DONE, FAILED
 from jsworker.cli.options import new_app
 from jsworker.cli.output import console, print_json
+from jsworker.core.names import printable
+from jsworker.core.settings import Settings, load_settings
 from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Finding, summary
 from jsworker.doctor.gather import gather
 from jsworker.doctor.monitoring import check_address
 from jsworker.doctor.repairs import repair
-from jsworker.names import printable
-from jsworker.settings import Settings, load_settings
 
 app = new_app()
 

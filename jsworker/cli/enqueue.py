@@ -12,15 +12,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from jsworker import strict_json
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
+from jsworker.cli.remarks import tell
 from jsworker.cli.targets import load_processor_class
-from jsworker.cli.telling import tell
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
-from jsworker.names import check_kind, shown
+from jsworker.core import strict_json
+from jsworker.core.names import check_kind, shown
 
 _BATCH = 10_000
 _LARGE_COUNT = 20_000

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from jsworker.errors import SettingsError
+from jsworker.core.errors import SettingsError
 
 
 def loop_factory(wanted: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jsworker.cli.telling import tell
-from jsworker.errors import (
+from jsworker.cli.remarks import tell
+from jsworker.core.errors import (
     InvalidJson,
     InvalidName,
     InvalidPayload,

@@ -17,11 +17,11 @@ from jsworker.cli.output import console, iso, print_json, print_line, print_tabl
 from jsworker.cli.selection import find_job
 from jsworker.cli.timeline import entry_in_words, runs_in_words
 from jsworker.cli.words import cell, headline, moment, since, until
-from jsworker.errors import JobNotFound
-from jsworker.names import printable
-from jsworker.ownership import listing
-from jsworker.ownership.refused_rows import marks_of
-from jsworker.tracebacks import from_users_code, last_place
+from jsworker.core.errors import JobNotFound
+from jsworker.core.names import printable
+from jsworker.core.tracebacks import from_users_code, last_place
+from jsworker.ownership.queries import listing
+from jsworker.ownership.transitions.refused_rows import marks_of
 
 _LONGEST_VALUE: Final = 100_000
 

@@ -22,15 +22,15 @@ from jsworker.cli.options import (
     new_app,
 )
 from jsworker.cli.output import print_json, print_table
+from jsworker.cli.remarks import tell
 from jsworker.cli.selection import choose_age, choose_statuses
-from jsworker.cli.telling import tell
 from jsworker.cli.words import cell, headline, seconds_in_words, since, until
-from jsworker.names import check_kind
-from jsworker.ownership import listing
-from jsworker.ownership.listing import Page
-from jsworker.ownership.refused_rows import Mark, marks_of
-from jsworker.ownership.run_age import RunAge
-from jsworker.ownership.tables import STATUSES
+from jsworker.core.names import check_kind
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.listing import Page
+from jsworker.ownership.queries.run_age import RunAge
+from jsworker.ownership.schema import STATUSES
+from jsworker.ownership.transitions.refused_rows import Mark, marks_of
 
 _PATIENCE_SECONDS = 2.0
 

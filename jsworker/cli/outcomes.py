@@ -7,7 +7,7 @@ from uuid import UUID
 
 from jsworker.cli.failures import DONE, FAILED
 from jsworker.cli.output import print_json, print_line
-from jsworker.cli.telling import tell
+from jsworker.cli.remarks import tell
 
 REFUSED = "refused"
 

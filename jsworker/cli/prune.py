@@ -17,16 +17,16 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, new_app
 from jsworker.cli.output import print_json, print_line
+from jsworker.cli.remarks import tell
 from jsworker.cli.selection import choose_statuses
-from jsworker.cli.telling import tell
-from jsworker.errors import SettingsError
-from jsworker.names import check_kind, printable
-from jsworker.ownership import prune as pruning
+from jsworker.core.errors import SettingsError
+from jsworker.core.names import check_kind, printable
+from jsworker.core.settings import load_settings, variable_of
 from jsworker.ownership.database import Database
-from jsworker.ownership.prune import FIRST_LIMIT, Ended
-from jsworker.ownership.refused_rows import RefusedRow, RefusedRows
-from jsworker.ownership.tables import FINAL
-from jsworker.settings import load_settings, variable_of
+from jsworker.ownership.schema import FINAL
+from jsworker.ownership.transitions import prune as pruning
+from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended
+from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
 
 app = new_app()
 

@@ -17,9 +17,9 @@ import typer
 import jsworker
 from jsworker.cli.options import new_app
 from jsworker.cli.setting_options import with_setting_options
-from jsworker.observe.logs import configure_logs, is_terminal, write_line
-from jsworker.runtime.supervisor.parent import Ending, Supervisor
-from jsworker.settings import Settings, load_settings, unknown_variables, variable_of
+from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
+from jsworker.supervisor.parent import Ending, Supervisor
+from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
 
 app = new_app()
 

@@ -14,13 +14,13 @@ from uuid import UUID
 
 from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
-from jsworker.cli.telling import tell
-from jsworker.errors import JobNotFound, JsworkerError
-from jsworker.names import check_kind, shown
-from jsworker.ownership import listing
+from jsworker.cli.remarks import tell
+from jsworker.core.errors import JobNotFound, JsworkerError
+from jsworker.core.names import check_kind, shown
 from jsworker.ownership.database import Database
-from jsworker.ownership.listing import Count
-from jsworker.ownership.run_age import ANY_AGE, RunAge
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.listing import Count
+from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
 
 _PAGE = 500
 _PATIENCE_SECONDS = 3.0

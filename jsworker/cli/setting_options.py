@@ -11,7 +11,7 @@ import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 
 _ALIASES = {"watchdog_timeout": "--heartbeat-timeout"}
 _MARKDOWN = re.compile(r"[\\`*_<]")

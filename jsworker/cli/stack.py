@@ -10,11 +10,11 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.output import print_json, print_line
 from jsworker.cli.selection import find_job
 from jsworker.cli.words import cell, seconds_in_words, since
-from jsworker.errors import JobNotFound, JsworkerError
-from jsworker.ownership import listing
-from jsworker.ownership.registry import get_worker
-from jsworker.settings import Settings, load_settings
-from jsworker.stream.witness import Answer, Reply, ask_stacks
+from jsworker.core.errors import JobNotFound, JsworkerError
+from jsworker.core.settings import Settings, load_settings
+from jsworker.ownership.queries import listing
+from jsworker.ownership.transitions.workers import get_worker
+from jsworker.stream.liveness import Answer, Reply, ask_stacks
 
 _SECONDS: Final = 5.0
 _IN_THREADS: Final = "to_thread"

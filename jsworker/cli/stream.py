@@ -11,10 +11,10 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
 from jsworker.cli.targets import load_processor_class
-from jsworker.events import Event, Events
-from jsworker.names import check_kind
-from jsworker.ownership.registry import installation_id
-from jsworker.settings import Settings, load_settings
+from jsworker.core.events import Event, Events
+from jsworker.core.names import check_kind
+from jsworker.core.settings import Settings, load_settings
+from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 
 app = new_app(no_args_is_help=True)

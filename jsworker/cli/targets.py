@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jsworker.errors import InvalidTarget
-from jsworker.names import printable, shown
-from jsworker.processor import JobProcessor
-from jsworker.tracebacks import raised_at
+from jsworker.core.errors import InvalidTarget
+from jsworker.core.names import printable, shown
+from jsworker.core.processor import JobProcessor
+from jsworker.core.tracebacks import raised_at
 
 _TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 _LONGEST_CAUSE = 500

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from jsworker.names import printable
-from jsworker.ownership.reading import FarTime
+from jsworker.core.names import printable
+from jsworker.ownership.queries.reading import FarTime
 
 _LONGEST_CELL = 300
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))

@@ -9,22 +9,22 @@ import structlog
 
 from jsworker.cli.event_loop import loop_factory
 from jsworker.cli.failures import DONE, code_of, exit_code_of, lines_of, report
-from jsworker.cli.leaving import LEAVE_SECONDS, leave_now, leave_within
+from jsworker.cli.process_exit import LEAVE_SECONDS, leave_now, leave_within
 from jsworker.cli.targets import load_processor
-from jsworker.errors import JsworkerError, SettingsError
-from jsworker.events import Event
-from jsworker.observe.logs import configure_logs, log_events
-from jsworker.processor import JobProcessor
-from jsworker.runtime.clock import boottime
-from jsworker.runtime.recovery.burial import Death
-from jsworker.runtime.supervisor.birth import Birth
-from jsworker.runtime.supervisor.link import Link
-from jsworker.runtime.watchdog import told_while_slow
-from jsworker.runtime.worker import Worker, WorkerDied
-from jsworker.settings import Settings, load_settings
+from jsworker.core.clock import boottime
+from jsworker.core.errors import JsworkerError, SettingsError
+from jsworker.core.events import Event
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings, load_settings
+from jsworker.supervisor.child_link import Link
+from jsworker.supervisor.child_start import Birth
+from jsworker.telemetry.logs import configure_logs, log_events
+from jsworker.worker.recovery.dead_owners import Death
+from jsworker.worker.watchdog import told_while_slow
+from jsworker.worker.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
-    from jsworker.runtime.supervisor.reporter import Reporter
+    from jsworker.supervisor.child_reports import Reporter
 
 _LEAVING_SECONDS: Final = 2 * LEAVE_SECONDS
 """The event loop's end and the interpreter's."""
@@ -119,7 +119,7 @@ def _name_of(processor: JobProcessor[Any] | type[JobProcessor[Any]]) -> str:
 
 
 def _reporter(worker: Worker, link: Link) -> "Reporter":
-    from jsworker.runtime.supervisor.reporter import Reporter  # noqa: PLC0415 -- who is not watched need not load it
+    from jsworker.supervisor.child_reports import Reporter  # noqa: PLC0415 -- who is not watched need not load it
 
     reporter = Reporter(worker, link)
     reporter.start()

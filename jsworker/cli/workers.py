@@ -11,9 +11,9 @@ from jsworker.cli.connection import connected_database
 from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import Json, Limit, Stack, new_app
 from jsworker.cli.output import print_json, print_table
-from jsworker.cli.telling import tell
+from jsworker.cli.remarks import tell
 from jsworker.cli.words import cell, since
-from jsworker.ownership.registry import list_workers
+from jsworker.ownership.transitions.workers import list_workers
 
 app = new_app()
 

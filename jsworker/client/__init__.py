@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jsworker.client.enqueueing import enqueue_statement
     from jsworker.client.job_client import JobClient
-    from jsworker.ownership.control import Cancelled
-    from jsworker.ownership.enqueue import Enqueued
-    from jsworker.ownership.reset import Reset
+    from jsworker.ownership.transitions.control import Cancelled
+    from jsworker.ownership.transitions.enqueue import Enqueued
+    from jsworker.ownership.transitions.reset import Reset
 
 __all__ = ["Cancelled", "Enqueued", "JobClient", "Reset", "enqueue_statement"]
 
 _HOMES = {
-    "Cancelled": "jsworker.ownership.control",
-    "Enqueued": "jsworker.ownership.enqueue",
+    "Cancelled": "jsworker.ownership.transitions.control",
+    "Enqueued": "jsworker.ownership.transitions.enqueue",
     "JobClient": "jsworker.client.job_client",
-    "Reset": "jsworker.ownership.reset",
+    "Reset": "jsworker.ownership.transitions.reset",
     "enqueue_statement": "jsworker.client.enqueueing",
 }
 

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
-from jsworker.batcher import Batcher
-from jsworker.errors import JsworkerError
-from jsworker.ownership import enqueue
+from jsworker.core.batching import Batcher
+from jsworker.core.errors import JsworkerError
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import Enqueued, NewJob
 from jsworker.ownership.halving import in_halves
+from jsworker.ownership.transitions import enqueue
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
 
 _BATCH: Final = 500
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from jsworker import strict_json, tracing
-from jsworker.errors import InvalidJson, InvalidName, InvalidPayload
-from jsworker.names import check_kind, check_unique_key, shown
-from jsworker.ownership import enqueue
-from jsworker.ownership.enqueue import NewJob, new_job_id
-from jsworker.plain import plain
-from jsworker.processor import JobProcessor, write_payload
-from jsworker.tracing import TraceContext
+from jsworker.core import strict_json, tracing
+from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload
+from jsworker.core.names import check_kind, check_unique_key, shown
+from jsworker.core.plain import plain
+from jsworker.core.processor import JobProcessor, write_payload
+from jsworker.core.tracing import TraceContext
+from jsworker.ownership.transitions import enqueue
+from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause

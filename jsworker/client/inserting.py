@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from typing import Final
 
-from jsworker.ownership import enqueue
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import Enqueued, NewJob
+from jsworker.ownership.transitions import enqueue
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
 
 _BATCH: Final = 5000
 _BATCH_BYTES: Final = 8_000_000

@@ -10,33 +10,34 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from jsworker import fault_points, tracing
-from jsworker.batcher import Batcher
 from jsworker.client.batching import SharedInserts
 from jsworker.client.enqueueing import Kind, kind_name, new_job, new_jobs, one_for_each
 from jsworker.client.inserting import insert
 from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
 from jsworker.client.stream_link import StreamLink
-from jsworker.errors import (
+from jsworker.core import fault_points, tracing
+from jsworker.core.batching import Batcher
+from jsworker.core.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
     JobNotFound,
     PublishFailed,
     TransitionRefused,
 )
-from jsworker.events import Events
-from jsworker.names import printable, shown
-from jsworker.ownership import control, listing, outbox, reset
-from jsworker.ownership.control import Cancelled
+from jsworker.core.events import Events
+from jsworker.core.names import printable, shown
+from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import Enqueued, NewJob
-from jsworker.ownership.outbox import Outgoing, Sent
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.refusals import operators_rights
-from jsworker.ownership.registry import installation_id
-from jsworker.ownership.reset import Reset
-from jsworker.ownership.run_age import RunAge
-from jsworker.ownership.tables import STATUSES
-from jsworker.settings import Settings, load_settings
+from jsworker.ownership.schema import STATUSES
+from jsworker.ownership.transitions import control, publish, reset
+from jsworker.ownership.transitions.control import Cancelled
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
+from jsworker.ownership.transitions.publish import Outgoing, Sent
+from jsworker.ownership.transitions.reset import Reset
+from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.wire import subject_of
 
@@ -134,7 +135,7 @@ class JobClient:
         """
         try:
             await self._database.check_migrated()
-            self._may_mark = await outbox.may_mark(self._database)
+            self._may_mark = await publish.may_mark(self._database)
             await self._open_link()
         except BaseException:
             await self.close()
@@ -509,7 +510,7 @@ class JobClient:
 
     async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
         try:
-            await outbox.mark(self._database, sent)
+            await publish.mark(self._database, sent)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             # Unmarked jobs are published once more by a relay; the stream knows their messages already.
             self.unpublished_because = str(error)
@@ -523,7 +524,7 @@ async def _take_since(database: Database, began: float, limit: int) -> list[Outg
     """Take what has been queued since then, by the event loop's clock, or a little before."""
     elapsed = asyncio.get_running_loop().time() - began
     within = elapsed + _OWN_PUBLISHING_SECONDS if math.isfinite(elapsed) else None
-    return await outbox.take_outgoing(database, limit=limit, within=within)
+    return await publish.take_outgoing(database, limit=limit, within=within)
 
 
 def job_uuid(job_id: UUID | str) -> UUID:

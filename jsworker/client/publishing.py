@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from jsworker import fault_points, tracing
-from jsworker.errors import MessageUnfit, PublishFailed, PublishRefused
+from jsworker.core import fault_points, tracing
+from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
-from jsworker.ownership.outbox import Outgoing, Sent, mark, take_outgoing
-from jsworker.ownership.refused_rows import RefusedRows
+from jsworker.ownership.transitions.publish import Outgoing, Sent, mark, take_outgoing
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
-from jsworker.stream.publish import Published
+from jsworker.stream.publisher import Published
 from jsworker.stream.wire import WireMessage
-from jsworker.tracing import TraceContext
 
 
 def wire_message(job: Outgoing) -> WireMessage:

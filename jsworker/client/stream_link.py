@@ -5,9 +5,9 @@ from typing import Final
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from jsworker.errors import JsworkerError, StreamUnavailable
-from jsworker.events import Events
-from jsworker.stream.ending import end_tasks
+from jsworker.core.errors import JsworkerError, StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.stream.cancelling import end_tasks
 from jsworker.stream.jetstream import Stream
 
 _AGAIN_SECONDS: Final = 10.0

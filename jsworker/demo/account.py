@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from jsworker.core.names import printable
 from jsworker.demo.report import Outcome
 from jsworker.demo.samples import RepositoryLines, Sample
 from jsworker.demo.snapshot import jobs
 from jsworker.demo.watch import STUCK_SECONDS, Watch
 from jsworker.demo.work import Project
-from jsworker.names import printable
-from jsworker.ownership import survey
 from jsworker.ownership.database import Database
-from jsworker.ownership.lease import Held
+from jsworker.ownership.queries import survey
+from jsworker.ownership.transitions.heartbeat import Held
 
 _SHOWN_FAILURES = 10
 _SHOWN_CHARACTERS = 500

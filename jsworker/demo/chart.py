@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jsworker.core.errors import JsworkerError
 from jsworker.demo.chart_labels import fitted, spread
 from jsworker.demo.samples import OTHER, RepositoryLines, Sample, other_lines
-from jsworker.errors import JsworkerError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

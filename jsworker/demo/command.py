@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from jsworker.client import JobClient
+from jsworker.core.errors import JsworkerError
+from jsworker.core.settings import load_settings, variable_of
 from jsworker.demo.account import Account
 from jsworker.demo.chart import require_matplotlib
 from jsworker.demo.fleet import Fleet
@@ -21,9 +23,7 @@ from jsworker.demo.run import Run, cancel_leftovers
 from jsworker.demo.thresholds import SHORT
 from jsworker.demo.work import Project, read_projects
 from jsworker.embedded import EmbeddedServers
-from jsworker.errors import JsworkerError
 from jsworker.ownership.upgrading import upgrade_database
-from jsworker.settings import load_settings, variable_of
 
 CHART_FOLDER = Path("jsworker-demo")
 

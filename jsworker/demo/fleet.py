@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from jsworker.core.errors import JsworkerError
 from jsworker.demo.folder import end_of_log
 from jsworker.embedded import start_with_parent
-from jsworker.errors import JsworkerError
 from jsworker.ownership.database import Database
-from jsworker.ownership.registry import list_workers
+from jsworker.ownership.transitions.workers import list_workers
 
 _REGISTER_SECONDS = 60.0
 _STOP_SECONDS = 10.0

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jsworker.core.errors import JsworkerError
 from jsworker.demo.git import shown
 from jsworker.embedded.locks import EXCLUSIVE, try_lock
 from jsworker.embedded.servers import default_data_folder
-from jsworker.errors import JsworkerError
 
 _SHOWN_LINES = 8
 

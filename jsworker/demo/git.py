@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from jsworker.errors import JsworkerError
+from jsworker.core.errors import JsworkerError
 
 _OBJECT_ID = re.compile(r"(?<![\w-])(?:[0-9a-f]{64}|[0-9a-f]{40})(?!\w)")  # no pack-<id>.pack
 _USERS_CHOICES = ("GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")

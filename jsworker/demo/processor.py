@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints
 
+from jsworker.core.errors import Fail
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
 from jsworker.demo.git import GitEnded, GitError
 from jsworker.demo.lines import LineMemory, Stage, count_lines
-from jsworker.errors import Fail
-from jsworker.job import Job
-from jsworker.processor import JobProcessor
 
 
 class CommitToCount(BaseModel):

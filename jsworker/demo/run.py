@@ -12,7 +12,7 @@ from jsworker.demo.processor import CountLines
 from jsworker.demo.victim import try_to_kill
 from jsworker.demo.watch import Watch
 from jsworker.demo.work import Project, Task, tasks_of
-from jsworker.ownership import listing
+from jsworker.ownership.queries import listing
 
 _FIRST_JOBS = 12
 _FEWEST_RESERVED = 6

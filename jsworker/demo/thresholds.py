@@ -2,8 +2,8 @@
 
 from types import MappingProxyType
 
+from jsworker.core.settings import Settings
 from jsworker.demo.snapshot import Threshold
-from jsworker.settings import Settings
 
 SHORT = MappingProxyType(
     {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from jsworker.demo.fleet import WorkerProcess
-from jsworker.ownership import survey
 from jsworker.ownership.database import Database
-from jsworker.ownership.lease import Held
+from jsworker.ownership.queries import survey
+from jsworker.ownership.transitions.heartbeat import Held
 
 # What a frozen worker sent just before it froze is committed by then.
 _SETTLE_SECONDS = 0.05

@@ -17,9 +17,9 @@ from jsworker.demo.snapshot import (
 from jsworker.demo.thresholds import shown_thresholds
 from jsworker.demo.victim import Kill
 from jsworker.demo.work import Project, Task
-from jsworker.ownership import survey
 from jsworker.ownership.database import Database
-from jsworker.ownership.survey import Standing, Takeover
+from jsworker.ownership.queries import survey
+from jsworker.ownership.queries.survey import Standing, Takeover
 
 STUCK_SECONDS = 60.0
 """Without any move of any job for so long the run is given up."""

@@ -4,11 +4,11 @@ import asyncio
 import signal
 import sys
 
+from jsworker.core.errors import JsworkerError, SettingsError
+from jsworker.core.settings import load_settings
 from jsworker.demo.processor import CountLines
-from jsworker.errors import JsworkerError, SettingsError
-from jsworker.observe.logs import configure_logs, log_events
-from jsworker.runtime.worker import Worker
-from jsworker.settings import load_settings
+from jsworker.telemetry.logs import configure_logs, log_events
+from jsworker.worker.worker import Worker
 
 
 async def work() -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from jsworker.doctor.facts import Facts, Unknown
 from jsworker.doctor.finding import Remark, info, ok, seconds, warning
-from jsworker.ownership.inspection.server import Clock
+from jsworker.ownership.queries.server_report import Clock
 
 _MUCH_SECONDS: Final = 2.0
 _DO: Final = "Let a time service (chrony, systemd-timesyncd) keep the clocks of all machines."

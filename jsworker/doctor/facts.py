@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from jsworker.core.settings import Settings
 from jsworker.doctor.monitoring import ServerConfiguration
-from jsworker.ownership.inspection.jobs import Rows
-from jsworker.ownership.inspection.schema import Schema
-from jsworker.ownership.inspection.server import Clock, Link, MissingRight, OpenTransaction, Server
-from jsworker.settings import Settings
-from jsworker.stream.inspection import AccountState, ConsumerReport, NatsServer, StreamReport
+from jsworker.ownership.queries.job_report import Rows
+from jsworker.ownership.queries.schema_report import Schema
+from jsworker.ownership.queries.server_report import Clock, Link, MissingRight, OpenTransaction, Server
+from jsworker.stream.diagnostics import AccountState, ConsumerReport, NatsServer, StreamReport
 
 T = TypeVar("T")
 

@@ -5,23 +5,23 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+from jsworker.core.errors import JsworkerError, MigrationMissing, SettingsError
+from jsworker.core.settings import Settings
 from jsworker.doctor.facts import Facts, Found, Learnt, Oldest, PostgresFacts, Revision, Unknown
 from jsworker.doctor.monitoring import ServerConfiguration, read_configuration
-from jsworker.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.ownership.database import Database
-from jsworker.ownership.inspection.jobs import Rows, read_rows
-from jsworker.ownership.inspection.schema import read_schema
-from jsworker.ownership.inspection.server import (
+from jsworker.ownership.queries.job_report import Rows, read_rows
+from jsworker.ownership.queries.schema_report import read_schema
+from jsworker.ownership.queries.server_report import (
     read_clock,
     read_link,
     read_missing_rights,
     read_oldest_transaction,
     read_server,
 )
-from jsworker.ownership.level import check_level
-from jsworker.runtime.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
-from jsworker.settings import Settings
-from jsworker.stream.inspection import AccountState, ConsumerReport, Inspector, NatsServer
+from jsworker.ownership.revision import check_level
+from jsworker.stream.diagnostics import AccountState, ConsumerReport, Inspector, NatsServer
+from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
 
 T = TypeVar("T")
 

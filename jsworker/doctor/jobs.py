@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from jsworker.core.names import printable
+from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import LATE_SECONDS
-from jsworker.names import printable
-from jsworker.ownership.inspection.jobs import BOUND, MOST_QUEUES, Rows, SilentOwner
-from jsworker.settings import Settings
+from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows, SilentOwner
 
 _FEW_ENDED: Final = 20
 _MANY_FAILED: Final = 0.1

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
-from jsworker.errors import JsworkerError, SettingsError
-from jsworker.settings import redact_url
+from jsworker.core.errors import JsworkerError, SettingsError
+from jsworker.core.settings import redact_url
 
 _SECONDS: Final = 3.0
 _LARGEST_ANSWER: Final = 4 * 2**20

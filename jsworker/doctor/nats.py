@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from jsworker.core.names import printable
 from jsworker.doctor.facts import Facts, Found, Learnt, Unknown
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, seconds, unchecked, warning
 from jsworker.doctor.monitoring import ServerConfiguration
-from jsworker.names import printable
-from jsworker.stream.inspection import NatsServer
+from jsworker.stream.diagnostics import NatsServer
 
 _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Final
 
+from jsworker.core.errors import MigrationMissing
+from jsworker.core.names import printable
+from jsworker.core.settings import Settings
 from jsworker.doctor.facts import Facts, Oldest, Revision, Unknown
 from jsworker.doctor.finding import Remark, counted, error, info, ok, seconds, warning
-from jsworker.errors import MigrationMissing
-from jsworker.names import printable
-from jsworker.ownership.inspection.jobs import Rows
-from jsworker.ownership.inspection.server import Link, MissingRight, Server
-from jsworker.ownership.level import REVISIONS, check_level
-from jsworker.settings import Settings
+from jsworker.ownership.queries.job_report import Rows
+from jsworker.ownership.queries.server_report import Link, MissingRight, Server
+from jsworker.ownership.revision import REVISIONS, check_level
 
 _LEAST_VERSION: Final = 12
 _TRIED_VERSION: Final = 14

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from jsworker.client import JobClient
+from jsworker.core.errors import InvalidName, JsworkerError
+from jsworker.core.events import Event, Events
+from jsworker.core.names import check_kind
+from jsworker.core.settings import Settings
 from jsworker.doctor.facts import Facts, Unknown
 from jsworker.doctor.finding import Finding, counted
 from jsworker.doctor.gather import opened
-from jsworker.errors import InvalidName, JsworkerError
-from jsworker.events import Event, Events
-from jsworker.names import check_kind
-from jsworker.ownership.inspection.orphans import delete_orphaned_events
-from jsworker.ownership.outbox import promote
-from jsworker.ownership.refused_rows import RefusedRows, try_again
-from jsworker.ownership.registry import forget_workers, installation_id
-from jsworker.runtime.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
-from jsworker.settings import Settings
-from jsworker.stream.inspection import ConsumerReport
+from jsworker.ownership.transitions.orphaned_events import delete_orphaned_events
+from jsworker.ownership.transitions.publish import promote
+from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
+from jsworker.ownership.transitions.workers import forget_workers, installation_id
+from jsworker.stream.diagnostics import ConsumerReport
 from jsworker.stream.jetstream import Stream
+from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
 
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
+from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
 from jsworker.doctor.finding import Remark, info, ok, seconds, warning
-from jsworker.settings import RECOVERY_RULES, Settings, unknown_variables
 
 
 def variables(settings: Settings) -> Iterator[Remark]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from jsworker.core.names import printable
+from jsworker.core.settings import Settings
 from jsworker.doctor.facts import Facts, Found, Unknown
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, unchecked, warning
-from jsworker.names import printable
-from jsworker.ownership.inspection.jobs import Rows
-from jsworker.settings import Settings
-from jsworker.stream.inspection import MOST_CONSUMERS, ConsumerReport
+from jsworker.ownership.queries.job_report import Rows
+from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport
 from jsworker.stream.shape import Difference
 
 _FIX = "Workers change it within a minute; `jsworker doctor --fix` does it now."

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, seconds, warning
-from jsworker.ownership.inspection.schema import (
+from jsworker.ownership.queries.schema_report import (
     IndexState,
     Schema,
     TableState,
@@ -12,7 +12,7 @@ from jsworker.ownership.inspection.schema import (
     wanted_fillfactors,
     wanted_indexes,
 )
-from jsworker.ownership.inspection.server import Server
+from jsworker.ownership.queries.server_report import Server
 
 _MANY_DEAD: Final = 10_000
 _DEAD_SHARE: Final = 0.3

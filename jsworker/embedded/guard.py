@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded.folder import DataFolder
 from jsworker.embedded.locks import EXCLUSIVE, try_lock, wait_for_lock
 from jsworker.embedded.nats import EmbeddedNats
 from jsworker.embedded.ports import free_port, is_free
 from jsworker.embedded.postgres import EmbeddedPostgres
 from jsworker.embedded.server import EmbeddedServer
-from jsworker.errors import ServersUnavailable
 
 _POLL_INTERVAL = 0.05
 # Somebody who asks whether a guard lives holds the lock for a moment.

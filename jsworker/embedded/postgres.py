@@ -11,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from jsworker.embedded.account import Account, can_enter, owner_of, unprivileged_account
-from jsworker.embedded.child import start_with_parent
-from jsworker.embedded.elsewhere import new_cluster_folder, record_data_folder, runnable_installation
+from jsworker.core.errors import ServersUnavailable
+from jsworker.embedded.child_processes import start_with_parent
 from jsworker.embedded.folder import write_privately
+from jsworker.embedded.open_folders import new_cluster_folder, record_data_folder, runnable_installation
+from jsworker.embedded.os_account import Account, can_enter, owner_of, unprivileged_account
 from jsworker.embedded.ports import LOOPBACK
 from jsworker.embedded.server import EmbeddedServer, server_environment
 from jsworker.embedded.wheels import find_postgres
-from jsworker.errors import ServersUnavailable
 
 SUPERUSER = "postgres"
 

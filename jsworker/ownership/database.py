@@ -9,10 +9,10 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.level import check_level
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.pool import Parameters, Pool, Row, driver_url
 from jsworker.ownership.refusals import map_error
+from jsworker.ownership.revision import check_level
 
 T = TypeVar("T")
 

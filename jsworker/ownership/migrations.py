@@ -13,8 +13,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.schema import CreateSchema
 
 from alembic import command
-from jsworker.errors import MigrationMissing
-from jsworker.ownership.tables import SCHEMA, metadata
+from jsworker.core.errors import MigrationMissing
+from jsworker.ownership.schema import SCHEMA, metadata
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from jsworker.ownership.reading import read_anything
+from jsworker.ownership.queries.reading import read_anything
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]

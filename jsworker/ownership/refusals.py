@@ -7,7 +7,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from jsworker.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
 
 _COMES_BACK = (
     "starting up",

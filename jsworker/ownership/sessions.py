@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from jsworker.errors import OwnershipLost
+from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.pool import arguments_of, connect, connect_arguments
 from jsworker.ownership.refusals import (
     is_answer_of_its_own,
@@ -20,8 +20,8 @@ from jsworker.ownership.refusals import (
     is_read_only,
     server_fault,
 )
-from jsworker.ownership.settle import Completion, complete_statement
-from jsworker.ownership.timeline import REJECTED
+from jsworker.ownership.transitions.settle import Completion, complete_statement
+from jsworker.ownership.transitions.timeline import REJECTED
 
 _ATTEMPT: Final = "jsworker_attempt"
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from jsworker.errors import DatabaseRefused, SettingsError
+from jsworker.core.errors import DatabaseRefused, SettingsError
 from jsworker.ownership import migrations
 from jsworker.ownership.database import place_of
 from jsworker.ownership.pool import connect_arguments, driver_url

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 from nats.js import JetStreamManager
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
 
-from jsworker.errors import InvalidName, StreamRefused, StreamUnavailable
-from jsworker.names import check_kind
+from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
+from jsworker.core.names import check_kind
 from jsworker.stream.connection import Connection
 from jsworker.stream.faults import ApiRefused, NotThere, api_faults
 from jsworker.stream.wire import subject_of

@@ -9,13 +9,13 @@ from typing import Any
 
 import nats.errors
 
-from jsworker.errors import JsworkerError, StreamUnavailable
-from jsworker.events import Events
-from jsworker.settings import Settings, variable_of
-from jsworker.stream.client import Client
+from jsworker.core.errors import JsworkerError, StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings, variable_of
+from jsworker.stream.connecting import Ears, open_client
 from jsworker.stream.faults import reason_of
 from jsworker.stream.login import login_of
-from jsworker.stream.opening import Ears, open_client
+from jsworker.stream.nats_client import Client
 
 _CONNECT_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.5

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import nats.errors
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from jsworker.errors import StreamRefused, StreamUnavailable
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 
 _NOT_ENABLED_FOR_ACCOUNT = 10039
 _NOT_ENABLED = 10076

@@ -3,17 +3,17 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import UUID
 
-from jsworker.errors import PublishFailed, StreamRefused, StreamUnavailable
-from jsworker.events import Events
-from jsworker.settings import Settings
+from jsworker.core.errors import PublishFailed, StreamRefused, StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
 from jsworker.stream.api import ConsumerState, JetStreamApi, StoredMessage, StreamState
 from jsworker.stream.connection import Connection
 from jsworker.stream.faults import NotThere, api_faults
+from jsworker.stream.liveness import Answer, Witness
 from jsworker.stream.login import redact
-from jsworker.stream.publish import Headers, Published, Publisher
+from jsworker.stream.publisher import Headers, Published, Publisher
 from jsworker.stream.topology import Topology
 from jsworker.stream.wire import WireMessage, subject_of
-from jsworker.stream.witness import Answer, Witness
 
 __all__ = [
     "Answer",

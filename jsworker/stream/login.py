@@ -10,8 +10,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from nats.aio.client import RawCredentials
 
-from jsworker.errors import SettingsError
-from jsworker.settings import Settings, redact_url
+from jsworker.core.errors import SettingsError
+from jsworker.core.settings import Settings, redact_url
 
 _DEFAULT_PORT = 4222
 _USER_SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")

@@ -18,7 +18,7 @@ from nats.js.api import (
     StreamConfig,
 )
 
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 from jsworker.stream.wire import LIMIT_BYTES, subject_of
 
 INSTALLATION: Final = "jsworker.installation"

@@ -9,9 +9,9 @@ from uuid import UUID
 from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
-from jsworker.errors import StreamRefused, StreamUnavailable
-from jsworker.events import Events
-from jsworker.settings import Settings
+from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi
 from jsworker.stream.faults import ApiRefused, NotThere
 from jsworker.stream.shape import (

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_json
 from typing_extensions import TypedDict
 
-from jsworker.errors import JsworkerError
+from jsworker.core.errors import JsworkerError
 
 VERSION: Final = 1
 """The version this module writes, and the only one it reads."""

@@ -18,7 +18,7 @@ from benchmarks.measures.load import backlog_rate, p50_and_p99, paced_latencies,
 from benchmarks.measures.statements import logged_statements, read_jobs_table, read_server
 from benchmarks.servers import Servers
 from jsworker import JobClient
-from jsworker.settings import load_settings
+from jsworker.core.settings import load_settings
 
 pytestmark = pytest.mark.slow
 

@@ -19,13 +19,13 @@ from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
+from jsworker.core.events import Events
+from jsworker.core.settings import load_settings
 from jsworker.doctor.checks import CHECKS
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.ports import free_port, is_free
 from jsworker.embedded.wheels import find_nats_server
-from jsworker.events import Events
 from jsworker.ownership.upgrading import upgrade_database
-from jsworker.settings import load_settings
 from jsworker.stream.jetstream import Stream
 from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value
 from tests.support.servers import TestServers, as_role, let_everybody_in, new_servers_folder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jsworker.cli.failures import WrongUsage, exit_code_of
-from jsworker.errors import (
+from jsworker.core.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
     InvalidJson,

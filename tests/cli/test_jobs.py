@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.sql import SQL
 
-from jsworker.ownership import listing
+from jsworker.ownership.queries import listing
 from tests.ownership.rows import NOW, Sql, ago, insert_job, seconds
 
 from .commands import Cli, Keyboard, Terminal
@@ -352,9 +352,8 @@ class TestJob:
         assert "run 1 by alpha-1-aaaa: completed after 2.5 s" in cli("job", job_id).ok().lines
 
     def test_a_traceback_begins_at_the_users_code(self, cli: Cli, sql: Sql) -> None:
-        ours = (
-            '  File "/v/site-packages/jsworker/runtime/processing.py", line 35, in _process\n    value = 1\n'
-        )
+        code = "jsworker/worker/pipeline/invocation.py"
+        ours = f'  File "/v/site-packages/{code}", line 35, in _process\n    value = 1\n'
         users = '  File "/app/jobs.py", line 3, in process\n    raise ValueError("no\\x07")\n'
         header = "Traceback (most recent call last):\n"
         error = f"ValueError: no\n{header}{ours}{users}ValueError: no\x07"

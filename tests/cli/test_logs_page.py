@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.events import Event, Events
+from jsworker.core.events import Event, Events
 from tests.ownership.rows import Sql
 
 from .commands import Cli, Spawn, Terminal

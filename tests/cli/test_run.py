@@ -23,7 +23,7 @@ FAST = ("--relay-interval", "0.1", "--scan-interval", "1", "--shutdown-timeout",
 # A loop that ends in an error which nobody expected.
 BROKEN_MODULE = """
 from cli_jobs import Double
-from jsworker.runtime.relay import Relay
+from jsworker.worker.maintenance.relay import Relay
 
 
 async def come_off(self):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jsworker.settings import Settings, variable_of
+from jsworker.core.settings import Settings, variable_of
 
 from .commands import Cli
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from jsworker.cli.targets import load_processor, load_processor_class
-from jsworker.errors import InvalidTarget
+from jsworker.core.errors import InvalidTarget
 
 from .commands import Cli
 

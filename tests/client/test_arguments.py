@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 
 from jsworker.client import Enqueued, JobClient
-from jsworker.errors import InvalidJson, InvalidName
-from jsworker.job import Job
-from jsworker.processor import JobProcessor
-from jsworker.settings import Settings
+from jsworker.core.errors import InvalidJson, InvalidName
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
 
 KIND = "count-lines"
 

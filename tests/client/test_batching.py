@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.errors import DatabaseUnavailable
-from jsworker.ownership import enqueue
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.settings import Settings
 from jsworker.ownership.refusals import RowRefused
-from jsworker.settings import Settings
-from tests.runtime.rows import Rows
+from jsworker.ownership.transitions import enqueue
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
+from tests.worker.rows import Rows
 
 JOBS = 300
 

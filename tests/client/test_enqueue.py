@@ -12,14 +12,14 @@ from nats.js import JetStreamContext
 from pydantic import BaseModel
 
 from jsworker.client import JobClient
-from jsworker.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
-from jsworker.job import Job
-from jsworker.processor import JobProcessor
-from jsworker.settings import Settings
-from tests.runtime.processors import KIND, Gate, echo, scripted
-from tests.runtime.rows import Rows
-from tests.runtime.running import StartWorker
+from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
 from tests.support.polling import eventually
+from tests.worker.processors import KIND, Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
 
 pytestmark = pytest.mark.usefixtures("patient")
 

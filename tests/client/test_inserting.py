@@ -8,9 +8,9 @@ import pytest
 from jsworker.client import inserting
 from jsworker.client.inserting import insert
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import NewJob, new_job_id
 from jsworker.ownership.refusals import RowRefused
-from tests.runtime.rows import Rows
+from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
+from tests.worker.rows import Rows
 
 
 def jobs(*payloads: str, keys: bool = False) -> list[NewJob]:

@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.errors import JobNotFound, TransitionRefused
-from jsworker.job import Job
-from tests.runtime.processors import KIND, Gate, echo, scripted
-from tests.runtime.rows import Rows
-from tests.runtime.running import StartWorker
+from jsworker.core.errors import JobNotFound, TransitionRefused
+from jsworker.core.job import Job
+from tests.worker.processors import KIND, Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
 
 pytestmark = pytest.mark.usefixtures("patient")
 

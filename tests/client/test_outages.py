@@ -9,22 +9,22 @@ from nats.js import JetStreamContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from jsworker.client import Enqueued, JobClient, enqueue_statement
-from jsworker.errors import (
+from jsworker.core.errors import (
     DatabaseUnavailable,
     MigrationMissing,
     SettingsError,
     StreamRefused,
 )
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 from jsworker.stream.jetstream import Stream
-from tests.runtime.processors import KIND, echo, scripted
-from tests.runtime.recorder import Recorder
-from tests.runtime.rows import Rows
-from tests.runtime.running import StartWorker
 from tests.stream.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.support.servers import TestServers
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
 
 pytestmark = pytest.mark.usefixtures("patient")
 

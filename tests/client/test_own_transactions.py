@@ -9,12 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from jsworker.client import JobClient, enqueue_statement
-from jsworker.errors import InvalidName, InvalidPayload
-from jsworker.settings import Settings
+from jsworker.core.errors import InvalidName, InvalidPayload
+from jsworker.core.settings import Settings
 from tests.client.test_enqueue import ShipOrder
-from tests.runtime.processors import KIND, echo, scripted
-from tests.runtime.rows import Rows
-from tests.runtime.running import StartWorker
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
 
 pytestmark = pytest.mark.usefixtures("patient")
 

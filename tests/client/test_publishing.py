@@ -9,14 +9,14 @@ from nats.js import JetStreamContext
 from jsworker import JobClient
 from jsworker.client import publishing as publishing_of_client
 from jsworker.client.publishing import OutboxPublisher
-from jsworker.errors import DatabaseUnavailable
-from jsworker.ownership import outbox as outbox_statements
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.outbox import Outgoing, Sent, take_outgoing
-from jsworker.ownership.refused_rows import RefusedRows
-from jsworker.settings import Settings
-from tests.runtime.rows import Rows
+from jsworker.ownership.transitions import publish as outbox_statements
+from jsworker.ownership.transitions.publish import Outgoing, Sent, take_outgoing
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 from tests.support.polling import eventually
+from tests.worker.rows import Rows
 
 KIND = "kind"
 LIMIT = 2

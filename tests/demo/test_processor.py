@@ -10,11 +10,11 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from jsworker import strict_json
+from jsworker.core import strict_json
+from jsworker.core.errors import Fail, InvalidPayload, OwnershipLost
+from jsworker.core.job import Job
+from jsworker.core.processor import read_payload, write_payload
 from jsworker.demo.processor import CommitToCount, CountLines
-from jsworker.errors import Fail, InvalidPayload, OwnershipLost
-from jsworker.job import Job
-from jsworker.processor import read_payload, write_payload
 
 from .repositories import START, commit, git, new_repository, object_file
 

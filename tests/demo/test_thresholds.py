@@ -1,5 +1,5 @@
+from jsworker.core.settings import load_settings
 from jsworker.demo.thresholds import SHORT, shown_thresholds
-from jsworker.settings import load_settings
 
 
 def test_the_short_times_keep_every_rule() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from jsworker.core.settings import Settings, variable_of
 from jsworker.demo.fleet import Fleet, WorkerEnded
 from jsworker.demo.worker import main
 from jsworker.ownership.database import Database
-from jsworker.ownership.registry import list_workers
-from jsworker.settings import Settings, variable_of
+from jsworker.ownership.transitions.workers import list_workers
 from tests.support.polling import eventually
 
 

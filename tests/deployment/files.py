@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.settings import Settings, load_settings, unknown_variables
+from jsworker.core.settings import Settings, load_settings, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from psycopg import errors
 
-from jsworker.ownership.inspection.server import read_missing_rights
+from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.upgrading import upgrade_database
 from tests.deployment.files import DEPLOY, ROOT, container, given_variables, pod
 from tests.deployment.nats_servers import single_server

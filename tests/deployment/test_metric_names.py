@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from jsworker.client import JobClient
-from jsworker.observe.metrics import Metrics
+from jsworker.telemetry.metrics import Metrics
 from tests.deployment.metric_names import FROM_PROMETHEUS, LABELS, PER_PROCESS
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_http import answers, base_of

@@ -15,6 +15,9 @@ from nats.js.api import ConsumerConfig
 from sqlalchemy import Connection, TextClause, create_engine
 from sqlalchemy.engine import make_url
 
+from jsworker.core.errors import StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
 from jsworker.doctor import gather as gathering
 from jsworker.doctor import stream as stream_checks
 from jsworker.doctor.checks import examine
@@ -22,13 +25,11 @@ from jsworker.doctor.facts import Unknown
 from jsworker.doctor.finding import Finding
 from jsworker.doctor.gather import gather
 from jsworker.doctor.monitoring import MonitoringSilent, read_configuration
-from jsworker.errors import StreamUnavailable
-from jsworker.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.inspection import jobs, orphans, schema, server
-from jsworker.settings import Settings
-from jsworker.stream import inspection
-from jsworker.stream.inspection import Inspector
+from jsworker.ownership.queries import job_report, schema_report, server_report
+from jsworker.ownership.transitions import orphaned_events
+from jsworker.stream import diagnostics
+from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream
 from tests.conftest import TEMPLATE
 from tests.ownership.test_plans import access_paths, rows_read
@@ -67,21 +68,21 @@ SELECT 'worker-' || n, 'h', 1, '{running}', 10, '1', '5 s', 'running', now() - i
 FROM generate_series(1, 50) AS n;
 """
 
-LATE = {"older_than": 30.0, "bound": jobs.BOUND}
+LATE = {"older_than": 30.0, "bound": job_report.BOUND}
 SAMPLE = {"sample": 1000}
 OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
-    "unpublished": (jobs.UNPUBLISHED, LATE, {"jobs_to_publish"}),
-    "overdue": (jobs.OVERDUE, LATE, {"jobs_due"}),
+    "unpublished": (job_report.UNPUBLISHED, LATE, {"jobs_to_publish"}),
+    "overdue": (job_report.OVERDUE, LATE, {"jobs_due"}),
     "queued": (
-        jobs.QUEUED,
-        {"bound": jobs.BOUND, "most": jobs.MOST_QUEUES, "served": ["kind-0"]},
+        job_report.QUEUED,
+        {"bound": job_report.BOUND, "most": job_report.MOST_QUEUES, "served": ["kind-0"]},
         {"jobs_queued"},
     ),
-    "silent owners": (jobs.SILENT_OWNERS, {}, {"jobs_owned"}),
-    "forgettable": (jobs.FORGETTABLE, {"silent_for": 86_400.0}, {"jobs_owned"}),
-    "ended": (jobs.ENDED, SAMPLE, {"jobs_finished"}),
-    "orphaned events": (jobs.ORPHANED_EVENTS, SAMPLE, {"jobs_pkey"}),
-    "deleting orphans": (orphans.DELETE_ORPHANED_EVENTS, {"after": 0, "limit": 5000}, {"jobs_pkey"}),
+    "silent owners": (job_report.SILENT_OWNERS, {}, {"jobs_owned"}),
+    "forgettable": (job_report.FORGETTABLE, {"silent_for": 86_400.0}, {"jobs_owned"}),
+    "ended": (job_report.ENDED, SAMPLE, {"jobs_finished"}),
+    "orphaned events": (job_report.ORPHANED_EVENTS, SAMPLE, {"jobs_pkey"}),
+    "deleting orphans": (orphaned_events.DELETE_ORPHANED_EVENTS, {"after": 0, "limit": 5000}, {"jobs_pkey"}),
 }
 
 
@@ -117,18 +118,18 @@ class TestFullTables:
         statement, parameters, _ = OF_JOBS[name]
         # A plan may mark all of a kind's entries of the index before it reads the first thousand of the rows.
         marked = QUEUED if name == "queued" else 0
-        assert rows_read(table, statement, parameters) <= marked + 5 * jobs.BOUND
+        assert rows_read(table, statement, parameters) <= marked + 5 * job_report.BOUND
 
     async def test_what_they_tell(self, table: Connection) -> None:
         database = Database(table.engine.url.render_as_string(hide_password=False), statement_timeout=10.0)
         try:
-            rows = await jobs.read_rows(database, late_after=30.0, forgotten_after=86_400.0)
+            rows = await job_report.read_rows(database, late_after=30.0, forgotten_after=86_400.0)
         finally:
             await database.close()
         assert rows.unpublished.jobs == FEW
         assert rows.overdue.jobs == FEW
         assert [(queue.kind, queue.jobs) for queue in rows.queues] == [
-            *(("kind-0", jobs.BOUND), ("kind-1", jobs.BOUND), ("kind-2", jobs.BOUND))
+            *(("kind-0", job_report.BOUND), ("kind-1", job_report.BOUND), ("kind-2", job_report.BOUND))
         ]
         assert {owner.worker_id: (owner.jobs, owner.registered) for owner in rows.silent_owners} == {
             "worker-0": (200, False),
@@ -145,13 +146,13 @@ def test_only_one_statement_writes() -> None:
     )
     statements = {
         f"{module.__name__}.{name}": statement.text
-        for module in (jobs, orphans, schema, server)
+        for module in (job_report, orphaned_events, schema_report, server_report)
         for name, statement in vars(module).items()
         if isinstance(statement, TextClause)
     }
     assert len(statements) >= 20
     assert [name for name, text in statements.items() if writing.search(text)] == [
-        "jsworker.ownership.inspection.orphans.DELETE_ORPHANED_EVENTS"
+        "jsworker.ownership.transitions.orphaned_events.DELETE_ORPHANED_EVENTS"
     ]
 
 
@@ -176,7 +177,7 @@ async def test_the_oldest_transaction_that_holds_rows(settings: Settings, databa
         pid = holding.info.backend_pid
         database = Database(settings.database_dsn(), statement_timeout=5.0)
         try:
-            found = await server.read_oldest_transaction(database)
+            found = await server_report.read_oldest_transaction(database)
         finally:
             await database.close()
     assert found is not None
@@ -186,10 +187,10 @@ async def test_the_oldest_transaction_that_holds_rows(settings: Settings, databa
 async def test_another_clock_is_compared_with_this_one(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "time", SimpleNamespace(time=lambda: time.time() - 100))
+    monkeypatch.setattr(server_report, "time", SimpleNamespace(time=lambda: time.time() - 100))
     database = Database(settings.database_dsn(), statement_timeout=5.0)
     try:
-        clock = await server.read_clock(database)
+        clock = await server_report.read_clock(database)
     finally:
         await database.close()
     assert 99 < clock.ahead < 101
@@ -312,7 +313,7 @@ class TestManyConsumers:
     async def test_too_many_are_not_all_looked_at_and_it_is_told(
         self, settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(inspection, "MOST_CONSUMERS", PAGE)
+        monkeypatch.setattr(diagnostics, "MOST_CONSUMERS", PAGE)
         monkeypatch.setattr(stream_checks, "MOST_CONSUMERS", PAGE)
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute("UPDATE jsworker.workers SET kinds = %s", [[*KINDS[:PAGE], KINDS[-2]]])
@@ -325,7 +326,7 @@ class TestManyConsumers:
     async def test_a_list_that_takes_too_long_is_given_up(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(inspection, "_LIST_SECONDS", 1.0)
+        monkeypatch.setattr(diagnostics, "_LIST_SECONDS", 1.0)
         async with proxied(settings.nats_url) as (proxy, url):
             inspector = Inspector(settings.model_copy(update={"nats_url": url}))
             await inspector.connect(5.0)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from jsworker.core.settings import Settings
 from jsworker.doctor import clocks, jobs, nats, postgresql, settings, stream, tables
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.facts import Found, Oldest, Revision
 from jsworker.doctor.finding import Remark, counted, listed, seconds
-from jsworker.ownership.inspection.jobs import Ended, Late, RegisteredWorker, Rows
-from jsworker.ownership.inspection.schema import IndexState, Schema, TableState
-from jsworker.ownership.inspection.server import Clock, Link, OpenTransaction, Server
-from jsworker.settings import Settings
-from jsworker.stream.inspection import NatsServer, Peer, StreamReport
+from jsworker.ownership.queries.job_report import Ended, Late, RegisteredWorker, Rows
+from jsworker.ownership.queries.schema_report import IndexState, Schema, TableState
+from jsworker.ownership.queries.server_report import Clock, Link, OpenTransaction, Server
+from jsworker.stream.diagnostics import NatsServer, Peer, StreamReport
 
 SERVER = Server(
     role="worker",

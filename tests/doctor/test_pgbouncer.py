@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.measures import pgbouncer
 from benchmarks.servers import Servers, running_servers
+from jsworker.core.settings import Settings
 from jsworker.doctor.checks import examine
 from jsworker.doctor.gather import gather
-from jsworker.settings import Settings
 
 pytestmark = pytest.mark.verify
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jsworker.client import JobClient
-from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
-from jsworker.runtime.clock import boottime
-from jsworker.settings import Settings
+from jsworker.core.clock import boottime
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from tests.faults.fleet import Fleet, Pod
 from tests.faults.history import Fault
 from tests.faults.journal import Journal

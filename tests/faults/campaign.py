@@ -13,10 +13,10 @@ from typing import Any
 import nats.errors
 import psycopg
 
-from jsworker.errors import JsworkerError
-from jsworker.runtime.clock import boottime
-from jsworker.settings import Settings
-from jsworker.stream.ending import end_tasks
+from jsworker.core.clock import boottime
+from jsworker.core.errors import JsworkerError
+from jsworker.core.settings import Settings
+from jsworker.stream.cancelling import end_tasks
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.checker import check
 from tests.faults.collect import collect

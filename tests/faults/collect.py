@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.rows import dict_row
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 from tests.faults.history import (
     Effect,
     Event,

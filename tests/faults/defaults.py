@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from jsworker.client import JobClient
-from jsworker.runtime.clock import boottime
-from jsworker.settings import Settings
+from jsworker.core.clock import boottime
+from jsworker.core.settings import Settings
 from tests.faults.fleet import Fleet, Pod
 from tests.faults.journal import read_journals
 from tests.faults.stores import PREFIX, STREAM, Stores, new_stores

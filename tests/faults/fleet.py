@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from jsworker.core.clock import boottime
+from jsworker.core.settings import variable_of
 from jsworker.embedded import start_with_parent
-from jsworker.runtime.clock import boottime
-from jsworker.settings import variable_of
 from tests.faults.history import Exit
 from tests.faults.journal import FOLDER_VARIABLE
 from tests.faults.workload import TARGETS

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 
 FOLDER_VARIABLE = "FAULTS_FOLDER"
 """Where the processes of a fault run keep their records."""

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from jsworker import fault_points
-from jsworker.job import Job
+from jsworker.core import fault_points
+from jsworker.core.job import Job
 from tests.faults.journal import Journal, records_folder
 
 TICK_SECONDS = 0.1

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from jsworker.client import JobClient, enqueue_statement
-from jsworker.errors import DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import DatabaseUnavailable, JsworkerError
 from tests.faults.journal import Journal, records_folder
 from tests.faults.process_life import strike_once
 

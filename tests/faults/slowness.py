@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 
 _PRESSURE = Path("/proc/pressure/cpu")
 _PRESSURE_SECONDS = 0.5

@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 from sqlalchemy import text
 
-from jsworker.errors import Retry
-from jsworker.job import Job
-from jsworker.processor import Backoff, JobProcessor
+from jsworker.core.errors import Retry
+from jsworker.core.job import Job
+from jsworker.core.processor import Backoff, JobProcessor
 from tests.faults.process_life import process_life
 
 _SLICE_SECONDS = 0.05

@@ -7,11 +7,11 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from jsworker.ownership import reset, settle
-from jsworker.ownership.claim import ClaimedJob, claim
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import Reset, Suspect
-from jsworker.ownership.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions import reset, settle
+from jsworker.ownership.transitions.claim import ClaimedJob, claim
+from jsworker.ownership.transitions.reset import Reset, Suspect
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 
 from .rows import KIND, LIMITS, OTHER_WORKER, WORKER, Sql, read_job
 

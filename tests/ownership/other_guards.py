@@ -3,8 +3,9 @@
 import re
 from uuid import UUID
 
-from jsworker.ownership import claim, control, outbox, repair, reset_rules, run_age
-from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.queries import run_age
+from jsworker.ownership.transitions import claim, control, publish, republish, reset_rules
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
 from .transitions import Flip, Parameters, Row, Transition, statuses
@@ -68,7 +69,7 @@ def _claiming(kind: str = KIND) -> Parameters:
 NOT_OWNER = [
     Transition(
         "PUBLISH",
-        outbox.PUBLISH,
+        publish.PUBLISH,
         "queued",
         lambda _: {"limit": 10, "within": 1e9},
         [
@@ -85,7 +86,7 @@ NOT_OWNER = [
     ),
     Transition(
         "MARK",
-        outbox.MARK,
+        publish.MARK,
         "queued",
         lambda job: {"ids": [job["id"]], "dispatches": [job["dispatch"]], "seqs": [7], "created": [None]},
         [
@@ -98,7 +99,7 @@ NOT_OWNER = [
     ),
     Transition(
         "PROMOTE",
-        outbox.PROMOTE,
+        publish.PROMOTE,
         "scheduled",
         lambda _: {"limit": 10, "within": 1e9},
         [
@@ -182,7 +183,7 @@ NOT_OWNER = [
     ),
     Transition(
         "REPUBLISH",
-        repair.REPUBLISH,
+        republish.REPUBLISH,
         "queued",
         lambda job: {"worker_id": WORKER, "ids": [job["id"]], "dispatches": [job["dispatch"]]},
         [
@@ -194,7 +195,7 @@ NOT_OWNER = [
     ),
     Transition(
         "WAITING",
-        repair.WAITING,
+        republish.WAITING,
         "queued",
         lambda _: {
             "kinds": [KIND],
@@ -217,7 +218,7 @@ NOT_OWNER = [
     ),
     Transition(
         "POSTED",
-        repair.POSTED,
+        republish.POSTED,
         "queued",
         lambda _: {
             "kinds": [KIND],

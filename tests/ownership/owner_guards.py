@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from jsworker.ownership import lease, settle
+from jsworker.ownership.transitions import heartbeat, settle
 
 from .rows import OTHER_WORKER, WORKER, ago
 from .transitions import Flip, Parameters, Row, Transition, statuses
@@ -42,10 +42,10 @@ _fail = _settling(settle._failures, lambda job_id, token: settle.Failure(job_id,
 _release = _settling(settle._returns, lambda job_id, token: settle.Return(job_id, token, "shutdown"))
 
 OWNER = [
-    Transition("HEARTBEAT", lease.HEARTBEAT, "processing", _hand, _mine(_BATCH_TOKEN)),
+    Transition("HEARTBEAT", heartbeat.HEARTBEAT, "processing", _hand, _mine(_BATCH_TOKEN)),
     Transition(
         "STILL MINE",
-        lease.STILL_MINE,
+        heartbeat.STILL_MINE,
         "processing",
         _hand,
         [flip for flip in _mine(_BATCH_TOKEN) if flip.predicate != "status=completed"],
@@ -53,7 +53,7 @@ OWNER = [
     ),
     Transition(
         "COMPLETED BY ME",
-        lease.STILL_MINE,
+        heartbeat.STILL_MINE,
         "completed",
         _hand,
         [
@@ -63,10 +63,10 @@ OWNER = [
         ],
         writes=False,
     ),
-    Transition("HEARTBEAT alone", lease.HEARTBEAT_ALONE, "processing", _held, _mine(_TOKEN)),
+    Transition("HEARTBEAT alone", heartbeat.HEARTBEAT_ALONE, "processing", _held, _mine(_TOKEN)),
     Transition(
         "PROGRESS",
-        lease.PROGRESS,
+        heartbeat.PROGRESS,
         "processing",
         lambda job: _held(job) | {"stage": "clone", "progress": 0.5, "message": "half", "write": "progress"},
         _mine(_TOKEN),
@@ -74,7 +74,7 @@ OWNER = [
     ),
     Transition(
         "CHECKPOINT",
-        lease.CHECKPOINT,
+        heartbeat.CHECKPOINT,
         "processing",
         lambda job: _held(job) | {"checkpoint": "[1]", "write": "checkpoint"},
         _mine(_TOKEN),
@@ -82,7 +82,7 @@ OWNER = [
     ),
     Transition(
         "QUIET",
-        lease.QUIET,
+        heartbeat.QUIET,
         "processing",
         lambda job: (
             _held(job) | {"stale_after": 90.0, "crash_after": 75.0, "announced": True, "write": "quiet"}
@@ -92,14 +92,14 @@ OWNER = [
     ),
     Transition(
         "QUIET BESIDE",
-        lease.QUIET_BESIDE,
+        heartbeat.QUIET_BESIDE,
         "processing",
         lambda job: _hand(job) | {"stale_after": [90.0], "crash_after": [75.0]},
         _mine(_BATCH_TOKEN),
     ),
     Transition(
         "STRAYS",
-        lease.STRAYS,
+        heartbeat.STRAYS,
         "processing",
         lambda _: {"worker_id": WORKER, "ids": [], "tokens": [], "claiming": [], "older_than": 6.0},
         [

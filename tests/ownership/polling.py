@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from jsworker.errors import DatabaseUnavailable
+from jsworker.core.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 

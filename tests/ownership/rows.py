@@ -8,8 +8,8 @@ from psycopg import Connection
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Composable, Composed, Identifier, Placeholder
 
-from jsworker.ownership.claim import Limits
-from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.transitions.claim import Limits
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 Sql = Connection[DictRow]
 

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.ownership import claim, lease, settle
-from jsworker.ownership.claim import ClaimedJob, Taken
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import Suspect
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions import claim, heartbeat, settle
+from jsworker.ownership.transitions.claim import ClaimedJob, Taken
+from jsworker.ownership.transitions.reset import Suspect
+from jsworker.ownership.transitions.settle import Settled
 
 from .calls import complete, reset_stale, suspect
 from .rows import (
@@ -154,7 +154,7 @@ async def test_the_former_owner_is_fenced(database: Database, sql: Sql, running:
     await claim_stale(database, suspect(sql, running))
     before = read_job(sql, running)
     assert await complete(database, running) is Settled.LOST
-    beat = await lease.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+    beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
     assert beat.lost == {(running, 1)}
     assert read_job(sql, running) == before
     assert event_names(sql, running) == ["claimed", "rejected"]

@@ -11,9 +11,18 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from jsworker.errors import DatabaseRefused, TransitionRefused
-from jsworker.ownership import claim, control, enqueue, lease, outbox, repair, reset, settle
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import (
+    claim,
+    control,
+    enqueue,
+    heartbeat,
+    publish,
+    republish,
+    reset,
+    settle,
+)
 
 from .deadlocks import deadlocks, hasty_deadlock_detection
 from .polling import eventually
@@ -82,7 +91,7 @@ class Storm:
 
     async def heartbeat(self) -> int:
         hand = [(one[0], one[1]) for one in await self.jobs("processing")]
-        return len((await lease.heartbeat(self._database, worker_id=WORKER, hand=hand)).alive)
+        return len((await heartbeat.heartbeat(self._database, worker_id=WORKER, hand=hand)).alive)
 
     async def complete(self) -> int:
         runs = [settle.Completion(one[0], one[1], "{}") for one in (await self.jobs("processing"))[:10]]
@@ -136,21 +145,21 @@ class Storm:
 
     async def republish(self) -> int:
         gone = [(one[0], one[2]) for one in await self.jobs("queued")]
-        return len(await repair.republish(self._database, worker_id=WORKER, gone=gone))
+        return len(await republish.republish(self._database, worker_id=WORKER, gone=gone))
 
     async def skip(self) -> int:
         ids = [one[0] for one in await self.jobs("processing")]
         return len(await claim.look_at_refused(self._database, kind=KIND, ids=ids, worker_id="other"))
 
     async def publish(self) -> int:
-        return len(await outbox.take_outgoing(self._database, limit=40))
+        return len(await publish.take_outgoing(self._database, limit=40))
 
     async def mark(self) -> int:
-        sent = [outbox.Sent(one[0], one[2], 1, None) for one in await self.jobs("queued")]
-        return await outbox.mark(self._database, sent)
+        sent = [publish.Sent(one[0], one[2], 1, None) for one in await self.jobs("queued")]
+        return await publish.mark(self._database, sent)
 
     async def promote(self) -> int:
-        return await outbox.promote(self._database, limit=40)
+        return await publish.promote(self._database, limit=40)
 
     async def cancel(self) -> int:
         ids = [one[0] for one in (await self.jobs("scheduled", "queued", "processing"))[:5]]

@@ -12,10 +12,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from jsworker import strict_json
-from jsworker.errors import TransitionRefused
+from jsworker.core import strict_json
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import (
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions.enqueue import (
     Enqueued,
     NewJob,
     enqueue,
@@ -23,7 +24,6 @@ from jsworker.ownership.enqueue import (
     enqueue_statement,
     new_job_id,
 )
-from jsworker.ownership.refusals import RowRefused
 
 from .polling import eventually
 from .rows import KIND, Sql, age, insert_job, read_events, read_job, read_value

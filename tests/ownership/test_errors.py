@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 from sqlalchemy import Engine, text
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership import lease
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import NewJob, enqueue, enqueue_many, new_job_id
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import heartbeat
+from jsworker.ownership.transitions.enqueue import NewJob, enqueue, enqueue_many, new_job_id
 
 from .calls import ONE, everything_said, opened
 from .deadlocks import deadlocks, hasty_deadlock_detection
@@ -91,10 +91,10 @@ class TestDeadline:
                 holder.execute(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
                 started = time.monotonic()
                 with pytest.raises(DatabaseUnavailable, match=r" did not answer within 0\.3 s$"):
-                    await lease.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1))
+                    await heartbeat.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1))
                 assert 0.25 < time.monotonic() - started < 0.3 + MARGIN
                 await eventually(lambda: waiting(sql) == 0, "the statement is cancelled on the server")
-            beat = partial(lease.heartbeat_alone, database, worker_id=WORKER, held=(job_id, 1))
+            beat = partial(heartbeat.heartbeat_alone, database, worker_id=WORKER, held=(job_id, 1))
             assert await answered(beat)
 
     async def test_a_silent_network_does_not_hold_the_caller(self, database_url: str) -> None:
@@ -128,7 +128,7 @@ class TestDeadline:
             with engine.begin() as holder:
                 holder.execute(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
                 call = asyncio.create_task(
-                    lease.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1))
+                    heartbeat.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1))
                 )
                 await eventually(lambda: waiting(sql) == 1, "the statement waits for the lock")
                 call.cancel()
@@ -141,7 +141,9 @@ class TestDeadline:
         database = Database(database_url, statement_timeout=0.5, pool_size=1)
         with engine.begin() as holder:
             holder.execute(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
-            beats = [lease.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1)) for _ in range(5)]
+            beats = [
+                heartbeat.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1)) for _ in range(5)
+            ]
             answers = await asyncio.gather(*beats, return_exceptions=True)
         assert [type(answer) for answer in answers] == [DatabaseUnavailable] * 5
         await database.close()
@@ -154,11 +156,11 @@ class TestDeadline:
         with engine.begin() as holder:
             holder.execute(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": locked})
             stuck = [
-                asyncio.create_task(lease.heartbeat_alone(database, worker_id=WORKER, held=(locked, 1)))
+                asyncio.create_task(heartbeat.heartbeat_alone(database, worker_id=WORKER, held=(locked, 1)))
                 for _ in range(4)
             ]
             await eventually(lambda: waiting(sql) == 2, "both connections for statements are taken")
-            beat = await lease.heartbeat(database, worker_id=WORKER, hand=[(free, 1)])
+            beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(free, 1)])
             assert beat.alive == {(free, 1)}
         assert await asyncio.gather(*stuck) == [True] * 4
         await database.close()

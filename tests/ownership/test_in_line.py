@@ -8,10 +8,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from jsworker.ownership import reset, settle
-from jsworker.ownership.claim import claim
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import Reset, TakenBack
+from jsworker.ownership.transitions import reset, settle
+from jsworker.ownership.transitions.claim import claim
+from jsworker.ownership.transitions.reset import Reset, TakenBack
 
 from .rows import KIND, LIMITS, OTHER_WORKER, WORKER, Sql, ago, change_job, counters, insert_job, read_job
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jsworker.ownership import registry, reset
 from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import reset, workers
 
 from .rows import OTHER_WORKER, WORKER, Sql, ago, insert_job, read_job, seconds
 from .test_registry import ROW
@@ -84,11 +84,11 @@ async def test_since_when_the_database_is_up(database: Database, sql: Sql) -> No
 
 async def test_whether_the_owner_answers(database: Database, sql: Sql) -> None:
     """Proven by itself: silence of a worker that could never be asked is no evidence."""
-    await registry.seen(database, ROW, state="running", answers=True)
+    await workers.seen(database, ROW, state="running", answers=True)
     proven = insert_job(sql, "processing", last_activity_at=ago(60))
     unregistered = insert_job(sql, "processing", worker_id=OTHER_WORKER, last_activity_at=ago(60))
     found = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
     assert {one.id: one.answers for one in found} == {proven: True, unregistered: False}
-    await registry.seen(database, ROW, state="running")
+    await workers.seen(database, ROW, state="running")
     found = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
     assert {one.answers for one in found} == {False}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from psycopg.sql import SQL, Identifier, Placeholder
 
-from jsworker.ownership import registry
 from jsworker.ownership.database import Database
-from jsworker.ownership.registry import EarlierLife, WorkerRow
+from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions.workers import EarlierLife, WorkerRow
 
 from .rows import Sql, ago, insert_job, read_value
 from .test_registry import ROW
@@ -23,7 +23,7 @@ async def register(database: Database, sql: Sql, worker_id: str, /, **changes: A
     columns = {name: changes.pop(name) for name in ("last_seen_at", "started_at") if name in changes}
     state = changes.pop("state", "running")
     worker = replace(ROW, id=worker_id, **changes)
-    await registry.seen(database, worker, state=state)
+    await workers.seen(database, worker, state=state)
     for name, value in columns.items():
         statement = SQL("UPDATE jsworker.workers SET {} = {} WHERE id = {}")
         sql.execute(statement.format(Identifier(name), value, Placeholder()), [worker_id])
@@ -31,20 +31,20 @@ async def register(database: Database, sql: Sql, worker_id: str, /, **changes: A
 
 
 async def lives(database: Database, me: WorkerRow = ME) -> set[str]:
-    return {life.id for life in await registry.earlier_lives(database, worker=me)}
+    return {life.id for life in await workers.earlier_lives(database, worker=me)}
 
 
 async def namesakes(database: Database, name: str) -> set[str]:
-    return {life.id for life in await registry.namesakes(database, worker=ME, name=name)}
+    return {life.id for life in await workers.namesakes(database, worker=ME, name=name)}
 
 
 class TestEarlierLives:
     async def test_everything_that_can_prove_an_end(self, database: Database, sql: Sql) -> None:
-        await registry.seen(database, ME, state="running")
+        await workers.seen(database, ME, state="running")
         other = await register(database, sql, "alpha-1-aaaaaaaa", last_seen_at=ago(60), started_at=ago(900))
         for status in ("processing", "processing", "queued"):
             insert_job(sql, status, **({"worker_id": other.id} if status == "processing" else {}))
-        (life,) = await registry.earlier_lives(database, worker=ME)
+        (life,) = await workers.earlier_lives(database, worker=ME)
         assert isinstance(life, EarlierLife)
         assert replace(life, kinds=list(life.kinds)) == EarlierLife(
             **{name: getattr(other, name) for name in WorkerRow.__slots__},
@@ -73,7 +73,7 @@ class TestEarlierLives:
         assert await lives(database, replace(ME, pod_uid=None)) == set()
 
     async def test_not_itself(self, database: Database) -> None:
-        await registry.seen(database, ME, state="running")
+        await workers.seen(database, ME, state="running")
         assert await lives(database) == set()
 
     async def test_what_stopped_in_order_only_while_it_holds_jobs(self, database: Database, sql: Sql) -> None:
@@ -86,20 +86,20 @@ class TestEarlierLives:
     async def test_who_came_first(self, database: Database, sql: Sql) -> None:
         await register(database, sql, "before", started_at=ago(60))
         await register(database, sql, "after", started_at=ago(-60))
-        everyone = await registry.earlier_lives(database, worker=ME)
+        everyone = await workers.earlier_lives(database, worker=ME)
         assert {life.id: life.started_before for life in everyone} == {"before": True, "after": True}
-        await registry.seen(database, ME, state="running")
-        everyone = await registry.earlier_lives(database, worker=ME)
+        await workers.seen(database, ME, state="running")
+        everyone = await workers.earlier_lives(database, worker=ME)
         assert {life.id: life.started_before for life in everyone} == {"before": True, "after": False}
 
     async def test_of_two_that_start_at_once_exactly_one_came_first(
         self, database: Database, sql: Sql
     ) -> None:
         other = await register(database, sql, "alpha-8-eeeeeeee")
-        await registry.seen(database, ME, state="running")
+        await workers.seen(database, ME, state="running")
         sql.execute("UPDATE jsworker.workers SET started_at = '2026-01-01Z'")
-        (mine,) = await registry.earlier_lives(database, worker=ME)
-        (its,) = await registry.earlier_lives(database, worker=other)
+        (mine,) = await workers.earlier_lives(database, worker=ME)
+        (its,) = await workers.earlier_lives(database, worker=other)
         assert (mine.started_before, its.started_before) == (True, False)
 
 
@@ -118,8 +118,8 @@ async def test_no_predicate_of_earlier_lives_can_be_left_out(
     changes = dict(changes)
     await register(database, sql, changes.pop("id", "another-life"), **changes)
     values = {"id": ME.id, "hostname": ME.hostname, "pod_uid": ME.pod_uid}
-    assert await database.run(registry.EARLIER_LIVES, values) == []
-    assert len(await database.run(without(registry.EARLIER_LIVES, pattern), values)) == 1
+    assert await database.run(workers.EARLIER_LIVES, values) == []
+    assert len(await database.run(without(workers.EARLIER_LIVES, pattern), values)) == 1
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ async def test_no_predicate_of_namesakes_can_be_left_out(
     changes = dict(changes)
     await register(database, sql, changes.pop("id", "alpha-9-aaaaaaaa"), **changes)
     values = {"id": ME.id, "name": "alpha-9"}
-    assert await database.run(registry.NAMESAKES, values) == []
-    assert len(await database.run(without(registry.NAMESAKES, pattern), values)) == 1
+    assert await database.run(workers.NAMESAKES, values) == []
+    assert len(await database.run(without(workers.NAMESAKES, pattern), values)) == 1
 
 
 class TestNamesakes:
@@ -168,7 +168,7 @@ class TestNamesakes:
         assert await namesakes(database, pattern) == set()
 
     async def test_not_itself_and_not_what_stopped(self, database: Database, sql: Sql) -> None:
-        await registry.seen(database, ME, state="running")
+        await workers.seen(database, ME, state="running")
         await register(database, sql, "alpha-9-aaaaaaaa", state="stopped")
         await register(database, sql, "alpha-9-bbbbbbbb", state="draining")
         assert await namesakes(database, "alpha-9") == {"alpha-9-bbbbbbbb"}
@@ -178,7 +178,7 @@ class TestEndOfARow:
     async def test_the_buried_have_stopped(self, database: Database, sql: Sql) -> None:
         for worker_id in ("one", "two", "three"):
             await register(database, sql, worker_id)
-        await registry.bury(database, ids=["three", "one", "nobody"])
+        await workers.bury(database, ids=["three", "one", "nobody"])
         states = {row["id"]: row["state"] for row in sql.execute("SELECT id, state FROM jsworker.workers")}
         assert states == {"one": "stopped", "two": "running", "three": "stopped"}
 
@@ -188,7 +188,7 @@ class TestEndOfARow:
         await register(database, sql, "seen", last_seen_at=ago(30))
         await register(database, sql, "holding", last_seen_at=ago(90))
         insert_job(sql, "processing", worker_id="holding")
-        assert await registry.forget_workers(database, silent_for=60.0) == 2
+        assert await workers.forget_workers(database, silent_for=60.0) == 2
         left = sql.execute("SELECT id FROM jsworker.workers ORDER BY id").fetchall()
         assert [row["id"] for row in left] == ["holding", "seen"]
 
@@ -201,10 +201,10 @@ class TestEndOfARow:
             "ALTER TABLE jsworker.workers ADD CONSTRAINT theirs CHECK (id <> 'two' OR state <> 'stopped')"
         )
         try:
-            await registry.bury(database, ids=["one", "two", "three"])
+            await workers.bury(database, ids=["one", "two", "three"])
             states = {row["id"]: row["state"] for row in sql.execute("SELECT * FROM jsworker.workers")}
             assert states == {"one": "stopped", "two": "running", "three": "stopped"}
-            assert await registry.forget_workers(database, silent_for=60.0) == 2
+            assert await workers.forget_workers(database, silent_for=60.0) == 2
             assert read_value(sql, "SELECT id FROM jsworker.workers") == "two"
         finally:
             sql.execute("ALTER TABLE jsworker.workers DROP CONSTRAINT theirs")
@@ -222,20 +222,20 @@ class TestEndOfARow:
         if worker_id == "holding":
             insert_job(sql, "processing", worker_id=worker_id)
         values = {"silent_for": 60.0}
-        assert await database.run(registry.FORGET, values) == []
-        (row,) = await database.run(without(registry.FORGET, pattern), values)
+        assert await database.run(workers.FORGET, values) == []
+        (row,) = await database.run(without(workers.FORGET, pattern), values)
         assert row.id == worker_id
 
     async def test_many_forget_at_once(self, database: Database, sql: Sql) -> None:
         for place in range(50):
             await register(database, sql, f"silent-{place}", last_seen_at=ago(90))
-        calls = (registry.forget_workers(database, silent_for=60.0) for _ in range(8))
+        calls = (workers.forget_workers(database, silent_for=60.0) for _ in range(8))
         forgotten = sum(await asyncio.gather(*calls))
-        assert forgotten + await registry.forget_workers(database, silent_for=60.0) == 50
+        assert forgotten + await workers.forget_workers(database, silent_for=60.0) == 50
         assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 0
 
     async def test_a_forgotten_worker_that_lives_comes_back(self, database: Database, sql: Sql) -> None:
         worker = await register(database, sql, "silent", last_seen_at=ago(90))
-        assert await registry.forget_workers(database, silent_for=60.0) == 1
-        await registry.seen(database, worker, state="running", answers=True)
+        assert await workers.forget_workers(database, silent_for=60.0) == 1
+        await workers.seen(database, worker, state="running", answers=True)
         assert read_value(sql, "SELECT answers FROM jsworker.workers WHERE id = 'silent'") is True

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Engine, text
 
-from jsworker.errors import DatabaseUnavailable
-from jsworker.ownership import lease, settle
-from jsworker.ownership.claim import claim, fetch_content, read_back
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.settle import Completion, Return, Settled
+from jsworker.ownership.transitions import heartbeat, settle
+from jsworker.ownership.transitions.claim import claim, fetch_content, read_back
+from jsworker.ownership.transitions.settle import Completion, Return, Settled
 
 from .polling import answered, eventually
 from .proxy import Proxy, proxied
@@ -97,8 +97,8 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
     assert (job["status"], job["attempts"], job["needs_publish"]) == ("queued", 0, True)
 
 
-async def find_strays(database: Database) -> list[lease.Held]:
-    return await lease.strays(database, worker_id=WORKER, hand=[], claiming=[], older_than=6.0)
+async def find_strays(database: Database) -> list[heartbeat.Held]:
+    return await heartbeat.strays(database, worker_id=WORKER, hand=[], claiming=[], older_than=6.0)
 
 
 async def test_a_claim_whose_deadline_strikes_is_undone_on_the_server(

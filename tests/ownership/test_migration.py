@@ -20,10 +20,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from alembic import command
-from jsworker.errors import DatabaseRefused, MigrationMissing, SettingsError
-from jsworker.ownership import level, migrations, upgrading
+from jsworker.core.errors import DatabaseRefused, MigrationMissing, SettingsError
+from jsworker.ownership import migrations, revision, upgrading
 from jsworker.ownership.database import Database
-from jsworker.ownership.tables import SCHEMA, metadata
+from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 
 from .catalog import describe_schema
@@ -424,26 +424,26 @@ def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> None:
 class TestLevel:
     def test_the_revisions_that_are_known_are_those_of_the_scripts(self) -> None:
         scripts = ScriptDirectory.from_config(migrations._config(None))
-        assert [each.revision for each in scripts.walk_revisions()] == list(reversed(level.REVISIONS))
+        assert [each.revision for each in scripts.walk_revisions()] == list(reversed(revision.REVISIONS))
 
     def test_this_version(self) -> None:
-        level.check_level(migrations.head())
+        revision.check_level(migrations.head())
 
     def test_never_migrated(self) -> None:
         with pytest.raises(MigrationMissing, match="no jsworker schema: run `jsworker db upgrade`"):
-            level.check_level(None)
+            revision.check_level(None)
 
     def test_older(self, monkeypatch: pytest.MonkeyPatch) -> None:
         older = migrations.head()
-        monkeypatch.setattr(level, "REVISIONS", (older, "9999"))
+        monkeypatch.setattr(revision, "REVISIONS", (older, "9999"))
         with pytest.raises(
             MigrationMissing,
             match=f"at migration {older}, this version needs 9999: run `jsworker db upgrade`",
         ):
-            level.check_level(older)
+            revision.check_level(older)
 
     def test_newer_is_left_to_work(self) -> None:
-        level.check_level("9999")
+        revision.check_level("9999")
 
     def test_an_installation_without_migrations(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,11 +6,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from jsworker.errors import TransitionRefused
-from jsworker.ownership import control, outbox
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import Enqueued, NewJob, enqueue, enqueue_statement, new_job_id
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions import control, publish
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, enqueue, enqueue_statement, new_job_id
+from jsworker.ownership.transitions.settle import Settled
 
 from .calls import Settle, claimed, complete, fail, release, reset_stale, suspect
 from .rows import (
@@ -119,9 +119,9 @@ class TestCancel:
     async def test_cancel_before_promote(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql, "scheduled", run_at=ago(1))
         winner.cancels(job_id)
-        assert await outbox.promote(database, limit=10) == 0
+        assert await publish.promote(database, limit=10) == 0
         winner.commit()
-        assert await outbox.promote(database, limit=10) == 0
+        assert await publish.promote(database, limit=10) == 0
         assert read_job(sql, job_id)["status"] == "cancelled"
 
     async def test_a_job_that_is_retried_while_it_is_looked_at(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from jsworker.errors import TransitionRefused
-from jsworker.ownership import control, outbox, reset
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions import control, publish, reset
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.settle import Settled
 
 from .calls import claimed, release
 from .rows import (
@@ -36,25 +36,25 @@ class TestOutbox:
             traceparent="00-aa",
             tracestate="b",
         )
-        (taken,) = await outbox.take_outgoing(database, limit=10)
-        assert taken == outbox.Outgoing(job_id, KIND, 3, True, "deploy", "00-aa", "b")
+        (taken,) = await publish.take_outgoing(database, limit=10)
+        assert taken == publish.Outgoing(job_id, KIND, 3, True, "deploy", "00-aa", "b")
         assert -5 <= age(sql, read_job(sql, job_id)["publish_after"]) < 0
-        assert await outbox.take_outgoing(database, limit=10) == []
+        assert await publish.take_outgoing(database, limit=10) == []
         change_job(sql, job_id, publish_after=ago(0))
-        assert [one.id for one in await outbox.take_outgoing(database, limit=10)] == [job_id]
+        assert [one.id for one in await publish.take_outgoing(database, limit=10)] == [job_id]
 
     async def test_the_longest_due_goes_first(self, database: Database, sql: Sql) -> None:
         late = insert_job(sql, needs_publish=True, publish_after=ago(10))
         later = insert_job(sql, needs_publish=True, publish_after=ago(20))
-        assert [one.id for one in await outbox.take_outgoing(database, limit=1)] == [later]
-        assert [one.id for one in await outbox.take_outgoing(database, limit=1)] == [late]
+        assert [one.id for one in await publish.take_outgoing(database, limit=1)] == [later]
+        assert [one.id for one in await publish.take_outgoing(database, limit=1)] == [late]
 
     async def test_mark_remembers_where_the_message_is(self, database: Database, sql: Sql) -> None:
         ids = [insert_job(sql, needs_publish=True, dispatch=2) for _ in range(3)]
         created = read_value(sql, "SELECT clock_timestamp()")
         change_job(sql, ids[1], dispatch=3)
-        sent = [outbox.Sent(job_id, 2, 40 + place, created) for place, job_id in enumerate(ids)]
-        assert await outbox.mark(database, sent) == 2
+        sent = [publish.Sent(job_id, 2, 40 + place, created) for place, job_id in enumerate(ids)]
+        assert await publish.mark(database, sent) == 2
         rows = [read_job(sql, job_id) for job_id in ids]
         assert [(row["needs_publish"], row["stream_seq"], row["stream_created"]) for row in rows] == [
             (False, 40, created),
@@ -66,13 +66,13 @@ class TestOutbox:
     async def test_promote_queues_what_is_due(self, database: Database, sql: Sql) -> None:
         due = [insert_job(sql, "scheduled", run_at=ago(age), dispatch=4) for age in (1, 3, 2)]
         insert_job(sql, "scheduled")
-        assert await outbox.promote(database, limit=2) == 2
+        assert await publish.promote(database, limit=2) == 2
         assert [read_job(sql, job_id)["status"] for job_id in due] == ["scheduled", "queued", "queued"]
         job = read_job(sql, due[1])
         assert (job["dispatch"], job["needs_publish"]) == (5, True)
         assert age(sql, job["queued_at"]) < 5
-        assert await outbox.promote(database, limit=2) == 1
-        assert await outbox.promote(database, limit=2) == 0
+        assert await publish.promote(database, limit=2) == 1
+        assert await publish.promote(database, limit=2) == 0
 
 
 class TestHighestDispatches:
@@ -86,7 +86,7 @@ class TestHighestDispatches:
 
     async def test_scheduled(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "scheduled", run_at=ago(1), dispatch=2**52 - 1)
-        assert await outbox.promote(database, limit=1) == 1
+        assert await publish.promote(database, limit=1) == 1
         assert read_job(sql, job_id)["dispatch"] == 2**52
 
 

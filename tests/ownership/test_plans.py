@@ -10,24 +10,24 @@ from psycopg.rows import dict_row
 from sqlalchemy import Connection, TextClause, create_engine, text
 from sqlalchemy.engine import make_url
 
-from jsworker.ownership import (
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import ALONG_INDEX
+from jsworker.ownership.queries import job_report as inspection
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.backlog import BACKLOG
+from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES
+from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
+from jsworker.ownership.transitions import (
     claim,
     control,
-    lease,
-    listing,
-    outbox,
-    registry,
-    repair,
+    heartbeat,
+    publish,
+    republish,
     reset,
     reset_rules,
     settle,
+    workers,
 )
-from jsworker.ownership.backlog import BACKLOG
-from jsworker.ownership.database import Database
-from jsworker.ownership.inspection import jobs as inspection
-from jsworker.ownership.inspection.jobs import BOUND, MOST_QUEUES
-from jsworker.ownership.pool import ALONG_INDEX
-from jsworker.ownership.run_age import ANY_AGE, RunAge
 
 from .conftest import TestDatabases
 from .polling import eventually
@@ -218,12 +218,12 @@ class TestByPrimaryKey:
     def test_mark(self, table: Connection, batch: int) -> None:
         ids = some(table, "queued", batch)
         parameters = {"ids": ids, "dispatches": [1] * batch, "seqs": [1] * batch, "created": [None] * batch}
-        assert access_paths(table, outbox.MARK, parameters) == {"jobs_pkey"}
+        assert access_paths(table, publish.MARK, parameters) == {"jobs_pkey"}
 
     def test_heartbeat(self, table: Connection, batch: int) -> None:
         parameters = hand(some(table, "processing", batch))
-        assert access_paths(table, lease.HEARTBEAT, parameters) == {"jobs_pkey"}
-        assert access_paths(table, lease.STILL_MINE, parameters) == {"jobs_pkey"}
+        assert access_paths(table, heartbeat.HEARTBEAT, parameters) == {"jobs_pkey"}
+        assert access_paths(table, heartbeat.STILL_MINE, parameters) == {"jobs_pkey"}
 
     def test_complete(self, table: Connection, batch: int) -> None:
         parameters = hand(some(table, "processing", batch)) | {"results": ["{}"] * batch}
@@ -271,13 +271,13 @@ class TestByPrimaryKey:
 
     def test_republish(self, table: Connection, batch: int) -> None:
         parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch), "dispatches": [1] * batch}
-        assert access_paths(table, repair.REPUBLISH, parameters) == {"jobs_pkey"}
+        assert access_paths(table, republish.REPUBLISH, parameters) == {"jobs_pkey"}
 
     def test_progress(self, table: Connection, batch: int) -> None:
         (job_id, *_) = some(table, "processing", batch)
         parameters = {"worker_id": WORKER, "id": job_id, "token": 1, "write": "progress"}
         values = {"stage": "s", "progress": 0.5, "message": None}
-        assert of_jobs(access_paths(table, lease.PROGRESS, parameters | values)) == {"jobs_pkey"}
+        assert of_jobs(access_paths(table, heartbeat.PROGRESS, parameters | values)) == {"jobs_pkey"}
 
     def test_cancel(self, table: Connection, batch: int) -> None:
         parameters = {"ids": some(table, "queued", batch), "statuses": list(control.LIVE), **ANY_AGE.values()}
@@ -286,13 +286,16 @@ class TestByPrimaryKey:
 
 class TestSweeps:
     def test_publish(self, table: Connection) -> None:
-        assert access_paths(table, outbox.PUBLISH, {"limit": 200, "within": 1e9}) == {
+        assert access_paths(table, publish.PUBLISH, {"limit": 200, "within": 1e9}) == {
             "jobs_to_publish",
             "jobs_pkey",
         }
 
     def test_promote(self, table: Connection) -> None:
-        assert access_paths(table, outbox.PROMOTE, {"limit": 200, "within": 1e9}) == {"jobs_due", "jobs_pkey"}
+        assert access_paths(table, publish.PROMOTE, {"limit": 200, "within": 1e9}) == {
+            "jobs_due",
+            "jobs_pkey",
+        }
 
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
@@ -317,20 +320,20 @@ class TestSweeps:
 
     def test_workers(self, table: Connection) -> None:
         me = {"id": WORKER, "hostname": "alpha", "pod_uid": "uid", "name": "alpha"}
-        assert of_jobs(access_paths(table, registry.EARLIER_LIVES, me)) == {"jobs_owned"}
-        assert of_jobs(access_paths(table, registry.NAMESAKES, me)) == {"jobs_owned"}
-        assert of_jobs(access_paths(table, registry.FORGET, {"silent_for": 60.0})) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, workers.EARLIER_LIVES, me)) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, workers.NAMESAKES, me)) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, workers.FORGET, {"silent_for": 60.0})) == {"jobs_owned"}
 
     def test_strays(self, table: Connection) -> None:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
-        assert access_paths(table, lease.STRAYS, parameters) == {"jobs_owned"}
+        assert access_paths(table, heartbeat.STRAYS, parameters) == {"jobs_owned"}
 
     def test_queued_kinds(self, table: Connection) -> None:
         parameters = {"kinds": [KIND, "ghost", "ghost-2"]}
         table.execute(text(ALONG_INDEX))
-        assert rows_read(table, repair.QUEUED_KINDS, parameters) <= 3
+        assert rows_read(table, republish.QUEUED_KINDS, parameters) <= 3
         table.execute(text(ALONG_INDEX))
-        assert access_paths(table, repair.QUEUED_KINDS, parameters) <= {"jobs_queued"}
+        assert access_paths(table, republish.QUEUED_KINDS, parameters) <= {"jobs_queued"}
 
 
 class TestBacklog:
@@ -345,9 +348,9 @@ class TestBacklog:
     @pytest.mark.parametrize(("older_than", "found"), [(0.0, LIMIT), (7200.0, 0)])
     def test_waiting(self, table: Connection, older_than: float, found: int) -> None:
         parameters = self.waiting(["nothing", KIND], older_than)
-        assert access_paths(table, repair.WAITING, parameters) == {"jobs_queued"}
-        assert len(table.execute(repair.WAITING, parameters).all()) == found
-        assert rows_read(table, repair.WAITING, parameters) <= 3 * found + 1
+        assert access_paths(table, republish.WAITING, parameters) == {"jobs_queued"}
+        assert len(table.execute(republish.WAITING, parameters).all()) == found
+        assert rows_read(table, republish.WAITING, parameters) <= 3 * found + 1
 
     def test_waiting_behind_rows_set_aside(self, table: Connection) -> None:
         aside = """
@@ -358,8 +361,11 @@ class TestBacklog:
         """
         table.execute(text(aside), {"kind": KIND})
         parameters = self.waiting(["nothing", KIND], 0.0)
-        assert access_paths(table, repair.WAITING_BESIDES, parameters) == {"jobs_queued", "refused_rows_pkey"}
-        assert len(table.execute(repair.WAITING_BESIDES, parameters).all()) == self.LIMIT
+        assert access_paths(table, republish.WAITING_BESIDES, parameters) == {
+            "jobs_queued",
+            "refused_rows_pkey",
+        }
+        assert len(table.execute(republish.WAITING_BESIDES, parameters).all()) == self.LIMIT
 
     def test_waiting_among_thousands_of_one_instant(self, table: Connection) -> None:
         together = """
@@ -369,24 +375,24 @@ class TestBacklog:
         """
         table.execute(text(together))
         parameters = self.waiting(["together"], 0.0)
-        assert rows_read(table, repair.WAITING, parameters) <= 3 * self.LIMIT + 1
+        assert rows_read(table, republish.WAITING, parameters) <= 3 * self.LIMIT + 1
 
     def test_waiting_for_no_first_delivery(self, table: Connection) -> None:
         """No more than a page is read, however few are found."""
         parameters = self.waiting([KIND], 0.0) | {"limit": 5000, "length": 1000, "delivered": 0}
-        assert access_paths(table, repair.WAITING, parameters) == {"jobs_queued"}
-        assert len(table.execute(repair.WAITING, parameters).all()) == 1000
-        assert rows_read(table, repair.WAITING, parameters) <= 3 * 1000 + 1
+        assert access_paths(table, republish.WAITING, parameters) == {"jobs_queued"}
+        assert len(table.execute(republish.WAITING, parameters).all()) == 1000
+        assert rows_read(table, republish.WAITING, parameters) <= 3 * 1000 + 1
 
     @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
     def test_posted(self, table: Connection, place: int | None) -> None:
         after = after_place(table, place) or {"after": "-infinity", "after_id": UUID(int=0)}
         parameters = {"kinds": None, "older_than": 0.0, "limit": self.LIMIT} | after
-        assert of_jobs(access_paths(table, repair.POSTED, parameters)) == {"jobs_queued"}
-        found = len(table.execute(repair.POSTED, parameters).all())
+        assert of_jobs(access_paths(table, republish.POSTED, parameters)) == {"jobs_queued"}
+        found = len(table.execute(republish.POSTED, parameters).all())
         assert found == min(self.LIMIT, QUEUED - (place or 0) - (place is not None))
         # The last page looks at the rows behind it as well, which wait for their relay.
-        assert rows_read(table, repair.POSTED, parameters) <= 3 * 4 * self.LIMIT
+        assert rows_read(table, republish.POSTED, parameters) <= 3 * 4 * self.LIMIT
 
 
 def after_place(connection: Connection, place: int | None) -> dict[str, Any] | None:
@@ -411,7 +417,7 @@ async def test_heartbeats_are_hot_updates(databases: TestDatabases, migrated: st
         held = [(insert_job(sql, "processing"), 1) for _ in range(runs)]
         database = Database(url, statement_timeout=10.0)
         for _ in range(beats):
-            assert len((await lease.heartbeat(database, worker_id=WORKER, hand=held)).alive) == runs
+            assert len((await heartbeat.heartbeat(database, worker_id=WORKER, hand=held)).alive) == runs
         await database.close()  # a connection reports its figures when it ends
 
         def updates() -> dict[str, int]:
@@ -427,8 +433,8 @@ class TestManyKinds:
     def test_posted(self, many_kinds: Connection) -> None:
         beginning = {"after": "-infinity", "after_id": UUID(int=0)}
         parameters = {"kinds": None, "older_than": 0.0, "limit": 300} | beginning
-        assert rows_read(many_kinds, repair.POSTED, parameters) <= 10_000
-        kinds = {row.kind for row in many_kinds.execute(repair.POSTED, parameters | {"limit": 2_000})}
+        assert rows_read(many_kinds, republish.POSTED, parameters) <= 10_000
+        kinds = {row.kind for row in many_kinds.execute(republish.POSTED, parameters | {"limit": 2_000})}
         assert len(kinds) == 1_000 + 1
         assert "zzz-served" in kinds  # the last by name, and a worker is for it
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from jsworker.errors import DatabaseUnavailable
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership import pool
 from jsworker.ownership.database import Database
 

@@ -11,12 +11,12 @@ from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import make_url
 
-from jsworker.errors import TransitionRefused
-from jsworker.ownership import control, prune
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
-from jsworker.ownership.prune import Batch, Ended, next_limit
-from jsworker.ownership.tables import FINAL, STATUSES
+from jsworker.ownership.schema import FINAL, STATUSES
+from jsworker.ownership.transitions import control, prune
+from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.prune import Batch, Ended, next_limit
 
 from .calls import claimed, opened
 from .conftest import TestDatabases

@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from jsworker.ownership import control, lease, outbox, reset
-from jsworker.ownership.claim import look_at_refused
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions import control, heartbeat, publish, reset
+from jsworker.ownership.transitions.claim import look_at_refused
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.settle import Settled
 
 from .calls import claimed, complete, release, reset_stale, suspect
 from .rows import (
@@ -112,7 +112,7 @@ class TestCompletionAgainstReset:
         self, database: Database, sql: Sql, running: UUID
     ) -> None:
         late = suspect(sql, running)
-        await lease.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
         assert await reset_stale(database, late) == []
 
     async def test_two_sweepers_count_one_stall(
@@ -184,7 +184,7 @@ class TestMark:
         job_id = insert_job(sql, needs_publish=True)
         await claimed(database, job_id)
         before = read_job(sql, job_id)
-        assert await outbox.mark(database, [outbox.Sent(job_id, 1, 7, None)]) == 0
+        assert await publish.mark(database, [publish.Sent(job_id, 1, 7, None)]) == 0
         assert read_job(sql, job_id) == before
 
     async def test_a_claim_beside_a_mark_is_not_refused_and_succeeds_after_it(
@@ -203,7 +203,7 @@ class TestMark:
         self, database: Database, sql: Sql, winner: Winner
     ) -> None:
         job_id = insert_job(sql, needs_publish=True)
-        winner.run(outbox.PUBLISH, {"limit": 10, "within": 1e9})
+        winner.run(publish.PUBLISH, {"limit": 10, "within": 1e9})
         assert await claimed(database, job_id) == []
         assert await status_seen(database, job_id) == "queued"
         winner.commit()
@@ -214,8 +214,8 @@ class TestMark:
     ) -> None:
         job_id, other = insert_job(sql, needs_publish=True), insert_job(sql, needs_publish=True)
         winner.claims(job_id, OTHER_WORKER)
-        sent = [outbox.Sent(job_id, 1, 7, None), outbox.Sent(other, 1, 8, None)]
-        assert await outbox.mark(database, sent) == 1
+        sent = [publish.Sent(job_id, 1, 7, None), publish.Sent(other, 1, 8, None)]
+        assert await publish.mark(database, sent) == 1
         winner.commit()
         assert (read_job(sql, job_id)["stream_seq"], read_job(sql, other)["stream_seq"]) == (None, 8)
 
@@ -224,16 +224,16 @@ class TestMark:
     ) -> None:
         job_id, other = insert_job(sql, needs_publish=True), insert_job(sql, needs_publish=True)
         winner.claims(job_id, OTHER_WORKER)
-        assert [one.id for one in await outbox.take_outgoing(database, limit=10)] == [other]
+        assert [one.id for one in await publish.take_outgoing(database, limit=10)] == [other]
 
     async def test_a_slow_mark_leaves_the_newer_dispatch_to_be_published(
         self, database: Database, sql: Sql, running: UUID
     ) -> None:
         change_job(sql, running, dispatch=1)
         await reset_stale(database, suspect(sql, running))
-        assert await outbox.mark(database, [outbox.Sent(running, 1, 7, None)]) == 0
+        assert await publish.mark(database, [publish.Sent(running, 1, 7, None)]) == 0
         assert read_job(sql, running)["needs_publish"]
-        assert [one.dispatch for one in await outbox.take_outgoing(database, limit=10)] == [2]
+        assert [one.dispatch for one in await publish.take_outgoing(database, limit=10)] == [2]
 
 
 class TestLockOrder:

@@ -14,10 +14,10 @@ from sqlalchemy import text
 from jsworker.cli.jobs import _row
 from jsworker.cli.output import iso, print_json
 from jsworker.cli.words import since, until
-from jsworker.ownership import listing
-from jsworker.ownership.backlog import backlog
 from jsworker.ownership.database import Database
-from jsworker.ownership.reading import FarTime, read_json
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.backlog import backlog
+from jsworker.ownership.queries.reading import FarTime, read_json
 
 from .conftest import TestDatabases
 from .rows import KIND, Sql, insert_job

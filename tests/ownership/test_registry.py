@@ -8,15 +8,16 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.ownership import control, dead_messages, listing, registry
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.listing import Count, SeenJob
-from jsworker.ownership.run_age import RunAge
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.listing import Count, SeenJob
+from jsworker.ownership.queries.run_age import RunAge
+from jsworker.ownership.transitions import control, dead_messages, workers
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, NOW, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_value
 
-ROW = registry.WorkerRow(
+ROW = workers.WorkerRow(
     id=WORKER,
     hostname="alpha",
     pod_uid="uid",
@@ -34,10 +35,10 @@ ROW = registry.WorkerRow(
 
 class TestWorkers:
     async def test_a_worker_is_registered_and_seen_again(self, database: Database, sql: Sql) -> None:
-        await registry.seen(database, ROW, state="running")
+        await workers.seen(database, ROW, state="running")
         sql.execute("UPDATE jsworker.workers SET last_seen_at = last_seen_at - interval '1 hour'")
         first = sql.execute("SELECT * FROM jsworker.workers").fetchall()
-        await registry.seen(database, ROW, state="draining")
+        await workers.seen(database, ROW, state="draining")
         again = sql.execute("SELECT * FROM jsworker.workers").fetchall()
         (before,), (after,) = first, again
         assert before["heartbeat_interval"] == timedelta(seconds=5)
@@ -48,29 +49,29 @@ class TestWorkers:
         assert after == before | {"state": "draining", "last_seen_at": after["last_seen_at"]}
 
     async def test_a_row_that_somebody_deleted_comes_back(self, database: Database, sql: Sql) -> None:
-        await registry.seen(database, ROW, state="running")
+        await workers.seen(database, ROW, state="running")
         sql.execute("DELETE FROM jsworker.workers")
-        await registry.seen(database, ROW, state="running")
+        await workers.seen(database, ROW, state="running")
         assert read_value(sql, "SELECT count(*) FROM jsworker.workers") == 1
 
     async def test_workers_are_listed_with_their_running_jobs(self, database: Database, sql: Sql) -> None:
-        await registry.seen(database, ROW, state="running")
+        await workers.seen(database, ROW, state="running")
         for status in ("processing", "processing", "queued"):
             insert_job(sql, status)
         insert_job(sql, "processing", worker_id=OTHER_WORKER)
-        (worker,) = await registry.list_workers(database, limit=10)
+        (worker,) = await workers.list_workers(database, limit=10)
         assert (worker["id"], worker["state"], worker["processing"]) == (WORKER, "running", 2)
-        assert await registry.list_workers(database, limit=0) == []
+        assert await workers.list_workers(database, limit=0) == []
 
 
 class TestInstallation:
     async def test_the_first_to_ask_makes_the_id(self, database: Database, sql: Sql) -> None:
-        found = await registry.installation_id(database)
-        assert await registry.installation_id(database) == found
+        found = await workers.installation_id(database)
+        assert await workers.installation_id(database) == found
         assert read_value(sql, "SELECT id FROM jsworker.installation") == found
 
     async def test_all_who_ask_at_once_get_the_same(self, database: Database) -> None:
-        answers = await asyncio.gather(*(registry.installation_id(database) for _ in range(10)))
+        answers = await asyncio.gather(*(workers.installation_id(database) for _ in range(10)))
         assert len(set(answers)) == 1
 
     async def test_a_table_that_takes_no_row(self, database: Database, sql: Sql) -> None:
@@ -82,7 +83,7 @@ class TestInstallation:
             " FOR EACH ROW EXECUTE FUNCTION vanish()"
         )
         with pytest.raises(AssertionError, match="neither inserted nor found"):
-            await registry.installation_id(database)
+            await workers.installation_id(database)
         sql.execute("DROP FUNCTION vanish() CASCADE")
 
 

@@ -5,10 +5,10 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.ownership import outbox, repair
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.repair import Posted, Waiting
+from jsworker.ownership.transitions import publish, republish
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.republish import Posted, Waiting
 
 from .calls import claimed
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, insert_job, read_events, read_job
@@ -25,7 +25,7 @@ def queue(sql: Sql, *ages: float, kind: str = KIND) -> list[UUID]:
 class TestWaiting:
     async def waiting(self, database: Database, **changes: object) -> list[Waiting]:
         values: dict[str, object] = {"kinds": [KIND], "older_than": 30.0, "limit": 10, "besides": []}
-        return await repair.waiting(database, **(values | changes))  # type: ignore[arg-type] # as the door names them
+        return await republish.waiting(database, **(values | changes))  # type: ignore[arg-type] # as the door names them
 
     async def test_the_oldest_first(self, database: Database, sql: Sql) -> None:
         middle, oldest, youngest = queue(sql, 60, 90, 40)
@@ -97,7 +97,7 @@ class TestWaiting:
 class TestPosted:
     async def posted(self, database: Database, **changes: object) -> list[Posted]:
         values: dict[str, object] = {"kinds": None, "after": None, "older_than": 30.0, "limit": 10}
-        return await repair.posted(database, **(values | changes))  # type: ignore[arg-type] # as the door names them
+        return await republish.posted(database, **(values | changes))  # type: ignore[arg-type] # as the door names them
 
     async def test_tells_where_the_message_is(self, database: Database, sql: Sql) -> None:
         created = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -148,7 +148,7 @@ class TestPosted:
 
 class TestRepublish:
     async def republish(self, database: Database, *gone: tuple[UUID, int]) -> list[UUID]:
-        return await repair.republish(database, worker_id=WORKER, gone=gone)
+        return await republish.republish(database, worker_id=WORKER, gone=gone)
 
     async def test_gives_a_new_dispatch_that_is_due(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, queued_at=ago(60), publish_after=ago(60), dispatch=3, stream_seq=7)
@@ -158,7 +158,7 @@ class TestRepublish:
         changed = {"dispatch": 4, "needs_publish": True, "publish_after": job["publish_after"]}
         assert job == before | changed
         assert job["publish_after"] > before["publish_after"]
-        assert [one.dispatch for one in await outbox.take_outgoing(database, limit=10)] == [4]
+        assert [one.dispatch for one in await publish.take_outgoing(database, limit=10)] == [4]
         assert read_events(sql, job_id) == [
             {
                 "event": "republished",
@@ -174,7 +174,7 @@ class TestRepublish:
         assert await self.republish(database, (job_id, 1)) == [job_id]
         assert await self.republish(database, (job_id, 1)) == []
         assert await self.republish(database, (job_id, 2)) == []  # it waits for its relay
-        assert await outbox.mark(database, [outbox.Sent(job_id, 2, 9, None)]) == 1
+        assert await publish.mark(database, [publish.Sent(job_id, 2, 9, None)]) == 1
         assert await self.republish(database, (job_id, 2)) == [job_id]
 
     async def test_a_claim_is_faster(self, database: Database, sql: Sql, winner: Winner) -> None:

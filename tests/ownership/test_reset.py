@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.ownership import lease, reset
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.reset import Reset, TakenBack
+from jsworker.ownership.transitions import heartbeat, reset
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.reset import Reset, TakenBack
 
 from .calls import reset_stale, suspect
 from .rows import (
@@ -182,7 +182,7 @@ async def test_a_batch_takes_what_it_may(database: Database, sql: Sql) -> None:
     stale = insert_job(sql, "processing", last_activity_at=ago(60))
     renewed = insert_job(sql, "processing", last_activity_at=ago(60))
     seen = [suspect(sql, stale), suspect(sql, renewed)]
-    await lease.heartbeat(database, worker_id=WORKER, hand=[(renewed, 1)])
+    await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(renewed, 1)])
     assert [one.id for one in await reset_stale(database, *seen)] == [stale]
     taken = await reset.reset_crashed(database, worker_id=OTHER_WORKER, crashed=seen, reason="r")
     assert taken.resets == []

@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.ownership import lease, reset
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import Suspect, TakenBack
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions import heartbeat, reset
+from jsworker.ownership.transitions.reset import Suspect, TakenBack
+from jsworker.ownership.transitions.settle import Settled
 
 from .calls import claimed, complete, suspect
 from .rows import (
@@ -113,6 +113,6 @@ class TestClaimOfTheDead:
 
 async def test_a_heartbeat_is_faster_than_two_witnesses(database: Database, sql: Sql, running: UUID) -> None:
     seen = suspect(sql, running)
-    await lease.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+    await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
     assert (await witness(database, seen)).resets == []
     assert read_job(sql, running)["status"] == "processing"

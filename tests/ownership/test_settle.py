@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from jsworker.ownership import control, settle
-from jsworker.ownership.claim import claim
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import reset_by_operator
-from jsworker.ownership.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions import control, settle
+from jsworker.ownership.transitions.claim import claim
+from jsworker.ownership.transitions.reset import reset_by_operator
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 
 from .calls import Settle, complete, fail, release
 from .rows import (

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from jsworker.ownership import settle
 from jsworker.ownership.database import Database
-from jsworker.ownership.reset import reset_dead
-from jsworker.ownership.settle import Failure, Settled
+from jsworker.ownership.transitions import settle
+from jsworker.ownership.transitions.reset import reset_dead
+from jsworker.ownership.transitions.settle import Failure, Settled
 
 from .rows import OTHER_WORKER, WORKER, Sql, age, counters, insert_job, read_events, read_job
 

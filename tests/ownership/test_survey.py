@@ -1,9 +1,10 @@
 """Looking on: what is read about jobs and who has them, without deciding anything."""
 
-from jsworker.ownership import reset, survey
-from jsworker.ownership.claim import claim
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
+from jsworker.ownership.queries import survey
+from jsworker.ownership.transitions import reset
+from jsworker.ownership.transitions.claim import claim
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, LIMITS, OTHER_WORKER, WORKER, Sql, insert_job, read_job
 

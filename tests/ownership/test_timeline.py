@@ -6,12 +6,12 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.errors import InvalidJson, OwnershipLost
-from jsworker.ownership import claim, lease, timeline
+from jsworker.core.errors import InvalidJson, OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
-from jsworker.ownership.settle import Completion, Settled
-from jsworker.ownership.timeline import Entry
+from jsworker.ownership.transitions import claim, heartbeat, timeline
+from jsworker.ownership.transitions.settle import Completion, Settled
+from jsworker.ownership.transitions.timeline import Entry
 
 from .calls import complete, fail, release
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, change_job, event_names, insert_job, read_events, read_job
@@ -20,17 +20,19 @@ Write = Callable[[Database, UUID], Coroutine[None, None, object]]
 
 
 async def progress(database: Database, job_id: UUID) -> None:
-    await lease.update_progress(
+    await heartbeat.update_progress(
         database, worker_id=WORKER, held=(job_id, 1), stage="s", progress=0.5, message=None
     )
 
 
 async def checkpoint(database: Database, job_id: UUID) -> None:
-    await lease.save_checkpoint(database, worker_id=WORKER, held=(job_id, 1), checkpoint="[1]")
+    await heartbeat.save_checkpoint(database, worker_id=WORKER, held=(job_id, 1), checkpoint="[1]")
 
 
 async def quiet(database: Database, job_id: UUID) -> None:
-    await lease.set_patience(database, worker_id=WORKER, held=(job_id, 1), stale_after=90.0, crash_after=None)
+    await heartbeat.set_patience(
+        database, worker_id=WORKER, held=(job_id, 1), stale_after=90.0, crash_after=None
+    )
 
 
 async def in_transaction(database: Database, job_id: UUID) -> None:

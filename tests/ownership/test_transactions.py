@@ -10,11 +10,11 @@ import pytest_asyncio
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
-from jsworker.errors import OwnershipLost
-from jsworker.ownership import control, lease, reset, settle
+from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
-from jsworker.ownership.settle import Completion, Settled
+from jsworker.ownership.transitions import control, heartbeat, reset, settle
+from jsworker.ownership.transitions.settle import Completion, Settled
 
 from .rows import WORKER, Sql, ago, insert_job, read_events, read_job, read_value
 from .winner import Winner
@@ -131,7 +131,7 @@ async def test_while_the_transaction_is_open_the_job_lives(
     """The row is locked by the last statement only: heartbeats, a cancel and progress pass before it."""
     async with sessions.transaction(lambda: Completion(running, 1, "{}")) as session:
         await session.execute(ADD_LINE)
-        beat = await lease.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
         assert (beat.alive, beat.locked) == (frozenset({(running, 1)}), frozenset())
         assert (await control.cancel(database, [running])).requested == [running]
     assert (lines(sql), read_job(sql, running)["status"]) == (1, "completed")

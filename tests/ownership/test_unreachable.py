@@ -9,12 +9,12 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.embedded.ports import free_port
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.refusals import map_error
+from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 from tests.support.servers import THROWAWAY_SETTINGS
 

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.errors import OwnershipLost
-from jsworker.ownership import claim, lease, outbox
+from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.refused_rows import RefusedRows
+from jsworker.ownership.transitions import claim, heartbeat, publish
+from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 from .calls import reset_stale, suspect
 from .rows import (
@@ -164,7 +164,7 @@ class TestLease:
         alive = insert_job(sql, "processing", last_activity_at=ago(20))
         asked = insert_job(sql, "processing", last_activity_at=ago(20), cancel_requested=True)
         taken = insert_job(sql, "processing", worker_id=OTHER_WORKER, last_activity_at=ago(20))
-        beat = await lease.heartbeat(
+        beat = await heartbeat.heartbeat(
             database, worker_id=WORKER, hand=[(alive, 1), (asked, 1), (taken, 1), (alive, 2)]
         )
         assert beat.alive == {(alive, 1), (asked, 1)}
@@ -178,8 +178,8 @@ class TestLease:
         ]
 
     async def test_nothing_in_hand(self, database: Database) -> None:
-        beat = await lease.heartbeat(database, worker_id=WORKER, hand=[])
-        assert beat == lease.Beat(*(frozenset[lease.Held]() for _ in range(5)))
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[])
+        assert beat == heartbeat.Beat(*(frozenset[heartbeat.Held]() for _ in range(5)))
 
     async def test_progress_keeps_what_it_is_not_given(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))
@@ -191,7 +191,9 @@ class TestLease:
 
     async def test_a_checkpoint_is_a_sign_of_life(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))
-        await lease.save_checkpoint(database, worker_id=WORKER, held=(job_id, 1), checkpoint='{"page": 7}')
+        await heartbeat.save_checkpoint(
+            database, worker_id=WORKER, held=(job_id, 1), checkpoint='{"page": 7}'
+        )
         job = read_job(sql, job_id)
         assert job["checkpoint"] == {"page": 7}
         assert age(sql, job["last_activity_at"]) < 5
@@ -202,7 +204,7 @@ class TestLease:
     ) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))
         for stale_after in (90, 90, 30, 30):
-            await lease.set_patience(
+            await heartbeat.set_patience(
                 database,
                 worker_id=WORKER,
                 held=(job_id, 1),
@@ -219,7 +221,7 @@ class TestLease:
     ) -> None:
         held = (insert_job(sql, "processing"), 1)
         quiet = partial(
-            lease.set_patience, database, worker_id=WORKER, held=held, stale_after=90.0, crash_after=75.0
+            heartbeat.set_patience, database, worker_id=WORKER, held=held, stale_after=90.0, crash_after=75.0
         )
 
         def told() -> bool:
@@ -227,13 +229,13 @@ class TestLease:
             change_job(sql, held[0], progress_at=None)
             return found
 
-        await lease.heartbeat(database, worker_id=WORKER, hand=[held])
+        await heartbeat.heartbeat(database, worker_id=WORKER, hand=[held])
         assert not told()
         await quiet(announced=False)
         assert not told()
         await quiet()
         assert told()
-        await lease.update_progress(
+        await heartbeat.update_progress(
             database, worker_id=WORKER, held=held, stage=None, progress=None, message=None
         )
         assert told()
@@ -242,7 +244,7 @@ class TestLease:
         self, database: Database, sql: Sql
     ) -> None:
         job_id = insert_job(sql, "processing", stale_after=None)
-        await lease.set_patience(
+        await heartbeat.set_patience(
             database, worker_id=WORKER, held=(job_id, 1), stale_after=None, crash_after=None
         )
         job = read_job(sql, job_id)
@@ -253,15 +255,15 @@ class TestLease:
         held = (job_id, 1)
         before = read_job(sql, job_id)
         for write in (
-            lease.update_progress(
+            heartbeat.update_progress(
                 database, worker_id=WORKER, held=held, stage="s", progress=None, message=None
             ),
-            lease.save_checkpoint(database, worker_id=WORKER, held=held, checkpoint="1"),
-            lease.set_patience(database, worker_id=WORKER, held=held, stale_after=9.0, crash_after=3.0),
+            heartbeat.save_checkpoint(database, worker_id=WORKER, held=held, checkpoint="1"),
+            heartbeat.set_patience(database, worker_id=WORKER, held=held, stale_after=9.0, crash_after=3.0),
         ):
             with pytest.raises(OwnershipLost, match=rf"^job {job_id}: token 1 no longer owns it$"):
                 await write
-        assert not await lease.heartbeat_alone(database, worker_id=WORKER, held=held)
+        assert not await heartbeat.heartbeat_alone(database, worker_id=WORKER, held=held)
         assert read_job(sql, job_id) == before
 
     async def test_rows_in_nobodys_hand(self, database: Database, sql: Sql) -> None:
@@ -269,7 +271,7 @@ class TestLease:
             insert_job(sql, "processing", claimed_at=ago(60), fencing_token=2) for _ in range(4)
         )
         young = insert_job(sql, "processing")
-        found = await lease.strays(
+        found = await heartbeat.strays(
             database,
             worker_id=WORKER,
             hand=[(held, 2), (older_token, 1)],
@@ -283,7 +285,7 @@ class TestLease:
 async def progress(
     database: Database, job_id: UUID, *, stage: str | None, value: float, message: str | None
 ) -> None:
-    await lease.update_progress(
+    await heartbeat.update_progress(
         database, worker_id=WORKER, held=(job_id, 1), stage=stage, progress=value, message=message
     )
 
@@ -302,7 +304,7 @@ async def test_a_life_with_everything_conserves_the_attempts(database: Database,
         seen.append(counters(read_job(sql, job_id)))
         if answer.status == "scheduled":
             change_job(sql, job_id, run_at=ago(1))
-            assert await outbox.promote(database, limit=10) == 1
+            assert await publish.promote(database, limit=10) == 1
     assert seen == [
         (1, 0, 0),
         (1, 0, 1),

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Executable, Row
 
-from jsworker.ownership import claim, control, outbox, reset_rules, settle
-from jsworker.ownership.run_age import ANY_AGE
+from jsworker.ownership.queries.run_age import ANY_AGE
+from jsworker.ownership.transitions import claim, control, publish, reset_rules, settle
 
 from .polling import eventually
 from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
@@ -112,4 +112,4 @@ class Winner:
 
     def marks(self, job_id: UUID, dispatch: int = 1) -> None:
         """Mark as published, and leave it open."""
-        self.run(outbox.MARK, {"ids": [job_id], "dispatches": [dispatch], "seqs": [7], "created": [None]})
+        self.run(publish.MARK, {"ids": [job_id], "dispatches": [dispatch], "seqs": [7], "created": [None]})

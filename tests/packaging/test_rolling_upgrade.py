@@ -17,9 +17,9 @@ from psycopg.rows import dict_row
 
 import jsworker
 from jsworker.client import JobClient
-from jsworker.errors import MigrationMissing
+from jsworker.core.errors import MigrationMissing
+from jsworker.core.settings import Settings, variable_of
 from jsworker.ownership.upgrading import upgrade_database
-from jsworker.settings import Settings, variable_of
 from tests.conftest import FAST
 from tests.ownership.rows import Sql
 from tests.supervisor.parent_process import ParentProcess

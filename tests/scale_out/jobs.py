@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jsworker.job import Job
-from jsworker.processor import Backoff, JobProcessor
-from jsworker.runtime import consumer
+from jsworker.core.job import Job
+from jsworker.core.processor import Backoff, JobProcessor
+from jsworker.worker.pipeline import intake
 from tests.faults.journal import Journal, records_folder
 from tests.faults.workload import EFFECT
 
@@ -17,7 +17,7 @@ NO_ROW_VARIABLE = "SCALE_OUT_NO_ROW_SECONDS"
 _GATE_POLL_SECONDS = 0.02
 
 if NO_ROW_VARIABLE in os.environ:
-    consumer._NO_ROW_SECONDS = float(os.environ[NO_ROW_VARIABLE])
+    intake._NO_ROW_SECONDS = float(os.environ[NO_ROW_VARIABLE])
 
 
 class Recorded(JobProcessor[dict[str, Any]]):

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from jsworker.client import JobClient
-from jsworker.errors import DatabaseUnavailable
-from jsworker.settings import Settings
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.settings import Settings
 from tests.support.polling import eventually
 
 JOB_SECONDS = 0.02

@@ -12,8 +12,8 @@ import psutil
 import psycopg
 
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.embedded.account import Account
 from jsworker.embedded.folder import write_privately
+from jsworker.embedded.os_account import Account
 from jsworker.embedded.ports import LOOPBACK
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import send

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 from tests.scale_out.load import Load, Outcome, outcome_of
 from tests.scale_out.nats_cluster import SIZE, Cluster
 from tests.scale_out.pods import Pods, pods_of

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 
 import psycopg
 
+from jsworker.core.events import Event, Events
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.events import Event, Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.lineage import Lineage, read_lineage
-from jsworker.runtime.health import DatabaseHealth
-from jsworker.runtime.lineage import LineageWatch
+from jsworker.ownership.failover import Lineage, read_lineage
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.failover_watch import LineageWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from jsworker.settings import Settings, variable_of
+from jsworker.core.settings import Settings, variable_of
 from tests.conftest import FAST
 from tests.ownership.rows import Sql, insert_job
 from tests.security.guarded import HARNESS, PASSWORDS, Guarded, guard, nats_permissions

@@ -3,12 +3,12 @@
 import asyncio
 from contextlib import suppress
 
-from jsworker.errors import JsworkerError
-from jsworker.events import Events
+from jsworker.core.errors import JsworkerError
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.registry import installation_id
+from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import upgrade_database
-from jsworker.settings import Settings
 from jsworker.stream.jetstream import Stream
 from tests.faults.campaign import TIME_SCALE
 from tests.faults.records import ROLE, prepare

@@ -17,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from jsworker.client import JobClient
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 from tests.cli.commands import Cli, Result
 from tests.conftest import FAST
 from tests.ownership.rows import Sql

@@ -2,7 +2,7 @@
 
 import re
 
-from jsworker.settings import Settings, variable_of
+from jsworker.core.settings import Settings, variable_of
 from tests.security.guarded import ROOT
 
 TEXT = (ROOT / "SECURITY.md").read_text()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.errors import DatabaseRefused
-from jsworker.settings import Settings
+from jsworker.core.errors import DatabaseRefused
+from jsworker.core.settings import Settings
 from tests.cli.commands import COMMAND, Cli, Result
 from tests.ownership.rows import Sql, change_job, insert_job, read_job, seconds
 from tests.security.conftest import variables

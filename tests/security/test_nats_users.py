@@ -11,10 +11,10 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from jsworker.client import JobClient
-from jsworker.errors import SettingsError, StreamRefused
-from jsworker.settings import Settings
+from jsworker.core.errors import SettingsError, StreamRefused
+from jsworker.core.settings import Settings
 from jsworker.stream.jetstream import Answer
-from jsworker.stream.witness import Reply, ask_stacks
+from jsworker.stream.liveness import Reply, ask_stacks
 from tests.security.guarded import nats_user
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream, settings_for

@@ -8,10 +8,11 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from jsworker.errors import DatabaseRefused
-from jsworker.ownership import control, listing, prune, registry
-from jsworker.ownership.inspection.jobs import read_rows
-from jsworker.ownership.inspection.server import read_missing_rights
+from jsworker.core.errors import DatabaseRefused
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_report import read_rows
+from jsworker.ownership.queries.server_report import read_missing_rights
+from jsworker.ownership.transitions import control, prune, workers
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
@@ -331,7 +332,7 @@ class TestThroughTheCode:
             assert [row["id"] for row in (await listing.list_jobs(database)).jobs] == [job_id]
             assert await listing.get_job(database, job_id)
             assert await listing.timeline(database, job_id) == []
-            assert await registry.list_workers(database, limit=10) == []
+            assert await workers.list_workers(database, limit=10) == []
             assert (await read_rows(database, late_after=1.0, forgotten_after=1.0)).events == 0
             with pytest.raises(DatabaseRefused, match="permission denied for table jobs"):
                 await control.cancel(database, [job_id])

@@ -30,7 +30,7 @@ IMPORTS_BY_NAME = {
     "jsworker/cli/app.py": "likewise: the commands",
     "jsworker/cli/lean_structlog.py": "a constant",
     "jsworker/cli/targets.py": "what stands on the command line",
-    "jsworker/runtime/quarantine/origin.py": "where the worker has its processor from, over its own pipe",
+    "jsworker/worker/isolation/processor_origin.py": "where the worker has its processor from",
 }
 """Whoever imports by name, and whose name that is: never one that a message or a row has brought."""
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 from tests.cli.commands import COMMAND, Result
 from tests.security.conftest import JOBS_MODULE, variables
 from tests.security.tls_front import TlsFront, behind_tls

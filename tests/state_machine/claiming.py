@@ -7,10 +7,10 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from jsworker.errors import OwnershipLost
-from jsworker.ownership import claim, lease, repair, settle
-from jsworker.ownership.claim import Taken
-from jsworker.ownership.settle import Return, Settled
+from jsworker.core.errors import OwnershipLost
+from jsworker.ownership.transitions import claim, heartbeat, republish, settle
+from jsworker.ownership.transitions.claim import Taken
+from jsworker.ownership.transitions.settle import Return, Settled
 
 from .example import Example, one_of, some_of, when
 from .lives import ClaimInFlight, Life, Run
@@ -148,7 +148,7 @@ class Claiming(Example):
             job.id for job in self.model.having("queued") if job.queued_long and job.id not in besides
         }
         found = self.world.run(
-            repair.waiting(self.world.database, kinds=[KIND], older_than=_LONG, limit=100, besides=besides)
+            republish.waiting(self.world.database, kinds=[KIND], older_than=_LONG, limit=100, besides=besides)
         )
         assert {one.id for one in found} == predicted
         tokens = self.model.claim(life.id, KIND, predicted)
@@ -171,7 +171,7 @@ class Claiming(Example):
         """A worker renews its runs; ``late``: those that have ended since the statement was made."""
         hand = [run.held for run in life.runs if not run.in_hand] if late else life.hand
         predicted = self.model.heartbeat(life.id, hand)
-        beat = self.world.run(lease.heartbeat(self.world.database, worker_id=life.id, hand=hand))
+        beat = self.world.run(heartbeat.heartbeat(self.world.database, worker_id=life.id, hand=hand))
         assert beat == predicted
         for run in life.in_hand:
             if run.held in beat.lost | beat.completed:
@@ -197,7 +197,7 @@ class Claiming(Example):
             self._update_progress(run, 0.5 if what == "progress" else None)
 
     def _update_progress(self, run: Run, progress: float | None) -> None:
-        call = lease.update_progress(
+        call = heartbeat.update_progress(
             self.world.database,
             worker_id=run.life.id,
             held=run.held,
@@ -209,14 +209,14 @@ class Claiming(Example):
             run.job.progress = progress
 
     def _save_checkpoint(self, run: Run, checkpoint: str) -> None:
-        call = lease.save_checkpoint(
+        call = heartbeat.save_checkpoint(
             self.world.database, worker_id=run.life.id, held=run.held, checkpoint=checkpoint
         )
         if self._owner_writes(run, call):
             run.job.checkpoint = checkpoint
 
     def _set_patience(self, run: Run, stale_after: float | None, crash_after: float | None) -> None:
-        call = lease.set_patience(
+        call = heartbeat.set_patience(
             self.world.database,
             worker_id=run.life.id,
             held=run.held,
@@ -253,7 +253,7 @@ class Claiming(Example):
             if job.claimed_long and job.id not in life.unclear and (job.id, job.token) not in life.hand
         }
         found = self.world.run(
-            lease.strays(
+            heartbeat.strays(
                 self.world.database,
                 worker_id=life.id,
                 hand=life.hand,

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
 from hypothesis.strategies._internal.featureflags import FeatureFlags
 
-from jsworker.ownership import registry, repair
-from jsworker.ownership.claim import ClaimedJob
-from jsworker.ownership.lease import Held
-from jsworker.ownership.outbox import Sent
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions import republish, workers
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.heartbeat import Held
+from jsworker.ownership.transitions.publish import Sent
+from jsworker.ownership.transitions.settle import Settled
 
 from .invariants import Right, violations
 from .lives import HOSTNAMES, ClaimInFlight, Life, Run
@@ -107,7 +107,7 @@ class Example(RuleBasedStateMachine):
         """Let a worker process begin to live."""
         life = Life(f"{hostname}-1-{len(self.lives):08x}", hostname)
         self.lives.append(life)
-        self.world.run(registry.seen(self.world.database, life.registration(), state="running"))
+        self.world.run(workers.seen(self.world.database, life.registration(), state="running"))
         return life
 
     def adopt(self, life: Life, claimed: Iterable[ClaimedJob], message: dict[UUID, Message]) -> None:
@@ -171,7 +171,7 @@ class Example(RuleBasedStateMachine):
         if all(self.messages.naming(row["id"], row["dispatch"]) for row in queued):
             return
         database = self.world.database
-        posted = repair.posted(database, kinds=None, after=None, older_than=0.0, limit=100)
+        posted = republish.posted(database, kinds=None, after=None, older_than=0.0, limit=100)
         found = {one.id for one in self.world.run(posted)}
         missed = [row["id"] for row in queued if row["id"] not in found]
         assert not missed, f"S7 no message names {missed} and no sweep finds them"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from jsworker.ownership.lease import Held
-from jsworker.ownership.registry import WorkerRow
+from jsworker.ownership.transitions.heartbeat import Held
+from jsworker.ownership.transitions.workers import WorkerRow
 
 from .model import KIND, Job
 from .stream import Message

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from jsworker.ownership.settle import Settled
+from jsworker.ownership.transitions.settle import Settled
 
 from .claiming import Claiming, strays
 from .lives import HOSTNAMES, Life

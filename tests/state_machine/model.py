@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from jsworker.ownership.claim import Limits
-from jsworker.ownership.lease import Beat, Held
-from jsworker.ownership.outbox import Sent
-from jsworker.ownership.reset import Suspect
-from jsworker.ownership.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions.claim import Limits
+from jsworker.ownership.transitions.heartbeat import Beat, Held
+from jsworker.ownership.transitions.publish import Sent
+from jsworker.ownership.transitions.reset import Suspect
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 
 KIND = "walk"
 OTHER_KIND = "talk"

@@ -8,7 +8,16 @@ from unittest.mock import patch
 
 from sqlalchemy import TextClause, text
 
-from jsworker.ownership import claim, control, lease, outbox, registry, repair, reset, settle
+from jsworker.ownership.transitions import (
+    claim,
+    control,
+    heartbeat,
+    publish,
+    republish,
+    reset,
+    settle,
+    workers,
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +81,9 @@ MUTANTS = [
         "j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END",
         "j.dispatch",
     ),
-    Mutant("heartbeat without its token", lease, "HEARTBEAT", " AND j.fencing_token = hand.token"),
-    Mutant("progress without its token", lease, "PROGRESS", " AND fencing_token = :token"),
-    Mutant("strays among the runs in hand", lease, "STRAYS", "h.token = j.fencing_token", "false"),
+    Mutant("heartbeat without its token", heartbeat, "HEARTBEAT", " AND j.fencing_token = hand.token"),
+    Mutant("progress without its token", heartbeat, "PROGRESS", " AND fencing_token = :token"),
+    Mutant("strays among the runs in hand", heartbeat, "STRAYS", "h.token = j.fencing_token", "false"),
     Mutant(
         "claim of a live owner's job",
         claim,
@@ -95,13 +104,13 @@ MUTANTS = [
     ),
     Mutant(
         "mark without its dispatch",
-        outbox,
+        publish,
         "MARK",
         ("j.dispatch = sent.dispatch", "j.dispatch = mine.dispatch"),
         "true",
     ),
-    Mutant("promote without a message", outbox, "PROMOTE", "needs_publish = true", "needs_publish = false"),
-    Mutant("publish keeps its turn", outbox, "PUBLISH", "interval '5 seconds'", "interval '0'"),
+    Mutant("promote without a message", publish, "PROMOTE", "needs_publish = true", "needs_publish = false"),
+    Mutant("publish keeps its turn", publish, "PUBLISH", "interval '5 seconds'", "interval '0'"),
     Mutant(
         "stale reset of what is not stale",
         reset,
@@ -124,10 +133,10 @@ MUTANTS = [
         "attempts = 0, errors = 0,",
         "attempts = j.errors, stalls = 0, errors = j.errors, --",
     ),
-    Mutant("republish keeps its dispatch", repair, "REPUBLISH", "j.dispatch + 1", "j.dispatch"),
+    Mutant("republish keeps its dispatch", republish, "REPUBLISH", "j.dispatch + 1", "j.dispatch"),
     Mutant(
         "earlier lives by a pattern",
-        registry,
+        workers,
         "EARLIER_LIVES",
         "w.hostname = :hostname",
         "w.hostname LIKE :hostname || '%'",

@@ -5,8 +5,9 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from jsworker.ownership import enqueue, outbox
-from jsworker.ownership.enqueue import NewJob, new_job_id
+from jsworker.ownership.transitions import enqueue, publish
+from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
+from jsworker.ownership.transitions.publish import Sent
 
 from .example import Example, one_of, some_of, when
 from .model import KIND, OTHER_KIND, Job
@@ -108,7 +109,7 @@ class Producing(Example):
             for job in _unsent(self):
                 job.publish_due = True
         predicted = self.model.take_outgoing()
-        taken = self.world.run(outbox.take_outgoing(self.world.database, limit=100))
+        taken = self.world.run(publish.take_outgoing(self.world.database, limit=100))
         self.world.stop_clock()
         said = {one.id: (one.dispatch, one.cleared, one.clear_reason) for one in taken}
         assert said == predicted
@@ -133,9 +134,9 @@ class Producing(Example):
         else:
             self.world.saw("publish: answer lost", len(sent))
 
-    def _mark(self, sent: list[outbox.Sent]) -> None:
+    def _mark(self, sent: list[Sent]) -> None:
         predicted = self.model.mark(sent)
-        assert self.world.run(outbox.mark(self.world.database, sent)) == predicted
+        assert self.world.run(publish.mark(self.world.database, sent)) == predicted
         self.world.saw("mark: taken", predicted)
         self.world.saw("mark: too late", len(sent) - predicted)
 
@@ -157,7 +158,7 @@ class Producing(Example):
             for job in self.model.having("scheduled"):
                 job.due = True
         predicted = self.model.promote()
-        assert self.world.run(outbox.promote(self.world.database, limit=100)) == predicted
+        assert self.world.run(publish.promote(self.world.database, limit=100)) == predicted
         self.world.saw("promote: taken" if predicted else "promote: not due")
 
     @when(lambda machine: machine.messages.held)

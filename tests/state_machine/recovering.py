@@ -6,9 +6,9 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from jsworker.errors import TransitionRefused
-from jsworker.ownership import claim, registry, repair, reset
-from jsworker.ownership.reset import TakenBack
+from jsworker.core.errors import TransitionRefused
+from jsworker.ownership.transitions import claim, republish, reset, workers
+from jsworker.ownership.transitions.reset import TakenBack
 
 from .example import Example, one_of, some_of, when
 from .invariants import Right
@@ -166,7 +166,7 @@ class Recovering(Example):
         """The new life of a host finds earlier ones and takes back what they own (rule 2)."""
         database = self.world.database
         here = next(life for life in self.alive if life.hostname == dead.hostname)
-        found = self.world.run(registry.earlier_lives(database, worker=here.registration()))
+        found = self.world.run(workers.earlier_lives(database, worker=here.registration()))
         assert {one.id: one.holds for one in found} == {
             life.id: len(self.model.owned_by(life.id)) for life in self.dead if life.hostname == here.hostname
         }
@@ -185,7 +185,7 @@ class Recovering(Example):
         )
         counts = {job: job.id in culprits if culprits else counted for job in owned}
         self._taken_back("reset dead", taken, counts, "its process is gone")
-        self.world.run(registry.bury(database, ids=[dead.id]))
+        self.world.run(workers.bury(database, ids=[dead.id]))
         dead.buried = True
         if not owned:
             self.world.saw("reset dead: nothing")
@@ -261,7 +261,7 @@ class Recovering(Example):
         for job in self.model.having("queued"):
             job.queued_long = True
         posted = self.world.run(
-            repair.posted(self.world.database, kinds=None, after=None, older_than=_LONG, limit=100)
+            republish.posted(self.world.database, kinds=None, after=None, older_than=_LONG, limit=100)
         )
         assert {(one.id, one.dispatch) for one in posted} == {(job.id, job.dispatch) for job in _marked(self)}
         gone = [
@@ -277,7 +277,7 @@ class Recovering(Example):
     def republish(self, life: Life, gone: list[Gone]) -> None:
         lost = [(one.job.id, one.dispatch) for one in gone]
         predicted = self.model.republish(lost)
-        again = self.world.run(repair.republish(self.world.database, worker_id=life.id, gone=lost))
+        again = self.world.run(republish.republish(self.world.database, worker_id=life.id, gone=lost))
         assert set(again) == predicted
         self.world.saw("republish: taken", len(predicted))
         self.world.saw("republish: has moved on", len(gone) - len(predicted))

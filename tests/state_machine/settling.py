@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from jsworker.ownership import settle
-from jsworker.ownership.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions import settle
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 
 from .example import Example, one_of, when
 from .lives import Life, Run

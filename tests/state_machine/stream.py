@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from jsworker.ownership.outbox import Sent
+from jsworker.ownership.transitions.publish import Sent
 
 from .model import KIND
 

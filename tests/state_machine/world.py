@@ -12,8 +12,8 @@ from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
 from jsworker.client import JobClient
+from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.settings import Settings
 from tests.ownership.rows import Sql, delete_rows
 
 from .outcomes import OUTCOMES

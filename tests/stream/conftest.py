@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.client import Client
+from jsworker.stream.nats_client import Client
 from tests.stream.desk import Desk
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import INSTALLATION, TestStream, settings_for

@@ -3,8 +3,8 @@
 from typing import Any
 from uuid import UUID
 
-from jsworker.events import Event, Events
-from jsworker.settings import Settings
+from jsworker.core.events import Event, Events
+from jsworker.core.settings import Settings
 from jsworker.stream.jetstream import Stream
 
 INSTALLATION = UUID("00000000-0000-4000-8000-000000000001")

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.stream.delivery import Delivery, Undecodable, read
+from jsworker.stream.message import Delivery, Undecodable, read
 from jsworker.stream.wire import WireMessage, encode
 
 JOB = UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.errors import SettingsError, StreamRefused, StreamUnavailable
+from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
 from jsworker.stream.jetstream import redact
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer

@@ -1,6 +1,6 @@
 """How many messages the server still owes: exact in sum, few requests, and nothing forgotten."""
 
-from jsworker.stream.outstanding import MOST_REQUESTS, Outstanding
+from jsworker.stream.credit import MOST_REQUESTS, Outstanding
 
 
 def test_at_first_all_the_room_is_asked_for() -> None:

@@ -10,8 +10,8 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from jsworker.errors import PublishFailed, PublishRefused
-from jsworker.stream.publish import Published
+from jsworker.core.errors import PublishFailed, PublishRefused
+from jsworker.stream.publisher import Published
 from jsworker.stream.wire import WireMessage, decode
 from tests.stream.conftest import OpenStream
 from tests.stream.nats_server import NatsServer

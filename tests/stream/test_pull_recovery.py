@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.delivery import Delivery
+from jsworker.stream.message import Delivery
 from jsworker.stream.wire import WireMessage
 from tests.stream.conftest import OpenDesk, OpenStream
 from tests.stream.desk import Desk, publish, pulls_heard, until

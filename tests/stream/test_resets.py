@@ -11,7 +11,7 @@ from uuid import uuid4
 import nats.errors
 import pytest
 
-from jsworker.errors import PublishFailed, StreamUnavailable
+from jsworker.core.errors import PublishFailed, StreamUnavailable
 from jsworker.stream.wire import WireMessage
 from tests.stream.desk import Desk, publish
 from tests.stream.nats_server import NatsServer

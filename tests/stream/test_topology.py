@@ -13,7 +13,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from jsworker.errors import StreamRefused, StreamUnavailable
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.shape import INSTALLATION, stream_config, stream_differences
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.nats_server import HOST, NatsServer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.client import Client
-from jsworker.stream.witness import Answer, Witness
+from jsworker.stream.liveness import Answer, Witness
+from jsworker.stream.nats_client import Client
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import NatsServer

@@ -4,9 +4,9 @@ import asyncio
 import os
 import sys
 
-from jsworker.observe.logs import configure_logs
-from jsworker.runtime.supervisor.parent import Ending, Supervisor
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
+from jsworker.supervisor.parent import Ending, Supervisor
+from jsworker.telemetry.logs import configure_logs
 
 
 async def supervise() -> Ending:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from jsworker.settings import Settings, variable_of
+from jsworker.core.settings import Settings, variable_of
 from tests.ownership.rows import Sql
 from tests.supervisor.parent_process import ParentProcess
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
-from jsworker.settings import Settings, variable_of
+from jsworker.core.settings import Settings, variable_of
 from tests.ownership.rows import Sql, insert_job, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess

@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.runtime.supervisor.begun import BegunJobs
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
+from jsworker.supervisor.begun_jobs import BegunJobs
 from tests.ownership.rows import Sql, counters, read_events, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import pid_of
@@ -50,7 +50,7 @@ def test_nothing_is_known_of_a_child_that_does_not_note_what_it_begins() -> None
 def test_without_a_place_for_all_nothing_is_known_until_there_is_one_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jsworker.runtime.supervisor.begun._SETTLING", 0)
+    monkeypatch.setattr("jsworker.supervisor.begun_jobs._SETTLING", 0)
     parents, descriptor = shared()
     begun = BegunJobs.take_over(descriptor)
     ids = [uuid4() for _ in range(SLOTS + 2)]

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from jsworker.client import JobClient
-from jsworker.settings import Settings
+from jsworker.core.settings import Settings
 from tests.ownership.rows import Sql, read_events
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess

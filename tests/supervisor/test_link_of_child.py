@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from jsworker.runtime.supervisor.child import Child, Watcher
-from jsworker.runtime.supervisor.messages import LONGEST_LINE, MOST_CULPRITS, Bury, Lines, Message, line_of
+from jsworker.supervisor.child_messages import LONGEST_LINE, MOST_CULPRITS, Bury, Lines, Message, line_of
+from jsworker.supervisor.child_process import Child, Watcher
 from tests.support.polling import eventually
 
 

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from jsworker.runtime.supervisor.messages import (
+from jsworker.supervisor.child_messages import (
     LONGEST_LINE,
     Condemn,
     Lines,

@@ -6,11 +6,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from jsworker.observe.figures import packed, write_readiness
-from jsworker.observe.http import Answer
-from jsworker.observe.vitals import Readiness
-from jsworker.runtime.supervisor.probes import Probes, livez, readyz, startupz
-from jsworker.runtime.supervisor.view import PlaceView, View
+from jsworker.supervisor.fleet_view import PlaceView, View
+from jsworker.supervisor.probes import Probes, livez, readyz, startupz
+from jsworker.telemetry.figures import packed, write_readiness
+from jsworker.telemetry.http import Answer
+from jsworker.telemetry.worker_status import Readiness
 
 WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=())
 WORKING = PlaceView(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jsworker.runtime.supervisor.restart import Restarts
+from jsworker.supervisor.restarts import Restarts
 
 
 def delays(*lives: float, heartbeat_interval: float = 5.0, worked: bool = True) -> list[float]:

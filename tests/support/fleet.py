@@ -14,13 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jsworker.core.errors import JsworkerError
+from jsworker.core.events import Event
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings, load_settings, variable_of
 from jsworker.embedded import start_with_parent
-from jsworker.errors import JsworkerError
-from jsworker.events import Event
-from jsworker.job import Job
-from jsworker.processor import JobProcessor
-from jsworker.runtime.worker import Worker
-from jsworker.settings import Settings, load_settings, variable_of
+from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
 
 _ROOT = Path(__file__).parents[2]

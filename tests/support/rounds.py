@@ -2,7 +2,7 @@
 
 import time
 
-from jsworker.runtime.lifecycle import Loop
+from jsworker.worker.lifecycle import Loop
 from tests.support.polling import eventually
 
 

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from jsworker.client import JobClient
-from jsworker.errors import JsworkerError
+from jsworker.core.errors import JsworkerError
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import send
 from tests.faults.history import pid_of, pod_of

@@ -9,7 +9,7 @@ from uuid import uuid4
 from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.nemeses.producers import producer_killed
 from tests.faults.stores import PREFIX, STREAM

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import psycopg
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import send
 from tests.faults.history import SLOTS_EXHAUSTED

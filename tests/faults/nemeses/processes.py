@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import Pod, is_alive, process_state, send
 from tests.faults.journal import read_journal

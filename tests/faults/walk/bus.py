@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from uuid import UUID
 
-from jsworker.runtime.clock import boottime
+from jsworker.core.clock import boottime
 
 ACK_WAIT_SECONDS = 0.4
 

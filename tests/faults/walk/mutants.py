@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause, text
 
-from jsworker.ownership import claim, control, enqueue, lease, outbox, registry, reset, settle
-from jsworker.ownership.control import Cancelled
 from jsworker.ownership.database import Database
-from jsworker.ownership.run_age import ANY_AGE
+from jsworker.ownership.queries.run_age import ANY_AGE
+from jsworker.ownership.transitions import claim, control, enqueue, heartbeat, publish, reset, settle, workers
+from jsworker.ownership.transitions.control import Cancelled
 from tests.faults.walk.walk import Options
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         "LIKE reconcile",
         frozenset({"false resets"}),
-        sql(registry, "EARLIER_LIVES", ("w.hostname = :hostname", "w.hostname LIKE :hostname || '%'")),
+        sql(workers, "EARLIER_LIVES", ("w.hostname = :hostname", "w.hostname LIKE :hostname || '%'")),
     ),
     Mutant(
         "skipped claims are acked",
@@ -174,7 +174,7 @@ MUTANTS = (
         "MARK without dispatch",
         _STUCK,
         sql(
-            outbox,
+            publish,
             "MARK",
             ("AND j.needs_publish AND j.dispatch = sent.dispatch", "AND j.needs_publish"),
             ("AND j.needs_publish AND j.dispatch = mine.dispatch", "AND j.needs_publish"),
@@ -214,7 +214,7 @@ MUTANTS = (
         "heartbeat by worker id alone",
         _STUCK,
         sql(
-            lease,
+            heartbeat,
             "HEARTBEAT",
             (
                 "FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id",

@@ -10,14 +10,14 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jsworker.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership import control, enqueue, outbox, repair, reset
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.enqueue import new_job_id
-from jsworker.ownership.outbox import Sent
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.reset import Suspect
-from jsworker.runtime.clock import boottime
+from jsworker.ownership.transitions import control, enqueue, publish, republish, reset
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.publish import Sent
+from jsworker.ownership.transitions.reset import Suspect
 from tests.faults.checker import Verdict, check
 from tests.faults.collect import read_database
 from tests.faults.history import Cancel, History, Life, Try
@@ -167,18 +167,20 @@ class Walk:
             if not self._world.chance(0.2):  # else the producer dies between its commit and its message
                 self._world.bus.publish(job.id, 1)
                 await self._world.some_time(0.02)
-                await outbox.mark(self._world.database, [Sent(job.id, 1, 1, None)])
+                await publish.mark(self._world.database, [Sent(job.id, 1, 1, None)])
             await self._world.some_time(0.02)
 
     async def _relay(self) -> None:
-        await outbox.promote(self._world.database, limit=50)
-        outgoing = await outbox.take_outgoing(self._world.database, limit=50)
+        await publish.promote(self._world.database, limit=50)
+        outgoing = await publish.take_outgoing(self._world.database, limit=50)
         for job in outgoing:
             self._world.bus.publish(job.id, job.dispatch)
         if self._world.chance(0.5):
             await asyncio.sleep(0.1)  # a slow relay: its marks come late
         if outgoing and not self._world.chance(0.1):  # else it dies before it could mark anything
-            await outbox.mark(self._world.database, [Sent(job.id, job.dispatch, 1, None) for job in outgoing])
+            await publish.mark(
+                self._world.database, [Sent(job.id, job.dispatch, 1, None) for job in outgoing]
+            )
         await asyncio.sleep(0.04)
 
     async def _sweep(self) -> None:
@@ -211,9 +213,9 @@ class Walk:
         return [row for row, since in watched.values() if row.stale and now - since > STALE_SECONDS / 3]
 
     async def _republish(self) -> None:
-        page = await repair.posted(self._world.database, kinds=None, after=None, older_than=0.1, limit=100)
+        page = await republish.posted(self._world.database, kinds=None, after=None, older_than=0.1, limit=100)
         gone = [(row.id, row.dispatch) for row in page if not self._world.bus.holds(row.id, row.dispatch)]
-        await repair.republish(self._world.database, worker_id="sweeper", gone=gone)
+        await republish.republish(self._world.database, worker_id="sweeper", gone=gone)
 
     async def _operate(self) -> None:
         if self._world.faults:

@@ -10,14 +10,14 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from jsworker.ownership import claim, lease, registry, repair, reset, settle
-from jsworker.ownership.claim import ClaimedJob, Limits
+from jsworker.core.clock import boottime
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.registry import WorkerRow
-from jsworker.ownership.reset import Suspect, TakenBack
-from jsworker.ownership.settle import Completion, Failure, Return, Settled
-from jsworker.runtime.clock import boottime
+from jsworker.ownership.transitions import claim, heartbeat, republish, reset, settle, workers
+from jsworker.ownership.transitions.claim import ClaimedJob, Limits
+from jsworker.ownership.transitions.reset import Suspect, TakenBack
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions.workers import WorkerRow
 from tests.faults.history import Run
 from tests.faults.walk.bus import Bus, Message
 from tests.faults.workload import EFFECT
@@ -137,8 +137,8 @@ class Worker:
             version="walk",
             heartbeat_interval=HEARTBEAT_SECONDS,
         )
-        await registry.seen(self._world.database, me, state="running")
-        for life in await registry.earlier_lives(self._world.database, worker=me):
+        await workers.seen(self._world.database, me, state="running")
+        for life in await workers.earlier_lives(self._world.database, worker=me):
             self._world.note_resets(
                 await reset.reset_dead(
                     self._world.database, worker_id=self.id, owner=life.id, reason="a new life"
@@ -152,7 +152,7 @@ class Worker:
             hand = [(row.id, row.fencing_token) for row in self._hand.values()]
             if "beat for all rows" in self._world.habits:
                 hand = hand or [(UUID(int=0), 0)]  # also with nothing in hand
-            beat = await lease.heartbeat(self._world.database, worker_id=self.id, hand=hand)
+            beat = await heartbeat.heartbeat(self._world.database, worker_id=self.id, hand=hand)
             for job, token in beat.lost:
                 if job in self._hand and self._hand[job].fencing_token == token:
                     del self._hand[job]
@@ -161,7 +161,7 @@ class Worker:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _release_strays(self) -> None:
-        strays = await lease.strays(
+        strays = await heartbeat.strays(
             self._world.database,
             worker_id=self.id,
             hand=[(row.id, row.fencing_token) for row in self._hand.values()],
@@ -195,7 +195,7 @@ class Worker:
 
     async def _take_old_rows(self) -> None:
         besides = [*self._hand, *self._claiming]
-        rows = await repair.waiting(
+        rows = await republish.waiting(
             self._world.database, kinds=KINDS, older_than=0.3, limit=3, besides=besides
         )
         for row in rows:

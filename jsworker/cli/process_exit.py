@@ -1,0 +1,39 @@
+"""Leaving a process in which a processor's thread may never end."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+LEAVE_SECONDS = 3.0
+"""For so long the event loop, and then the interpreter, may take to end."""
+
+
+def leave_within(seconds: float, code: int) -> Callable[[], None]:
+    """End the process after ``seconds``, unless the function that this returns is called before.
+
+    At their ends the event loop and the interpreter wait for threads, for ever if need be: a processor that
+    called ``asyncio.to_thread`` for something that never returns would keep a stopped worker alive.
+    """
+    ended = threading.Event()
+
+    def leave() -> None:
+        if not ended.wait(seconds):
+            leave_now(code)
+
+    threading.Thread(target=leave, name="jsworker exit", daemon=True).start()
+    return ended.set
+
+
+def leave_now(code: int) -> None:
+    """End the process without the interpreter's end.
+
+    The thread of a processor that does not return runs on. If it writes while the interpreter is taken down
+    under it, Python aborts the process; nothing else is left to do, the worker has closed everything.
+    """
+    from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
+
+    sys.stdout.flush()
+    drain_logs()
+    sys.stderr.flush()
+    os._exit(code)

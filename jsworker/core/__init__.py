@@ -1,0 +1,1 @@
+"""Words that every part uses: jobs, processors, events, errors, settings."""

@@ -1,0 +1,68 @@
+"""The rules for names that travel in subjects, keys and rows, and how foreign text is shown in one line."""
+
+import re
+
+from jsworker.core.errors import InvalidName
+
+_KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_KEY_CHARACTERS = 255
+
+
+def check_kind(kind: str) -> str:
+    """Return ``kind`` when it may name a kind of job.
+
+    A kind is one token of a NATS subject, so it holds no dot.
+
+    Raises:
+        InvalidName: it does not match ``^[a-z0-9][a-z0-9_-]{0,63}$``.
+    """
+    if not is_kind(kind):
+        raise InvalidName(f"kind {shown(kind)} must match ^[a-z0-9][a-z0-9_-]{{0,63}}$")
+    return kind
+
+
+def is_kind(name: str) -> bool:
+    """Tell whether a kind of job may be called so."""
+    return isinstance(name, str) and _KIND.fullmatch(name) is not None
+
+
+def check_unique_key(key: str) -> str:
+    """Return ``key`` when it may be a unique key.
+
+    Raises:
+        InvalidName: it is no text of 1 to 255 printable characters (``str.isprintable``).
+    """
+    if not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS or not key.isprintable():
+        raise InvalidName(
+            f"unique key {shown(key)} must be text of 1 to {_KEY_CHARACTERS} printable characters"
+        )
+    return key
+
+
+def kebab_case(name: str) -> str:
+    """Return a class name in kebab-case: ``AnalyzeRepo`` becomes ``analyze-repo``."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
+    return words.strip("_").lower()
+
+
+def short_id(job_id: object) -> str:
+    """Return the last eight digits of a job's id; the first ones are the same for all jobs of a minute."""
+    return str(job_id)[-8:]
+
+
+def shown(value: object) -> str:
+    """Return a value for an error line: quoted, control characters escaped, cut at 80 characters."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def printable(text: str, limit: int) -> str:
+    """Return text for one line: control characters as escapes, at most ``limit`` characters."""
+    line = _cut(text, limit)
+    if line.isprintable():
+        return line
+    return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line), limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,221 @@
+"""What users subclass: a processor says how one kind of job is done."""
+
+import math
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, ClassVar, Final, Generic, get_args, get_origin
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from typing_extensions import TypeVar
+
+from jsworker.core import strict_json
+from jsworker.core.errors import InvalidJson, InvalidPayload
+from jsworker.core.job import Job
+from jsworker.core.names import check_kind, kebab_case, printable
+
+P = TypeVar("P", default=dict[str, Any])
+
+
+class FromSettings(Enum):
+    """The type of ``FROM_SETTINGS``: a class attribute that leaves the choice to the settings."""
+
+    FROM_SETTINGS = "from settings"
+
+
+FROM_SETTINGS: Final = FromSettings.FROM_SETTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waiting times between attempts: ``first × factor^(attempt−1)``, at most ``longest``, with jitter.
+
+    Attributes:
+        first: seconds before the second attempt.
+        factor: growth from one attempt to the next.
+        longest: seconds that no wait exceeds before jitter.
+        jitter: share of the wait by which it varies either way, 0 to 1.
+    """
+
+    first: float = 1.0
+    factor: float = 2.0
+    longest: float = 600.0
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("first", "factor", "longest", "jitter"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"backoff {name}={value} must be a finite number, 0 or more")
+        if self.jitter > 1:
+            raise ValueError(f"backoff jitter={self.jitter} must be from 0 to 1")
+
+    def delay(self, attempt: int) -> float:
+        """Return the seconds to wait after this attempt, counted from 1."""
+        try:
+            wait = self.first * float(self.factor) ** max(attempt - 1, 0)
+        except OverflowError:
+            wait = self.longest if self.first else 0.0
+        spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 -- spreads load, hides nothing
+        return min(wait, self.longest) * spread
+
+
+class JobProcessor(ABC, Generic[P]):
+    """How one kind of job is done. Subclass it and write ``process``.
+
+    The type argument is the payload's type: a pydantic model, a dataclass, a TypedDict (before Python 3.12
+    the one of typing_extensions); left out, a dict.
+
+    Attributes:
+        kind: what jobs of this processor are called; default: the class name in kebab-case.
+        max_attempts: attempts that may end in an error before the job fails.
+        max_stalls: runs that may be taken back from a silent owner before the job fails.
+        timeout: seconds that one run may take; left out: JSWORKER_JOB_TIMEOUT, a day; None: no limit. A
+            coroutine that passes it is cancelled; a plain function cannot be: its process is ended, and the
+            other jobs there run again uncounted.
+        progress_timeout: seconds without a sign of life from the job itself; None: no limit.
+        stale_threshold: seconds of silence after which any worker may take the job back;
+            None: only evidence of the owner's death or an operator may, or a day of silence beyond the
+            crash threshold, after which an owner that lives has stopped the run.
+        backoff: the wait between attempts.
+        concurrency: job slots of one process that this kind may fill; None: all.
+    """
+
+    kind: ClassVar[str] = ""
+    max_attempts: ClassVar[int | FromSettings] = FROM_SETTINGS
+    max_stalls: ClassVar[int | FromSettings] = FROM_SETTINGS
+    timeout: ClassVar[float | FromSettings | None] = FROM_SETTINGS
+    progress_timeout: ClassVar[float | FromSettings | None] = FROM_SETTINGS
+    stale_threshold: ClassVar[float | FromSettings | None] = FROM_SETTINGS
+    backoff: ClassVar[Backoff] = Backoff()
+    concurrency: ClassVar[int | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.kind = check_kind(cls.__dict__.get("kind") or kebab_case(cls.__name__))
+
+    @abstractmethod
+    def process(self, job: Job[P]) -> Any:
+        """Do the job; ``async def`` or ``def`` (a plain function runs in a thread).
+
+        Returns:
+            The result, stored as JSON.
+
+        Raises:
+            Retry: run it again, after a given wait.
+            Fail: it failed for good.
+            Exception: anything else: it is retried with back-off until ``max_attempts``.
+        """
+
+    async def setup(self) -> None:
+        """Open what all jobs of this processor share; called once, before the first job."""
+
+    async def teardown(self) -> None:
+        """Close what ``setup`` opened; called once, after the last job."""
+
+    async def on_failed(self, job: Job[P], error: BaseException) -> None:
+        """React to a job that has failed for good."""
+
+    async def on_lost(self, job: Job[P]) -> None:
+        """React to a run that lost its job; it has been stopped, its writes are refused."""
+
+
+@cache
+def payload_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
+    """Return the validator of a processor's payload type."""
+    argument = _payload_argument(processor)
+    found = dict[str, Any] if isinstance(argument, TypeVar) else argument
+    try:
+        return TypeAdapter(found, config=ConfigDict(ser_json_inf_nan="constants"))  # not silently null
+    except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
+        return TypeAdapter(found)
+
+
+def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
+    """Return a JSON value, or an instance of the payload type, as the processor's payload type.
+
+    Fields are found by their names and by their aliases.
+
+    Raises:
+        InvalidPayload: it does not fit; the message names fields and rules, never values (but the text of
+            a validator of your own is shown as it is).
+    """
+    adapter = payload_type(processor)
+    try:
+        return adapter.validate_python(value, by_alias=True, by_name=True)
+    except ValidationError as error:
+        fault = error
+    try:  # strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only
+        return adapter.validate_json(strict_json.dumps(value), by_alias=True, by_name=True)
+    except ValidationError as error:
+        fault = error
+    except InvalidJson:
+        pass
+    raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(fault)}") from None
+
+
+def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
+    """Return a payload's JSON text, as it is stored, as the processor's payload type.
+
+    Raises:
+        InvalidPayload: it does not fit; the message names fields and rules, never values.
+    """
+    try:
+        return payload_type(processor).validate_json(text, by_alias=True, by_name=True)
+    except ValidationError as error:
+        raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(error)}") from None
+
+
+def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
+    """Return a payload as JSON text, checked against the processor's payload type.
+
+    Args:
+        processor: the processor of the job's kind.
+        payload: an instance of the payload type, or a value that it can be made from.
+
+    Raises:
+        InvalidPayload: it does not fit.
+        InvalidJson: it fits but cannot be stored.
+    """
+    found = read_payload(processor, payload)
+    try:  # the form that read_payload takes back: field names, no computed fields
+        value = payload_type(processor).dump_python(found, mode="json", round_trip=True, warnings=False)
+    except ValueError as error:
+        raise InvalidJson(f"payload holds {_unstorable(error)}") from None
+    return strict_json.dumps(value, what="payload")
+
+
+def _payload_argument(cls: type[Any]) -> Any:
+    """Return the type argument that a class gives to ``JobProcessor``; a TypeVar when it is left open."""
+    if cls is JobProcessor:
+        return P
+    for parent in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin = get_origin(parent) or parent
+        if isinstance(origin, type) and issubclass(origin, JobProcessor):
+            argument = _payload_argument(origin)
+            if isinstance(argument, TypeVar) and (given := get_args(parent)):
+                return dict(zip(getattr(origin, "__parameters__", ()), given, strict=False)).get(argument, P)
+            return argument
+    return P
+
+
+def _first_fault(error: ValidationError) -> str:
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    first = faults[0]
+    place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
+    # The one text of pydantic's own that repeats the value:
+    tag = first["type"] == "union_tag_invalid"
+    rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{place}: {rule}{more}"
+
+
+def _unstorable(error: ValueError) -> str:
+    """Say what could not be written as JSON, without the value."""
+    if isinstance(error, UnicodeError):
+        return "bytes that are not UTF-8"
+    if "Circular" in str(error) or "depth" in str(error):
+        return f"a circle, or nests deeper than {strict_json.MAX_DEPTH} levels"
+    return "a value that has no JSON form"

@@ -1,0 +1,350 @@
+"""The settings: every variable with its type, its default and its rule."""
+
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote, unquote_to_bytes
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from jsworker.core.errors import SettingsError
+from jsworker.core.settings.environment import FROM_FILES, HIDDEN, from_environment, no_setting
+from jsworker.core.settings.urls import NATS_SERVER, database_parts, redact_url, shown_url
+from jsworker.core.settings.variables import LONGEST_SECONDS, PREFIX, as_given, broken, refused, variable_of
+
+
+def _between(lowest: int, highest: int) -> AfterValidator:
+    def check(value: int) -> int:
+        if not lowest <= value <= highest:
+            raise broken(f"must be from {lowest} to {highest}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _matching(pattern: str, rule: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise broken(rule)
+        return value
+
+    return AfterValidator(check)
+
+
+def _duration(value: float) -> float:
+    if not 0 < value <= LONGEST_SECONDS:
+        raise broken(f"must be greater than 0 and at most {LONGEST_SECONDS}")
+    return value
+
+
+def _readable(path: Path) -> Path:
+    try:
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        raise broken(f"cannot be read: {error.strerror}") from None
+
+
+def _own_prefix(prefix: str) -> str:
+    if f"{prefix}.".startswith("jsworker.worker."):
+        raise broken("must not begin with jsworker.worker, where workers answer whether they live")
+    return prefix
+
+
+def _rules(value: str) -> str:
+    rules = [rule.strip() for rule in value.split(",")]
+    if value not in ("on", "off") and not (rules and set(rules) <= RECOVERY_RULES.keys()):
+        raise broken(f"must be on, off or a comma list of: {', '.join(RECOVERY_RULES)}")
+    return value
+
+
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+def _none(value: Any) -> Any:
+    return None if _lower(value) in ("", "none") else value
+
+
+def _unset(value: Any) -> Any:
+    return None if value == "" else value
+
+
+def _no_service_link(value: Any) -> Any:
+    # Kubernetes sets JSWORKER_HTTP_PORT=tcp://... in every pod beside a Service named jsworker-http.
+    return None if str(value).startswith("tcp://") else value
+
+
+RECOVERY_RULES: Final = {
+    "supervisor": "jobs of a worker process whose end its supervisor has seen",
+    "start": "jobs of earlier lives of this host or container, when a worker starts",
+    "crashed": "jobs of owners that are silent and that nobody answers for on NATS",
+    "stale": "jobs of owners that are silent for longer than their stale threshold",
+}
+"""What workers take back by themselves, each by a rule that can be switched off."""
+
+Seconds = Annotated[float, AfterValidator(_duration)]
+SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
+Count = Annotated[int, _between(1, 1_000_000)]
+ReadableFile = Annotated[Annotated[Path, AfterValidator(_readable)] | None, BeforeValidator(_unset)]
+_NAME_RULE = (
+    "must hold only letters, digits, '-' and '_', in parts joined by single dots, at most 200 characters"
+)
+HostName = Annotated[str, _matching(r"(?!.{201})[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _NAME_RULE)]
+Word = Annotated[str, _matching("[!-~]{1,200}", "must be 1 to 200 visible ASCII characters")]
+
+
+class _Environment(PydanticBaseSettingsSource):
+    """Variables by their exact names; secrets also from the file that ``…_FILE`` names."""
+
+    def get_field_value(
+        self,
+        field: FieldInfo,  # noqa: ARG002 -- the base class's signature
+        field_name: str,
+    ) -> tuple[Any, str, bool]:
+        """Return what is set, under which name, and that it is plain text."""
+        return from_environment(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        fields = self.settings_cls.model_fields.items()
+        found = {name: self.get_field_value(field, name)[0] for name, field in fields}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class FieldFaults(SettingsError):
+    """What is wrong with single settings: a line for each, by the setting's name."""
+
+    def __init__(self, lines: Mapping[str, str]) -> None:
+        super().__init__("\n".join(lines.values()))
+        self.names = frozenset(lines)
+
+
+class Settings(BaseSettings):
+    """What a worker and a client are told from outside; durations are seconds.
+
+    Made by ``load_settings``, which also checks what settings demand of each other. Secrets show in no
+    repr, dump or error.
+
+    Raises:
+        SettingsError: values are wrong or missing, one line each.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    database_url: str = Field(
+        repr=False, exclude=True, description="PostgreSQL: postgresql://user@host:port/database"
+    )
+    database_password: SecretStr | None = Field(None, description="password, when the URL holds none")
+    nats_url: str = Field(
+        "nats://127.0.0.1:4222",
+        repr=False,
+        exclude=True,
+        description="NATS servers: nats://host:port, comma-separated",
+    )
+    nats_user: str | None = Field(None, description="NATS user name")
+    nats_password: SecretStr | None = Field(None, description="NATS password")
+    nats_token: SecretStr | None = Field(None, description="NATS token")
+    nats_creds_file: ReadableFile = Field(None, description="path of a NATS credentials file")
+    nats_nkey_seed_file: ReadableFile = Field(None, description="path of a NATS nkey seed file")
+    nats_tls_ca: ReadableFile = Field(None, description="path of the CA certificates of the NATS servers")
+    nats_tls_cert: ReadableFile = Field(None, description="path of the client's certificate for NATS")
+    nats_tls_key: ReadableFile = Field(None, description="path of the client's private key for NATS")
+    nats_inbox_prefix: Annotated[
+        str,
+        _matching(
+            r"(?!.{101})[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*",
+            "must be dot-separated words of letters, digits, '_' and '-', at most 100 characters",
+        ),
+    ] = Field("_INBOX", description="beginning of the subjects on which NATS answers to this process")
+    stream: Annotated[
+        str,
+        _matching(r"(?:(?![.*>/\\])[!-~]){1,200}", "must hold no spaces, dots, wildcards or slashes"),
+    ] = Field("JOBS", description="name of the JetStream stream")
+    subject_prefix: Annotated[
+        str,
+        _matching(
+            r"(?!.{201})[a-z0-9_-]+(\.[a-z0-9_-]+)*", "must be dot-separated words of a-z, 0-9, '_' and '-'"
+        ),
+        AfterValidator(_own_prefix),
+    ] = Field("jobs", description="subjects are <prefix>.<kind>")
+    stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
+    concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
+    processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
+    event_loop: Annotated[Literal["auto", "asyncio", "uvloop"], BeforeValidator(_lower)] = Field(
+        "auto",
+        description="event loop of worker processes: asyncio, uvloop, or auto: uvloop where it is installed",
+    )
+    heartbeat_interval: Seconds = Field(5.0, description="seconds between heartbeats")
+    crash_threshold: SecondsOrNone = Field(
+        15.0, description="seconds of silence after which NATS is asked whether the owner lives; none: never"
+    )
+    stale_threshold: Seconds = Field(
+        300.0, description="seconds of silence after which any worker may take a job back"
+    )
+    scan_interval: Seconds = Field(5.0, description="seconds between searches for stale and lost jobs")
+    relay_interval: Seconds = Field(0.5, description="seconds between publishing what waits and what is due")
+    recovery: Annotated[str, BeforeValidator(_lower), AfterValidator(_rules)] = Field(
+        "on",
+        description=f"which jobs workers take back: on, off or a comma list of {', '.join(RECOVERY_RULES)}",
+    )
+    recover_on_start: bool = Field(True, description="take back jobs of earlier lives of this host at start")
+    ack_wait: Seconds = Field(
+        600.0, description="seconds until JetStream delivers an unanswered message again"
+    )
+    statement_timeout: Seconds = Field(3.0, description="seconds that one database statement may take")
+    watchdog_timeout: Seconds = Field(
+        120.0, description="seconds without a tick of its event loop until a process is killed"
+    )
+    startup_timeout: Seconds = Field(
+        600.0,
+        description="seconds that setup() may hold the event loop of a starting process until it is killed",
+    )
+    shutdown_timeout: Seconds = Field(25.0, description="seconds that running jobs get to end at shutdown")
+    grace_period: SecondsOrNone = Field(
+        None, description="the pod's termination grace period in seconds, for a check; none: no check"
+    )
+    max_attempts: Count = Field(5, description="attempts that may end in an error before a job fails")
+    max_stalls: Count = Field(3, description="runs taken back from a silent owner before a job fails")
+    job_timeout: SecondsOrNone = Field(
+        86_400.0,
+        description="seconds that one run of a kind without a timeout of its own may take; none: no limit",
+    )
+    progress_timeout: SecondsOrNone = Field(
+        None, description="seconds without a sign of life from the job itself; none: no limit"
+    )
+    max_payload_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
+        2**20, description="largest payload in bytes"
+    )
+    max_result_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
+        2**20, description="largest result in bytes"
+    )
+    max_checkpoint_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
+        2**20, description="largest checkpoint in bytes"
+    )
+    retention: SecondsOrNone = Field(
+        7 * 86_400.0, description="seconds that ended jobs are kept; none: for ever"
+    )
+    worker_id: Annotated[HostName | None, BeforeValidator(_unset)] = Field(
+        None, description="replaces host name and process id in the worker's id"
+    )
+    hostname: HostName = Field(
+        default_factory=socket.gethostname, description="name of this host or pod, stable across restarts"
+    )
+    pod_uid: Annotated[Word | None, BeforeValidator(_unset)] = Field(None, description="UID of this pod")
+    container: Annotated[Word | None, BeforeValidator(_unset)] = Field(
+        None, description="name of this container in its pod"
+    )
+    http_host: Word = Field("127.0.0.1", description="address on which health and metrics are served")
+    http_port: Annotated[
+        Annotated[int, _between(0, 65_535)] | None, BeforeValidator(_none), BeforeValidator(_no_service_link)
+    ] = Field(None, description="port of health and metrics; 0: any free one; none: not served")
+    log_format: Annotated[Literal["json", "console"], BeforeValidator(_lower)] = Field(
+        default_factory=lambda: "console" if sys.stderr and sys.stderr.isatty() else "json",
+        description="json or console; default: console on a terminal, else json",
+    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)
+    ] = Field("info", description="least level that is logged: debug, info, warning, error or critical")
+
+    def __init__(self, **values: Any) -> None:
+        faults: dict[str, str] = {}
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            faults = {str(fault["loc"][0]): _line(fault) for fault in error.errors(include_url=False)}
+        if faults:  # raised out here: a ValidationError in the traceback would carry the values
+            values.clear()
+            raise FieldFaults(faults)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 -- replaced: it knows no …_FILE
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 -- not read
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 -- not read
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what is given first, then the environment."""
+        return init_settings, _Environment(settings_cls)
+
+    @field_validator(*FROM_FILES, mode="before")
+    @classmethod
+    def _check_source(cls, value: Any) -> Any:
+        if isinstance(value, PydanticCustomError):  # found while the environment was read
+            raise value
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database_url(cls, url: str) -> str:
+        database_parts(url.strip())
+        return url.strip()
+
+    @field_validator("nats_url")
+    @classmethod
+    def _check_nats_url(cls, urls: str) -> str:
+        servers = [server.strip() for server in urls.split(",")]
+        for server in servers:
+            if not NATS_SERVER.fullmatch(server):
+                rule = "must read nats://host:port or tls://host:port, special characters percent-encoded"
+                raise refused(f"{shown_url('nats_url', server)} {rule}")
+        return ",".join(servers)
+
+    def database_dsn(self) -> str:
+        """Return the URL to connect with: ``postgresql://``, the password in it, percent-encoded."""
+        parts = database_parts(self.database_url)
+        given = self.database_password
+        password = given.get_secret_value().encode() if given else unquote_to_bytes(parts["password"])
+        user = quote(unquote_to_bytes(parts["user"]), safe="")
+        login = f"{user}:{quote(password, safe='')}" if password else user
+        return f"postgresql://{login}@{parts['place']}" if login else f"postgresql://{parts['place']}"
+
+    def recovers_by(self) -> dict[str, bool]:
+        """Return for each of ``RECOVERY_RULES`` whether jobs are taken back by it."""
+        named = {rule.strip() for rule in self.recovery.split(",")}
+        rules = {rule: self.recovery == "on" or rule in named for rule in RECOVERY_RULES}
+        return rules | {"start": rules["start"] and self.recover_on_start}
+
+    def redacted_database_url(self) -> str:
+        """Return the database's URL for people: no password."""
+        return redact_url(self.database_dsn())
+
+    def redacted_nats_url(self) -> str:
+        """Return the NATS servers for people: no credentials."""
+        return ",".join(redact_url(server) for server in self.nats_url.split(","))
+
+
+_RULES = {
+    "bool_": "must be true or false",
+    "int_": "must be a whole number",
+    "float_": "must be a number of seconds",
+    "string_": "must be text",
+    "path_": "must be a path",
+}
+
+
+def _line(fault: ErrorDetails) -> str:
+    """Return pydantic's finding as one line: the variable, the value unless it is secret, the rule."""
+    name, found, context = str(fault["loc"][0]), fault["type"], fault.get("ctx", {})
+    variable = variable_of(name)
+    if found == "line":
+        return str(context["line"])
+    if found == "missing":
+        return f"{variable} must be set, for example to postgresql://user@host:5432/database"
+    if found == "extra_forbidden":
+        return no_setting(variable, Settings.model_fields)
+    if found == "literal_error":
+        rule = f"must be {context['expected'].replace(chr(39), '')}"
+    else:
+        by_type = (rule for beginning, rule in _RULES.items() if found.startswith(beginning))
+        rule = context["rule"] if found == "rule" else next(by_type, fault["msg"])
+    return f"{variable} {rule}" if name in HIDDEN else f"{variable}={as_given(fault['input'])} {rule}"

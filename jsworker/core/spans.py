@@ -1,0 +1,249 @@
+"""Spans of a job's way: create, send, claim, process, settle, by OpenTelemetry's messaging conventions.
+
+All of them belong to the trace of the producer: its context is stored in the row, travels in the message's
+headers, and is the parent of everything that follows. A run that follows another one links to it.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+from uuid import UUID
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TracerProvider,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+import jsworker
+from jsworker.core.tracing import TraceContext
+
+Attributes = Mapping[str, AttributeValue]
+
+_SYSTEM: Final = "nats"
+_OWN_STATE: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
+"""Our member of a tracestate: trace and span of the job's run before."""
+_OWN_KEY: Final = "jsworker"
+_LONGEST_STATE: Final = 512
+
+_propagator: Final = TraceContextTextMapPropagator()
+
+
+class Spans:
+    """Makes the spans of one process."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        """Make them with a tracer of this provider."""
+        self._tracer = provider.get_tracer("jsworker", jsworker.__version__)
+
+    def current(self) -> TraceContext:
+        """Return the context of the caller's own span."""
+        return _context_of(contexts.get_current())
+
+    def create(self, destination: str, *, job_id: UUID | None, jobs: int) -> "CreateSpan":
+        """Begin the span of an enqueue; what is created belongs to it."""
+        attributes = _attributes("create", "create", destination, job_id)
+        if job_id is None:
+            attributes["messaging.batch.message_count"] = jobs
+        name = f"create {destination}"
+        return CreateSpan(self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes))
+
+    def sent(
+        self, destination: str, job_id: UUID, context: TraceContext, *, began_ns: int, stored: bool
+    ) -> None:
+        """Tell of a message that was sent.
+
+        Args:
+            destination: its subject.
+            job_id: its job.
+            context: what travels with it.
+            began_ns: when sending began, in nanoseconds of Unix time.
+            stored: whether the stream acknowledged it.
+        """
+        if context.traceparent is None:
+            return
+        span = self._tracer.start_span(
+            f"send {destination}",
+            context=_extracted(context),
+            kind=SpanKind.CLIENT,
+            attributes=_attributes("send", "send", destination, job_id),
+            start_time=began_ns,
+        )
+        if not stored:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    @contextmanager
+    def within(self, context: TraceContext) -> Iterator[None]:
+        """Make a span of another process the caller's own parent."""
+        token = contexts.attach(_extracted(context))
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+
+    def run(
+        self,
+        destination: str,
+        job_id: UUID,
+        context: TraceContext,
+        attributes: Attributes,
+        *,
+        claim_began_ns: int,
+        claimed_ns: int,
+    ) -> "RunSpans":
+        """Tell of a claim, and begin the span of the run that follows it."""
+        parent = _extracted(context)
+        links = [Link(before)] if (before := _run_before(context.tracestate)) is not None else []
+        span = self._tracer.start_span(
+            f"process {destination}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=_attributes("process", "process", destination, job_id) | dict(attributes),
+            links=links,
+        )
+        has_producer = trace.get_current_span(parent).get_span_context().is_valid
+        claim = self._tracer.start_span(
+            f"claim {destination}",
+            # Without a producer's span it belongs to the run, not to a trace of its own.
+            context=parent if has_producer else trace.set_span_in_context(span),
+            kind=SpanKind.CLIENT,
+            attributes=_attributes("claim", "receive", destination, job_id) | dict(attributes),
+            start_time=claim_began_ns,
+        )
+        claim.end(claimed_ns)
+        return RunSpans(self._tracer, span, destination, job_id, context.tracestate)
+
+
+class CreateSpan:
+    """The span of one enqueue."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def active(self) -> AbstractContextManager[Span]:
+        """Return what makes it the caller's own."""
+        return _active(self._span)
+
+    def context(self) -> TraceContext:
+        """Return what the jobs carry."""
+        return _context_of(trace.set_span_in_context(self._span))
+
+    def end(self, error: BaseException | None) -> None:
+        """End it; an error is told by its type alone."""
+        if error is not None:
+            _fail(self._span, error)
+        self._span.end()
+
+
+class RunSpans:
+    """The spans of one run."""
+
+    def __init__(
+        self, tracer: trace.Tracer, span: Span, destination: str, job_id: UUID, tracestate: str | None
+    ) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._destination = destination
+        self._job_id = job_id
+        self._tracestate = tracestate
+        self._ended_ns = 0
+
+    def active(self) -> AbstractContextManager[Span]:
+        """Return what makes the run's span the caller's own: spans of the processor belong to it."""
+        return _active(self._span)
+
+    def context(self) -> TraceContext:
+        """Return the run's own context, for another process that does its work."""
+        return _context_of(trace.set_span_in_context(self._span))
+
+    def state(self) -> str | None:
+        """Return the row's tracestate, by which a later run finds this one; None: nobody would see it."""
+        own = self._span.get_span_context()
+        if not own.trace_flags.sampled:
+            return None
+        member = f"{_OWN_KEY}={own.trace_id:032x}-{own.span_id:016x}"
+        others = [each for each in _members(self._tracestate) if not each.startswith(f"{_OWN_KEY}=")]
+        state = ",".join([member, *others])
+        return state if len(state) <= _LONGEST_STATE else member
+
+    def processed(self, error: BaseException | None) -> None:
+        """End the run's span; an error is told by its type alone, for its text may hold anything."""
+        self._ended_ns = time.time_ns()
+        if error is not None:
+            _fail(self._span, error)
+        self._span.end(self._ended_ns)
+
+    def settled(self, outcome: str) -> None:
+        """Tell what became of the job, and how long it took to write that."""
+        attributes = _attributes("settle", "settle", self._destination, self._job_id)
+        settle = self._tracer.start_span(
+            f"settle {self._destination}",
+            context=trace.set_span_in_context(self._span),
+            kind=SpanKind.CLIENT,
+            attributes=attributes | {"jsworker.outcome": outcome},
+            start_time=self._ended_ns or time.time_ns(),
+        )
+        settle.end()
+
+
+def _attributes(
+    operation: str, kind_of_operation: str, destination: str, job_id: UUID | None
+) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "messaging.system": _SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind_of_operation,
+        "messaging.destination.name": destination,
+    }
+    return attributes if job_id is None else attributes | {"messaging.message.id": str(job_id)}
+
+
+def _active(span: Span) -> AbstractContextManager[Span]:
+    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", type(error).__qualname__)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def _context_of(context: contexts.Context) -> TraceContext:
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context)
+    return TraceContext(carrier.get("traceparent"), carrier.get("tracestate") or None)
+
+
+def _extracted(context: TraceContext) -> contexts.Context:
+    return _propagator.extract(context.headers() or {}, contexts.Context())
+
+
+def _members(tracestate: str | None) -> list[str]:
+    return [member.strip() for member in (tracestate or "").split(",") if member.strip()]
+
+
+def _run_before(tracestate: str | None) -> SpanContext | None:
+    """Return the run that a tracestate names; what anybody else has written there is no harm."""
+    for member in _members(tracestate):
+        key, _, value = member.partition("=")
+        found = _OWN_STATE.fullmatch(value) if key == _OWN_KEY else None
+        if found is not None:
+            before = SpanContext(
+                int(found[1], 16),
+                int(found[2], 16),
+                is_remote=True,
+                trace_flags=TraceFlags(TraceFlags.SAMPLED),
+            )
+            return before if before.is_valid else None
+    return None

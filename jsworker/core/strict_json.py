@@ -1,0 +1,177 @@
+"""JSON as PostgreSQL's jsonb and every other reader can take it: finite, shallow, valid Unicode, no NUL."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic_core import to_json
+
+from jsworker.core.errors import InvalidJson
+from jsworker.core.names import printable
+
+MAX_DEPTH = 100
+"""Deepest nesting of objects and arrays."""
+
+_MAX_NUMBER = 10**308
+_LONGEST_PLACE = 100
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+"""For subclasses of what JSON knows, enums above all: it writes what was checked."""
+
+
+def dumps(value: Any, *, what: str = "value") -> str:
+    """Return ``value`` as compact JSON text.
+
+    jsonb writes large floats as whole numbers: one of 1e16 or more may come back as an integer that
+    stands for the same float.
+
+    Args:
+        value: dicts with string keys, lists, tuples, strings, numbers, booleans, None.
+        what: how to name the value in an error, for example ``payload``.
+
+    Raises:
+        InvalidJson: it is no JSON, or holds NaN, an infinity, a number of 1e308 or more, NUL characters,
+            lone surrogates, or nests deeper than ``MAX_DEPTH``.
+    """
+    try:
+        is_plain = _check(value, what, 0)
+    except InvalidJson as error:
+        place, _ = find(value, lambda part: not _fits(part))
+        raise InvalidJson(f"{error}{place}") from None
+    return to_json(value).decode() if is_plain else _ENCODER.encode(value)
+
+
+def find(value: Any, is_wrong: Callable[[Any], bool]) -> tuple[str, Any]:
+    """Return where in a value of dicts and lists the first wrong part is, in words, and the part."""
+    place = ""
+    for _ in range(MAX_DEPTH):
+        parts: Iterable[tuple[Any, Any]]
+        match value:
+            case dict():
+                parts = ((f".{key}" if place else str(key), part) for key, part in value.items())
+            case list() | tuple():
+                parts = ((f"[{index}]", part) for index, part in enumerate(value))
+            case _:
+                break
+        for step, part in parts:
+            if is_wrong(part):
+                place, value = place + step, part
+                break
+        else:
+            break
+    else:  # a circle, or what is too deep: each of its places is as wrong as the others
+        return "", value
+    return (f" (at {printable(place, _LONGEST_PLACE)})" if place else ""), value
+
+
+def _fits(value: Any) -> bool:
+    try:
+        _check(value, "", 0)
+    except InvalidJson:
+        return False
+    return True
+
+
+def loads(text: str | bytes, *, what: str = "value") -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        InvalidJson: the text is not JSON, has a key twice in one object, or holds what ``dumps`` refuses.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except InvalidJson as error:
+        raise InvalidJson(f"{what} {error}") from None
+    except RecursionError:
+        raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:  # bad JSON, bad UTF-8, an integer of thousands of digits
+        raise InvalidJson(f"{what} is not valid JSON: {_cause(error)}") from None
+    _check(value, what, 0)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InvalidJson("holds a key twice in one object")
+    return found
+
+
+def _constant(name: str) -> None:
+    raise InvalidJson(f"holds {name}, which JSON does not know")
+
+
+def _cause(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return "a number has too many digits"
+
+
+def _check(value: Any, what: str, depth: int) -> bool:
+    """Refuse what cannot be stored; tell whether all else is of JSON's very own types."""
+    exactly = type(value)
+    if exactly is str:  # what most payloads are made of; the patterns below take three times as long
+        _check_text(value, what)
+        return True
+    if exactly is int:
+        _check_number(value, what)
+        return True
+    if exactly is dict:
+        return _check_dict(value, what, depth)
+    return _check_other(value, what, depth)
+
+
+def _check_dict(value: dict[Any, Any], what: str, depth: int) -> bool:
+    _check_depth(what, depth)
+    plain = type(value) is dict
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise InvalidJson(f"{what} holds a key of type {type(key).__name__}; keys must be strings")
+        _check_text(key, what)
+        plain = _check(item, what, depth + 1) and type(key) is str and plain
+    return plain
+
+
+def _check_other(value: Any, what: str, depth: int) -> bool:
+    match value:
+        case None | bool():
+            pass
+        case str():
+            _check_text(value, what)
+        case float() if not math.isfinite(value):
+            raise InvalidJson(f"{what} holds {value}, which is not a finite number")
+        case int() | float():
+            _check_number(value, what)
+        case dict():
+            return _check_dict(value, what, depth)
+        case list() | tuple():
+            _check_depth(what, depth)
+            plain = type(value) in {list, tuple}
+            for item in value:
+                plain = _check(item, what, depth + 1) and plain
+            return plain
+        case _:
+            raise InvalidJson(f"{what} holds a value of type {type(value).__name__}, which is no JSON")
+    return value is None or type(value) in {bool, float}
+
+
+def _check_number(value: float, what: str) -> None:
+    if not -_MAX_NUMBER < value < _MAX_NUMBER:
+        raise InvalidJson(f"{what} holds a number of 1e308 or more")
+
+
+def _check_text(text: str, what: str) -> None:
+    if "\0" in text:
+        raise InvalidJson(f"{what} holds \\u0000, which PostgreSQL cannot store")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidJson(f"{what} holds a lone surrogate, which is no valid Unicode") from None
+
+
+def _check_depth(what: str, depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels")

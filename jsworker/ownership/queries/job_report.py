@@ -1,0 +1,300 @@
+"""What the rows tell: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
+from jsworker.ownership.transitions.workers import IS_ALIVE
+
+BOUND: Final = 1_001
+"""Where counting ends: what is more than a thousand is many."""
+
+MOST_QUEUES: Final = 100
+"""Kinds whose queue is looked at; those that workers are for are looked at all the same."""
+
+_SAMPLE: Final = 1_000
+"""Rows that are looked at of a table too long to read."""
+
+# The predicates are those of the partial indexes, word for word. statement_timestamp() can be looked up in an
+# index; clock_timestamp() would be compared with every row.
+UNPUBLISHED = text("""
+SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
+  SELECT extract(epoch FROM statement_timestamp() - publish_after) AS seconds FROM jsworker.jobs
+  WHERE CAST(needs_publish AS integer) = 1
+    AND publish_after < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r
+                    WHERE r.job_id = jobs.id AND r.attempted IN ('publish', 'mark'))
+  ORDER BY publish_after LIMIT :bound) AS late
+""")
+
+OVERDUE = text("""
+SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
+  SELECT extract(epoch FROM statement_timestamp() - run_at) AS seconds FROM jsworker.jobs
+  WHERE status || '' = 'scheduled'
+    AND run_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted = 'promote')
+  ORDER BY run_at LIMIT :bound) AS late
+""")
+
+# Kinds are found by leaps through the index, few of them: producers invent kinds as they like.
+QUEUED = text("""
+WITH RECURSIVE kinds AS (
+  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
+  UNION ALL
+  SELECT (SELECT j.kind FROM jsworker.jobs AS j
+          WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
+  FROM kinds WHERE kinds.kind IS NOT NULL
+), several AS (
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most) AS first
+  UNION SELECT unnest(CAST(:served AS text[]))
+), queues AS MATERIALIZED (
+SELECT k.kind,
+  (SELECT count(*) FROM (
+     SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT :bound) AS few) AS jobs,
+  extract(epoch FROM statement_timestamp() - (
+    SELECT j.queued_at FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
+    ORDER BY j.queued_at LIMIT 1)) AS oldest
+FROM several AS k)
+SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
+""")
+
+WORKERS = text(f"""
+SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
+  coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout
+FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
+""")  # noqa: S608 -- a constant of registry.py
+
+FORGETTABLE = text("""
+SELECT count(*) AS workers FROM jsworker.workers AS w
+WHERE w.last_seen_at < statement_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
+  AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')
+""")
+
+# A worker without a row that goes on beating comes back to the registry by itself.
+SILENT_OWNERS = text("""
+SELECT held.worker_id, count(*) AS jobs, max(held.seconds) AS seconds_silent, w.id IS NOT NULL AS registered,
+  bool_or(held.stale_after IS NULL) AS never_stale
+FROM (
+  SELECT worker_id, stale_after, extract(epoch FROM statement_timestamp() - last_activity_at) AS seconds
+  FROM jsworker.jobs WHERE status || '' = 'processing' LIMIT 10000) AS held
+LEFT JOIN jsworker.workers AS w ON w.id = held.worker_id
+WHERE make_interval(secs => CAST(held.seconds AS double precision))
+  > CASE WHEN w.id IS NULL THEN interval '30 seconds' ELSE greatest(coalesce(held.stale_after, '5 minutes'), '30 seconds') END
+GROUP BY held.worker_id, w.id ORDER BY count(*) DESC, held.worker_id LIMIT 20
+""")
+
+# The oldest entries are those whose jobs were deleted first; the newest show what is left behind just now. As a
+# join with thousands of rows this might be answered by reading every job.
+ORPHANED_EVENTS = text("""
+SELECT count(*) AS looked_at,
+  count(*) FILTER (WHERE (SELECT true FROM jsworker.jobs AS j WHERE j.id = e.job_id) IS NULL) AS orphaned
+FROM (
+  (SELECT id, job_id FROM jsworker.job_events ORDER BY id LIMIT :sample)
+  UNION
+  (SELECT id, job_id FROM jsworker.job_events ORDER BY id DESC LIMIT :sample)) AS e
+""")
+
+DEAD_MESSAGES = text("""
+SELECT count(*) AS messages, extract(epoch FROM statement_timestamp() - max(at)) AS newest FROM jsworker.dead_messages
+""")
+
+REFUSED = text("""
+SELECT attempted, sqlstate, constraint_name AS "constraint", count(*) AS jobs,
+  (array_agg(job_id ORDER BY first_at))[1] AS job_id,
+  extract(epoch FROM statement_timestamp() - min(first_at)) AS oldest
+FROM jsworker.refused_rows GROUP BY attempted, sqlstate, constraint_name ORDER BY count(*) DESC, attempted LIMIT 20
+""")
+
+ENDED = text("""
+SELECT count(*) AS jobs, count(*) FILTER (WHERE last.status = 'failed') AS failed,
+  extract(epoch FROM statement_timestamp() - min(last.finished_at)) AS within,
+  extract(epoch FROM statement_timestamp() - (
+    SELECT j.finished_at FROM jsworker.jobs AS j WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing')
+    ORDER BY j.finished_at LIMIT 1)) AS oldest
+FROM (
+  SELECT j.status, j.finished_at FROM jsworker.jobs AS j
+  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT :sample) AS last
+""")
+
+INSTALLATION = text("SELECT id FROM jsworker.installation")
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Jobs for which something should have been done.
+
+    Attributes:
+        jobs: how many, counted up to ``BOUND``.
+        oldest: seconds that the first of them waits.
+    """
+
+    jobs: int
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Jobs of a kind that wait for a worker, counted up to ``BOUND``; ``oldest`` in seconds."""
+
+    kind: str
+    jobs: int
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWorker:
+    """A worker's row; ``alive``: see ``list_workers``."""
+
+    id: str
+    kinds: tuple[str, ...]
+    concurrency: int
+    version: str
+    state: str
+    alive: bool
+    kinds_without_timeout: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SilentOwner:
+    """Who holds running jobs and shows no sign of life.
+
+    Attributes:
+        registered: whether it has a row in the registry.
+        never_stale: among its jobs are some that no time-out takes back.
+    """
+
+    worker_id: str
+    jobs: int
+    seconds_silent: float
+    registered: bool
+    never_stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRows:
+    """Jobs that are set aside because PostgreSQL refuses to write their rows, all for one reason.
+
+    Attributes:
+        attempted: the transition that was to be made.
+        constraint: None: it was none.
+        job_id: one of them.
+        oldest: seconds since the first of these refusals.
+    """
+
+    attempted: str
+    sqlstate: str
+    constraint: str | None
+    jobs: int
+    job_id: UUID
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The jobs that ended last.
+
+    Attributes:
+        jobs, failed: of a sample of them.
+        within: seconds that this sample spans; None: no job has ended.
+        oldest: seconds since the end of the oldest job that is still there.
+    """
+
+    jobs: int
+    failed: int
+    within: float | None
+    oldest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the rows tell.
+
+    Attributes:
+        installation: id that pairs this database with its stream; None: nobody has asked for it yet.
+        unpublished: queued jobs whose message is due and was not sent.
+        overdue: scheduled jobs that are due and were not queued.
+        queues: by kind; from ``MOST_QUEUES`` on there may be others.
+        forgettable: workers that were silent for a day and hold nothing.
+        events: entries of timelines that were looked at.
+        orphaned_events: of these, those whose job is gone.
+        newest_dead_message: seconds; None: there is none.
+        refused: jobs that are set aside, by the reason.
+    """
+
+    installation: UUID | None
+    unpublished: Late
+    overdue: Late
+    queues: tuple[Queue, ...]
+    workers: tuple[RegisteredWorker, ...]
+    forgettable: int
+    silent_owners: tuple[SilentOwner, ...]
+    events: int
+    orphaned_events: int
+    dead_messages: int
+    newest_dead_message: float | None
+    ended: Ended
+    refused: tuple[RefusedRows, ...] = ()
+
+
+async def read_rows(database: Database, *, late_after: float, forgotten_after: float) -> Rows:
+    """Return what the rows tell.
+
+    Args:
+        database: where they are.
+        late_after: seconds after which a due message or a due job is late.
+        forgotten_after: seconds of silence after which a worker without jobs is of no interest.
+    """
+    late = {"older_than": late_after, "bound": BOUND}
+    sample = {"sample": _SAMPLE}
+    installation = await database.run(INSTALLATION)
+    [events] = await database.run(ORPHANED_EVENTS, sample)
+    [dead] = await database.run(DEAD_MESSAGES)
+    [ended] = await database.run(ENDED, sample)
+    workers = tuple(
+        RegisteredWorker(
+            **row._asdict()
+            | {"kinds": tuple(row.kinds), "kinds_without_timeout": tuple(row.kinds_without_timeout)}
+        )
+        for row in await database.run(WORKERS, sample)
+    )
+    served = sorted({kind for worker in workers for kind in worker.kinds})
+    queued = {"bound": BOUND, "most": MOST_QUEUES, "served": served}
+    [forgettable] = await database.run(FORGETTABLE, {"silent_for": forgotten_after})
+    return Rows(
+        installation=installation[0].id if installation else None,
+        unpublished=_late(await database.run(UNPUBLISHED, late)),
+        overdue=_late(await database.run(OVERDUE, late)),
+        queues=tuple(
+            Queue(row.kind, int(row.jobs), float(row.oldest or 0))
+            for row in await database.run(QUEUED, queued)
+        ),
+        workers=workers,
+        forgettable=int(forgettable.workers),
+        silent_owners=tuple(
+            SilentOwner(**(row._asdict() | {"seconds_silent": float(row.seconds_silent)}))
+            for row in await database.run(SILENT_OWNERS)
+        ),
+        events=int(events.looked_at),
+        orphaned_events=int(events.orphaned),
+        dead_messages=int(dead.messages),
+        newest_dead_message=_seconds(dead.newest),
+        ended=Ended(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
+        refused=tuple(
+            RefusedRows(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
+            for row in await database.run(REFUSED)
+        ),
+    )
+
+
+def _late(rows: Sequence[Row]) -> Late:
+    [row] = rows
+    return Late(int(row.jobs), float(row.oldest or 0))
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else float(value)

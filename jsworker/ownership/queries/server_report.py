@@ -1,0 +1,251 @@
+"""What PostgreSQL tells of itself and of this login: settings, rights, other sessions, the way to it."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import psycopg
+from sqlalchemy import text
+
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Connection, arguments_of, connect
+from jsworker.ownership.refusals import map_error
+from jsworker.ownership.schema import SCHEMA
+
+_CLOCK_ROUNDS: Final = 3
+_LINK_SECONDS: Final = 10.0
+_SHARING_ROUNDS: Final = 5
+
+NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "jobs": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "job_events": ("SELECT", "INSERT", "DELETE"),
+    "workers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "installation": ("SELECT", "INSERT"),
+    "dead_messages": ("SELECT", "INSERT", "DELETE"),
+    "refused_rows": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "untold_resets": ("SELECT", "INSERT", "UPDATE (at)", "DELETE"),
+    "alembic_version": ("SELECT",),
+}
+"""What the statements of a worker need of each table, or of the one column in brackets."""
+
+_SETTINGS: Final = (
+    *("server_version", "fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names"),
+    *("default_transaction_isolation", "default_transaction_read_only", "autovacuum"),
+    *("idle_in_transaction_session_timeout", "max_connections"),
+    *("superuser_reserved_connections", "reserved_connections"),
+)
+
+CLOCK = text("SELECT extract(epoch FROM clock_timestamp()) AS now")
+
+SERVER = text("""
+SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
+  pg_encoding_to_char(d.encoding) AS encoding, pg_is_in_recovery() AS standby,
+  pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS sees_all,
+  CAST(current_setting('server_version_num') AS integer) AS version,
+  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+  (SELECT count(*) FROM pg_stat_replication) AS standbys
+FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
+""")
+
+SETTINGS = text("SELECT name, setting FROM pg_settings WHERE name = ANY(CAST(:names AS text[]))")
+
+# What has neither a snapshot nor written anything keeps no dead row alive, however long it is idle.
+OLDEST = text("""
+SELECT * FROM (
+  SELECT pid, application_name AS name, state, extract(epoch FROM clock_timestamp() - xact_start) AS seconds
+  FROM pg_stat_activity
+  WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+    AND coalesce(backend_xmin, backend_xid) IS NOT NULL AND backend_type = 'client backend'
+  UNION ALL
+  SELECT NULL, gid, 'prepared', extract(epoch FROM clock_timestamp() - prepared)
+  FROM pg_prepared_xacts WHERE database = current_database()
+) AS open ORDER BY seconds DESC LIMIT 1
+""")
+
+# By their oids: names are not looked up in a schema that the role may not use.
+RIGHTS = text("""
+SELECT c.relname AS "table", needed.privilege || coalesce(' (' || needed.of_column || ')', '') AS privilege
+FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[]), CAST(:columns AS text[]))
+  AS needed(name, privilege, of_column)
+JOIN pg_class AS c ON c.relname = needed.name AND c.relkind IN ('r', 'p')
+JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = :schema
+WHERE NOT CASE WHEN needed.of_column IS NULL THEN has_table_privilege(c.oid, needed.privilege)
+  ELSE has_column_privilege(c.oid, needed.of_column, needed.privilege) END
+UNION ALL
+SELECT NULL, 'USAGE' FROM pg_namespace AS n WHERE n.nspname = :schema AND NOT has_schema_privilege(n.oid, 'USAGE')
+""")
+
+
+Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
+"""Whether a pooler is between, and what it lends: a server connection for a statement, for a transaction, or
+(``unclear``) for a session, unless it was too busy for us to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Another clock beside this machine's.
+
+    Attributes:
+        ahead: seconds that it is ahead; below zero: behind.
+        within: half the time that the answer took, by which ``ahead`` may be wrong.
+    """
+
+    ahead: float
+    within: float
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server and this login.
+
+    Attributes:
+        version: as PostgreSQL counts: 180004 is 18.4.
+        standby: it is in recovery, so nothing can be written.
+        sees_all: whether the role may see what other roles' sessions do.
+        role_limit, database_limit: connections allowed; -1: no limit.
+        connections: clients connected just now.
+        standbys: servers that replicate from this one.
+        settings: PostgreSQL's own, as text in their base units.
+    """
+
+    role: str
+    superuser: bool
+    role_limit: int
+    database_limit: int
+    encoding: str
+    standby: bool
+    sees_all: bool
+    version: int
+    connections: int
+    standbys: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that keeps dead rows from being removed; ``pid`` is None for a prepared one."""
+
+    pid: int | None
+    name: str
+    state: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRight:
+    """A privilege that a worker needs and this role lacks; ``table`` is None for the schema."""
+
+    table: str | None
+    privilege: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way from here to the server.
+
+    Attributes:
+        encrypted: TLS is on, as far as this end of the connection goes.
+        local: it does not leave this machine.
+    """
+
+    encrypted: bool
+    local: bool
+    sharing: Sharing
+
+
+async def read_clock(database: Database) -> Clock:
+    """Compare the database's clock with this machine's, by the quickest of a few answers."""
+    readings = [await _clock(database) for _ in range(_CLOCK_ROUNDS)]
+    return min(readings, key=lambda reading: reading.within)
+
+
+async def read_server(database: Database) -> Server:
+    """Return what the server tells of itself and of this login."""
+    [row] = await database.run(SERVER)
+    settings = await database.run(SETTINGS, {"names": list(_SETTINGS)})
+    return Server(**row._asdict(), settings={each.name: each.setting for each in settings})
+
+
+async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
+    """Return the oldest open transaction that this role may see."""
+    rows = await database.run(OLDEST)
+    if not rows:
+        return None
+    row = rows[0]
+    return OpenTransaction(row.pid, row.name or "", row.state or "unknown", float(row.seconds))
+
+
+async def read_missing_rights(database: Database) -> list[MissingRight]:
+    """Return what this role lacks of what a worker needs, on the tables that there are."""
+    needed = [(table, privilege) for table, rights in NEEDED_RIGHTS.items() for privilege in rights]
+    parted = [(table, *privilege.rstrip(")").partition(" (")) for table, privilege in needed]
+    values = {
+        "tables": [table for table, _, _, _ in parted],
+        "privileges": [privilege for _, privilege, _, _ in parted],
+        "columns": [column or None for _, _, _, column in parted],
+        "schema": SCHEMA,
+    }
+    return [MissingRight(row.table, row.privilege) for row in await database.run(RIGHTS, values)]
+
+
+async def read_link(database: Database) -> Link:
+    """Connect twice and return what the connections show of the way.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: as ``Database.run`` does.
+    """
+    try:
+        async with asyncio.timeout(_LINK_SECONDS), AsyncExitStack() as stack:
+            # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
+            arguments = arguments_of(database.url) | {"autocommit": True}
+            first, second = [await stack.enter_async_context(await connect(arguments)) for _ in range(2)]
+            return await _read_link(first, second)
+    except TimeoutError:
+        raise DatabaseUnavailable(
+            f"PostgreSQL at {database.place} did not answer within {_LINK_SECONDS:g} s"
+        ) from None
+    except (psycopg.Error, OSError, UnicodeError) as error:
+        raise map_error(error, database.place) from None
+
+
+async def _clock(database: Database) -> Clock:
+    asked = time.time()
+    [row] = await database.run(CLOCK)
+    answered = time.time()
+    return Clock(ahead=float(row.now) - (asked + answered) / 2, within=(answered - asked) / 2)
+
+
+async def _read_link(first: Connection, second: Connection) -> Link:
+    info = first.info
+    local = info.host.startswith("/") or (
+        bool(info.hostaddr) and ipaddress.ip_address(info.hostaddr.partition("%")[0]).is_loopback
+    )
+    pooled = await _backend(first) != info.backend_pid  # a pooler tells another one than the server
+    return Link(
+        encrypted=bool(first.pgconn.ssl_in_use),
+        local=local,
+        sharing=await _sharing(first, second) if pooled else "direct",
+    )
+
+
+async def _sharing(first: Connection, second: Connection) -> Sharing:
+    """Find out what a pooler lends: two idle clients on one server session prove that it lends less than one."""
+    shared = False
+    for _ in range(_SHARING_ROUNDS):
+        shared = shared or await _backend(first) == await _backend(second)
+    try:
+        await first.execute("BEGIN")
+        await first.execute("ROLLBACK")
+    except psycopg.errors.ProtocolViolation:
+        return "statement"
+    return "transaction" if shared else "unclear"
+
+
+async def _backend(connection: Connection) -> int:
+    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
+    return int(pid)

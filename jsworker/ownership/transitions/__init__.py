@@ -1,0 +1,1 @@
+"""What changes a job's row: one verb of the protocol a file."""

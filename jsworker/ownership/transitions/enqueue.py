@@ -1,0 +1,246 @@
+"""ENQUEUE: a job is a row first; its message follows the commit."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import uuid_utils.compat
+from sqlalchemy import TextClause, text
+
+from jsworker.core.errors import TransitionRefused
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
+
+# DO NOTHING, never DO UPDATE: that would block the live job's owner until the producer commits.
+# No row at all means: a twin with the same key is being committed right now; run it again.
+ENQUEUE = text("""
+WITH created AS (
+  INSERT INTO jsworker.jobs (
+    id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
+    status, run_at, dispatch, needs_publish, publish_after, queued_at)
+  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
+    CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
+    CAST(:traceparent AS text), CAST(:tracestate AS text),
+    CASE WHEN d.delay > 0 THEN 'scheduled' ELSE 'queued' END,
+    clock_timestamp() + make_interval(secs => d.delay),
+    CASE WHEN d.delay > 0 THEN 0 ELSE 1 END,
+    d.delay <= 0,
+    CASE WHEN d.delay <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
+    CASE WHEN d.delay <= 0 THEN clock_timestamp() END
+  FROM (SELECT CAST(:delay AS double precision)) AS d(delay)
+  ON CONFLICT DO NOTHING
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT id, false, dispatch FROM jsworker.jobs
+WHERE kind = :kind AND unique_key = :unique_key AND status IN ('scheduled', 'queued', 'processing')
+  AND NOT EXISTS (SELECT FROM created)
+""")
+
+# The same for many. Keys given twice in one call meet their own conflict: the first wins. Keys are inserted
+# in one order by all producers: each waits for twins that are not committed yet.
+ENQUEUE_MANY = text("""
+WITH input AS (
+  SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
+    CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
+    CAST(:traceparents AS text[]), CAST(:tracestates AS text[])
+  ) WITH ORDINALITY AS i(
+    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, place)
+  ORDER BY unique_key, place
+)
+INSERT INTO jsworker.jobs (
+  id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
+  status, run_at, dispatch, needs_publish, publish_after, queued_at)
+SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
+  traceparent, tracestate,
+  CASE WHEN delay > 0 THEN 'scheduled' ELSE 'queued' END,
+  clock_timestamp() + make_interval(secs => delay),
+  CASE WHEN delay > 0 THEN 0 ELSE 1 END,
+  delay <= 0,
+  CASE WHEN delay <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
+  CASE WHEN delay <= 0 THEN clock_timestamp() END
+FROM input
+ON CONFLICT DO NOTHING
+RETURNING id
+""")
+
+# Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
+COPY_MANY = text("""
+COPY jsworker.jobs (
+  id, kind, payload, max_attempts, max_stalls, traceparent, tracestate,
+  status, run_at, dispatch, needs_publish, publish_after, queued_at) FROM STDIN
+""")
+
+LIVE_BY_KEY = text("""
+SELECT unique_key, id FROM jsworker.jobs
+WHERE kind = :kind AND unique_key = ANY(CAST(:unique_keys AS text[]))
+  AND status IN ('scheduled', 'queued', 'processing')
+""")
+
+_TRIES = 3
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_SPECIAL = re.compile(r"[\\\t\n\r]")
+"""What COPY's text format gives a meaning to; a backslash too many would make another payload."""
+
+
+class NewJob(NamedTuple):
+    """A job to enqueue.
+
+    Attributes:
+        payload: JSON text.
+        delay: seconds until it is due; 0: at once.
+        traceparent, tracestate: the producer's span, as W3C Trace Context writes it.
+    """
+
+    id: UUID
+    payload: str
+    unique_key: str | None = None
+    delay: float = 0.0
+    max_attempts: int | None = None
+    max_stalls: int | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class Enqueued(NamedTuple):
+    """What an enqueue did.
+
+    Attributes:
+        id: the job's id: the new one, or that of the live job which holds the unique key.
+        created: False when the job existed already.
+    """
+
+    id: UUID
+    created: bool
+
+
+def new_job_id() -> UUID:
+    """Return a fresh id. UUIDv7: ids rise with time, so new rows share warm index pages."""
+    return uuid_utils.compat.uuid7()
+
+
+def enqueue_statement(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
+    """Return ENQUEUE with its values bound, for anybody's transaction.
+
+    Its rows are ``(id, created, dispatch)``; no row: a twin is just being committed, execute it again.
+    """
+    return ENQUEUE.bindparams(**_values(kind, job, publish_after))
+
+
+async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
+    """Insert a job in a transaction of its own, unless a live one holds its unique key.
+
+    Raises:
+        TransitionRefused: the key was taken and freed again three times in a row.
+    """
+    values = _values(kind, job, publish_after)
+    for _ in range(_TRIES):
+        rows = await database.run_by_key(ENQUEUE, values, seconds=database.seconds_for(len(job.payload)))
+        if rows:
+            job_id, created, _ = rows[0]
+            return Enqueued(id=job_id, created=created)
+    raise TransitionRefused(
+        f"unique key {job.unique_key!r} of kind {kind} is taken and freed too fast; try again"
+    )
+
+
+async def enqueue_many(
+    database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
+) -> list[Enqueued]:
+    """Insert jobs in one statement and tell, in order, which were created and which existed.
+
+    Jobs without unique keys that are due at once, and whose messages too, take the fast way.
+
+    Raises:
+        TransitionRefused: a key was taken and freed again three times in a row.
+    """
+    if not new:
+        return []
+    if publish_after == 0 and all(_is_plain(job, new[0].traceparent) for job in new):
+        await database.copy_in(COPY_MANY, _lines(kind, new))
+        return [Enqueued(job.id, created=True) for job in new]
+    found: dict[UUID, Enqueued] = {}
+    waiting = list(new)
+    for _ in range(_TRIES):
+        created = await _insert(database, kind, waiting, publish_after)
+        for job in waiting:
+            if job.id in created:
+                found[job.id] = Enqueued(job.id, created=True)
+        waiting = [job for job in waiting if job.id not in created]
+        if waiting:
+            holders = await _holders(database, kind, waiting)
+            for job in waiting:
+                if job.unique_key in holders:
+                    found[job.id] = Enqueued(holders[job.unique_key], created=False)
+            waiting = [job for job in waiting if job.id not in found]
+        if not waiting:
+            return [found[job.id] for job in new]
+    raise TransitionRefused(
+        f"unique key {waiting[0].unique_key!r} of kind {kind} is taken and freed too fast; try again"
+    )
+
+
+def _is_plain(job: NewJob, traceparent: str | None) -> bool:
+    return job.unique_key is None and job.delay == 0 and job.traceparent is traceparent
+
+
+def _values(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "kind": kind,
+        "payload": job.payload,
+        "unique_key": job.unique_key,
+        "delay": job.delay,
+        "max_attempts": job.max_attempts,
+        "max_stalls": job.max_stalls,
+        "publish_after": publish_after,
+        "traceparent": job.traceparent,
+        "tracestate": job.tracestate,
+    }
+
+
+async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_after: float) -> set[UUID]:
+    parameters: dict[str, Any] = {
+        "kind": kind,
+        "publish_after": publish_after,
+        "ids": uuid_array(job.id for job in new),
+        "payloads": [job.payload for job in new],
+        "unique_keys": [job.unique_key for job in new],
+        "delays": [job.delay for job in new],
+        "max_attempts": [job.max_attempts for job in new],
+        "max_stalls": [job.max_stalls for job in new],
+        "traceparents": [job.traceparent for job in new],
+        "tracestates": [job.tracestate for job in new],
+    }
+    seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    return {row.id for row in await database.run(ENQUEUE_MANY, parameters, seconds=seconds)}
+
+
+def _lines(kind: str, new: Sequence[NewJob]) -> str:
+    """Return a line of COPY's text format for each job; those of one call come from one span."""
+    tail = f"{_field(new[0].traceparent)}\t{_field(new[0].tracestate)}\tqueued\tnow\t1\tt\tnow\tnow\n"
+    return "".join(
+        [
+            f"{job.id.hex}\t{kind}\t{_field(job.payload)}\t{_field(job.max_attempts)}\t{_field(job.max_stalls)}\t{tail}"
+            for job in new
+        ]
+    )
+
+
+def _field(value: str | int | None) -> str:
+    if value is None:
+        return r"\N"
+    if isinstance(value, int):
+        return str(value)
+    if _SPECIAL.search(value) is None:
+        return value
+    return _SPECIAL.sub(lambda found: _ESCAPES[found[0]], value)
+
+
+async def _holders(database: Database, kind: str, new: Sequence[NewJob]) -> dict[str | None, UUID]:
+    keys = [job.unique_key for job in new]
+    rows = await database.run(LIVE_BY_KEY, {"kind": kind, "unique_keys": keys})
+    return {row.unique_key: row.id for row in rows}

@@ -1,0 +1,202 @@
+"""PRUNE: ended jobs leave with their timelines when they have been kept for long enough.
+
+Only final rows are looked at and locked, and none is waited for, so no claim, heartbeat or completion meets
+a pruning. A failed job that an operator has retried is queued again and stays. Unique keys are not affected:
+a key is free as soon as its job has ended, whether or not the row is still there.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.schema import FINAL
+from jsworker.ownership.transitions.refused_rows import NOT_SET_ASIDE, RefusedRows, Sweep, sweep
+
+FIRST_LIMIT: Final = 100
+LARGEST_LIMIT: Final = 1_000
+"""Jobs of one batch: at first, and at most."""
+
+_QUICK_SECONDS: Final = 0.015
+_SLOW_SECONDS: Final = 0.06
+
+CUTOFF = text("""
+SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)) AS before
+""")
+
+# The predicate of the index jobs_finished, word for word, so that it can be used. A batch begins where the one
+# before it has ended: while an old transaction keeps deleted rows from being forgotten, each batch would pass
+# all of them again. As a pair of rows that bound takes part in no range: before ANALYZE the planner expects
+# next to nothing of a range, and then sorts every ended job rather than walk along the index.
+_OLD = """
+  FROM jsworker.jobs AS j
+  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing')
+    AND (j.finished_at, j.id) >= (CAST(:since AS timestamptz), CAST('00000000-0000-0000-0000-000000000000' AS uuid))
+    AND j.finished_at < CAST(:before AS timestamptz)
+    AND (CAST(:kind AS text) IS NULL OR j.kind = CAST(:kind AS text))
+    AND (CAST(:status AS text) IS NULL OR j.status = CAST(:status AS text))"""
+
+# Skipping while it picks gives every pruner jobs of its own; a statement that never waits needs no lock order.
+# Arrays, for a join with a thousand rows may be answered by reading whole tables.
+_PRUNE = """
+WITH old AS ({old}
+), gone AS (
+  DELETE FROM jsworker.jobs AS j
+  WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND j.status IN ('completed', 'failed', 'cancelled')
+  RETURNING j.id, j.finished_at
+), told AS (
+  DELETE FROM jsworker.job_events AS e WHERE e.job_id = ANY(ARRAY(SELECT id FROM gone)) RETURNING e.id
+)
+SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM told) AS events,
+  (SELECT count(*) FROM jsworker.workers AS w
+   WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
+FROM gone
+"""
+PRUNE = text(
+    _PRUNE.replace(
+        "{old}",
+        f"""
+  SELECT j.id{_OLD}
+  ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED""",
+    )
+)
+
+# Past jobs that a foreign key keeps, or a trigger.
+PRUNING = Sweep(
+    "prune",
+    aside=("prune",),
+    find=text(f"SELECT j.id, j.finished_at{_OLD} AND {NOT_SET_ASIDE} ORDER BY j.finished_at LIMIT :limit"),
+    write=text(
+        _PRUNE.replace(
+            "{old}",
+            """
+  SELECT j.id FROM jsworker.jobs AS j
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status IN ('completed', 'failed', 'cancelled')
+    AND j.finished_at < CAST(:before AS timestamptz)
+  ORDER BY j.id FOR UPDATE SKIP LOCKED""",
+        )
+    ),
+)
+
+OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Which jobs are pruned, of those that have ended.
+
+    Attributes:
+        before: only those that ended before this instant of the database's clock.
+        kind: only this kind; None: any.
+        status: only this final status; None: any.
+    """
+
+    before: datetime
+    kind: str | None = None
+    status: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can never match.
+
+        Raises:
+            ValueError: jobs of this status have not ended.
+        """
+        if self.status is not None and self.status not in FINAL:
+            raise ValueError(f"status {self.status!r} must be one of: {', '.join(FINAL)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one batch did.
+
+    Attributes:
+        jobs: rows deleted.
+        events: entries of their timelines, deleted with them.
+        last: when the last of these jobs had ended, where the next batch begins; None when there was none.
+        workers: how many workers run just now; all of them may prune.
+        is_last: no job is left behind this batch.
+        kept: jobs whose deletion PostgreSQL refused, for a foreign key or a trigger of somebody's.
+    """
+
+    jobs: int
+    events: int
+    last: datetime | None
+    workers: int
+    is_last: bool
+    kept: int
+
+
+async def cutoff(database: Database, *, older_than: float) -> datetime:
+    """Return the instant that lies so many seconds back by the database's clock."""
+    rows = await database.run(CUTOFF, {"older_than": older_than})
+    found: datetime = rows[0].before
+    return found
+
+
+async def prune(
+    database: Database,
+    ended: Ended,
+    *,
+    since: datetime | None,
+    limit: int,
+    refused_rows: RefusedRows | None = None,
+) -> Batch:
+    """Delete up to ``limit`` ended jobs and their timelines, those that ended first, in one transaction.
+
+    A job whose row is locked by somebody else is left for another time.
+
+    Args:
+        database: where.
+        ended: which jobs.
+        since: where the batch before this one has ended; None: this is the first.
+        limit: how many at most.
+        refused_rows: what is set aside already; None: begin without.
+
+    Raises:
+        DatabaseUnavailable: unclear; whatever is left is found by the next batch.
+    """
+    marks = refused_rows or RefusedRows(database, worker_id=None)
+    values = _parameters(ended, since) | {"limit": limit}
+    swept = await sweep(database, PRUNE, PRUNING, values, refused_rows=marks)
+    jobs = sum(int(row.jobs) for row in swept.rows)
+    if swept.found is None:
+        last, is_last = swept.rows[0].last, jobs < limit
+    else:
+        last = max((row.finished_at for row in swept.found), default=None)
+        # Nothing deleted and nothing set aside: the same jobs would be found again, for others hold their locks.
+        is_last = len(swept.found) < limit or not (jobs or swept.refused)
+    return Batch(
+        jobs=jobs,
+        events=sum(int(row.events) for row in swept.rows),
+        last=last,
+        workers=max((int(row.workers) for row in swept.rows), default=0),
+        is_last=is_last,
+        kept=len(swept.refused),
+    )
+
+
+async def count_old(database: Database, ended: Ended) -> int:
+    """Return how many jobs would be pruned."""
+    rows = await database.run(OLD_JOBS, _parameters(ended, None))
+    return int(rows[0].jobs)
+
+
+def next_limit(limit: int, *, seconds: float) -> int:
+    """Return how many jobs the next batch may hold after one of ``limit`` took so many seconds.
+
+    Rows with large payloads and long timelines take a hundred times as long as small ones.
+    """
+    if seconds > _SLOW_SECONDS:
+        return max(limit // 2, 1)
+    return min(2 * limit, LARGEST_LIMIT) if seconds < _QUICK_SECONDS else limit
+
+
+def _parameters(ended: Ended, since: datetime | None) -> dict[str, Any]:
+    return {
+        "since": "-infinity" if since is None else since,
+        "before": ended.before,
+        "kind": ended.kind,
+        "status": ended.status,
+    }

@@ -1,0 +1,284 @@
+"""What the sweeps read of the queue, and REPUBLISH for a message that is proven gone."""
+
+from collections.abc import Awaitable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.halving import in_halves
+from jsworker.ownership.pool import Row
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+
+_PASSED_OVER = 500
+"""Rows of a kind, the oldest ones, among which a search looks for those whose message went to somebody. Behind so
+many others a row is not late: the jobs in front of it are older."""
+
+_BATCH = 500
+"""Rows that one statement republishes at most."""
+
+# One kind's queued rows in the order of (queued_at, id), from a place on, each found from the one before by the
+# index. As one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
+# statement_timestamp() because an index is not searched by a value that may change while it is read.
+_WALK = """
+  WITH RECURSIVE walk AS (
+    SELECT CAST(NULL AS uuid) AS id, CAST({after} AS timestamptz) AS queued_at, CAST({after_id} AS uuid) AS at_id,
+      0 AS place, CAST(NULL AS bigint) AS dispatch, true AS needs_publish, CAST(NULL AS bigint) AS stream_seq,
+      CAST(NULL AS timestamptz) AS stream_created
+    UNION ALL
+    SELECT next.id, next.queued_at, next.id, walk.place + 1, next.dispatch, next.needs_publish, next.stream_seq,
+      next.stream_created
+    FROM walk CROSS JOIN LATERAL (
+      SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created
+      FROM jsworker.jobs AS j
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at >= walk.queued_at
+        AND (j.queued_at, j.id) > (walk.queued_at, walk.at_id)
+        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+      ORDER BY j.queued_at, j.id LIMIT 1
+    ) AS next
+    WHERE walk.place < {length}
+  )
+"""
+
+# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and in the
+# walk each of them would pass all others.
+_WAITING = """
+SELECT oldest.id, k.kind
+FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
+  WITH RECURSIVE instants AS (
+    SELECT CAST('-infinity' AS timestamptz) AS queued_at, 0 AS place
+    UNION ALL
+    SELECT next.queued_at, instants.place + 1
+    FROM instants CROSS JOIN LATERAL (
+      SELECT j.queued_at FROM jsworker.jobs AS j
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at > instants.queued_at
+        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)){not set aside}
+      ORDER BY j.queued_at LIMIT 1
+    ) AS next
+    WHERE instants.place < {length}
+  )
+  SELECT id, queued_at, place FROM (
+    SELECT row.id, instants.queued_at, instants.place, row.needs_publish, row.stream_seq
+    FROM instants CROSS JOIN LATERAL (
+      SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
+      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at = instants.queued_at{not set aside}
+      LIMIT {length}
+    ) AS row
+    WHERE instants.place > 0 LIMIT {length}
+  ) AS page
+  WHERE id <> ALL(CAST(:besides AS uuid[]))
+    AND (CAST(:delivered AS bigint) IS NULL OR needs_publish OR stream_seq IS NULL
+      OR stream_seq <= CAST(:delivered AS bigint))
+  LIMIT :limit
+) AS oldest
+ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place, oldest.id), oldest.queued_at LIMIT :limit
+""".replace("{length}", "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))")
+WAITING = text(_WAITING.replace("{not set aside}", ""))
+
+# Past rows whose CLAIM is refused: they wait for ever, and stand first.
+WAITING_BESIDES = text(
+    _WAITING.replace(
+        "{not set aside}",
+        """
+        AND NOT EXISTS (
+          SELECT FROM jsworker.refused_rows AS r
+          WHERE r.job_id = j.id AND r.attempted = 'claim' AND r.status = j.status
+            AND r.fencing_token = j.fencing_token AND r.dispatch = j.dispatch AND r.retry_at > statement_timestamp())""",
+    )
+)
+
+# Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose
+# kind no worker is for needs no message, so those that workers are for are looked at all the same. Of each kind a
+# page looks at four times its length at most: behind so many rows that still wait for their relay it ends before
+# it is full.
+POSTED = text(
+    """
+WITH RECURSIVE kinds AS (
+  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
+  UNION ALL
+  SELECT (SELECT j.kind FROM jsworker.jobs AS j
+          WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
+  FROM kinds WHERE kinds.kind IS NOT NULL
+), several AS (
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
+  UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
+)
+SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at
+FROM several AS k CROSS JOIN LATERAL ({walk}
+  SELECT * FROM walk WHERE place > 0 AND NOT needs_publish LIMIT :limit
+) AS page
+WHERE k.kind IS NOT NULL AND (CAST(:kinds AS text[]) IS NULL OR k.kind = ANY(CAST(:kinds AS text[])))
+ORDER BY page.queued_at, page.id LIMIT :limit
+""".replace("{walk}", _WALK)
+    .replace("{after}", ":after")
+    .replace("{after_id}", ":after_id")
+    .replace("{length}", "4 * CAST(:limit AS integer)")
+)
+
+REPUBLISH = text("""
+WITH mine AS (
+  SELECT j.id FROM jsworker.jobs AS j
+  JOIN unnest(CAST(:ids AS uuid[]), CAST(:dispatches AS bigint[])) AS gone(id, dispatch) ON gone.id = j.id
+  WHERE j.status = 'queued' AND NOT j.needs_publish AND j.dispatch = gone.dispatch
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), again AS (
+  UPDATE jsworker.jobs AS j SET
+    dispatch = j.dispatch + 1, needs_publish = true, publish_after = clock_timestamp()
+  FROM mine WHERE j.id = mine.id AND j.status = 'queued' AND NOT j.needs_publish
+  RETURNING j.id, j.fencing_token, j.dispatch, j.stream_seq
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+  SELECT id, 'republished', :worker_id, fencing_token,
+    jsonb_build_object('dispatch', dispatch, 'lost_seq', stream_seq)
+  FROM again
+)
+SELECT id FROM again
+""")
+
+QUEUED_KINDS = text("""
+SELECT k.kind FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
+  SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
+  ORDER BY j.queued_at LIMIT 1
+) AS oldest
+""")
+
+_BEGINNING = "-infinity", UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued job that no worker has claimed for a while."""
+
+    id: UUID
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A queued job whose message was published.
+
+    Attributes:
+        dispatch: the dispatch that was published.
+        stream_seq: where the message was put; None: not known.
+        stream_created: which stream that was: sequences start again in a new one.
+        queued_at: since when it waits; a republished message does not change it.
+    """
+
+    id: UUID
+    kind: str
+    dispatch: int
+    stream_seq: int | None
+    stream_created: datetime | None
+    queued_at: datetime
+
+
+async def waiting(
+    database: Database,
+    *,
+    kinds: Sequence[str],
+    older_than: float,
+    limit: int,
+    besides: Collection[UUID],
+    delivered: int | None = None,
+    seconds: float | None = None,
+    past_refused: bool = False,
+) -> list[Waiting]:
+    """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
+
+    A plain read; CLAIM decides.
+
+    Args:
+        database: where they are.
+        kinds: what the worker can run.
+        older_than: seconds that they have been queued.
+        limit: how many at most.
+        besides: ids that this process has in hand or is claiming.
+        delivered: only jobs that no first delivery of a message will bring: it is not published, or its
+            number is at most this one, up to which all messages have been delivered; None: all.
+        seconds: that the search may take, instead of the statement time-out.
+        past_refused: leave out rows that are set aside because their CLAIM was refused.
+    """
+    values = {
+        "kinds": list(kinds),
+        "older_than": older_than,
+        "limit": limit,
+        "besides": list(besides),
+        "delivered": delivered,
+        "length": limit if delivered is None else max(limit, _PASSED_OVER),
+    }
+    statement = WAITING_BESIDES if past_refused else WAITING
+    return [Waiting(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
+
+
+async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
+    """Return those of these kinds of which a job is queued."""
+    return {row.kind for row in await database.run_along_index(QUEUED_KINDS, {"kinds": list(kinds)})}
+
+
+async def posted(
+    database: Database,
+    *,
+    kinds: Sequence[str] | None,
+    after: tuple[datetime, UUID] | None,
+    older_than: float,
+    limit: int,
+    seconds: float | None = None,
+) -> list[Posted]:
+    """Return a page of queued jobs whose message was published, in the order of ``(queued_at, id)``.
+
+    Jobs that still wait for their relay are passed over. Where very many of them stand first, the page ends
+    early, and what stands behind them is found once the relay has published them.
+
+    Args:
+        database: where they are.
+        kinds: only these; None: every kind.
+        after: ``(queued_at, id)`` of the last job of the page before; None: the first page.
+        older_than: seconds that they have been queued.
+        limit: how many at most.
+        seconds: that the search may take, instead of the statement time-out.
+    """
+    after_at, after_id = after or _BEGINNING
+    values = {
+        "kinds": None if kinds is None else list(kinds),
+        "after": after_at,
+        "after_id": after_id,
+        "older_than": older_than,
+        "limit": limit,
+    }
+    return [Posted(**row._asdict()) for row in await database.run(POSTED, values, seconds=seconds)]
+
+
+async def republish(
+    database: Database,
+    *,
+    worker_id: str,
+    gone: Sequence[tuple[UUID, int]],
+    refused_rows: RefusedRows | None = None,
+) -> list[UUID]:
+    """Let the relay publish anew what was lost, and return the jobs; what has moved on needs no message.
+
+    Args:
+        database: where they are.
+        worker_id: who has the proof, for the timeline.
+        gone: id and dispatch of jobs whose message is proven gone.
+        refused_rows: sets rows aside that are refused, and leaves those alone that are.
+
+    Raises:
+        DatabaseUnavailable: unclear; look again.
+    """
+
+    def write(batch: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
+        ids, dispatches = [job_id for job_id, _ in batch], [dispatch for _, dispatch in batch]
+        return database.run(REPUBLISH, {"worker_id": worker_id, "ids": ids, "dispatches": dispatches})
+
+    aside = set() if refused_rows is None else await refused_rows.among("republish", [job for job, _ in gone])
+    wanted = [(job_id, dispatch) for job_id, dispatch in gone if job_id not in aside]
+    published: list[UUID] = []
+    for start in range(0, len(wanted), _BATCH):
+        rows, refused = await in_halves(wanted[start : start + _BATCH], write)
+        published += [row.id for row in rows]
+        if refused_rows is not None:
+            await refused_rows.note("republish", [(job_id, error) for (job_id, _), error in refused])
+    return published

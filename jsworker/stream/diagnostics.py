@@ -1,0 +1,346 @@
+"""Looking at NATS for whoever has to judge it: server, account, stream and consumers. Nothing is written."""
+
+import asyncio
+import ipaddress
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import nats.errors
+from nats.js.api import AccountInfo, ClusterInfo, ConsumerInfo
+
+from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.stream.api import JetStreamApi
+from jsworker.stream.connection import Connection
+from jsworker.stream.faults import NotThere
+from jsworker.stream.liveness import REFUSED, SUBJECT
+from jsworker.stream.login import login_of
+from jsworker.stream.shape import (
+    INSTALLATION,
+    Difference,
+    consumer_config,
+    consumer_differences,
+    stream_config,
+    stream_differences,
+)
+from jsworker.stream.wire import subject_of
+
+_NAME: Final = "jsworker doctor"
+_GREETING_SECONDS: Final = 2.0
+_GREETING_BYTES: Final = 65_536
+_API_SECONDS: Final = 5.0
+_LIST_SECONDS: Final = 10.0
+"""For all pages of consumers; a cluster that misses a server takes four seconds for each."""
+_PAGE: Final = 256
+"""Consumers that a server tells at once."""
+
+_ASKED_AT_ONCE: Final = 20
+_ANSWER_SECONDS: Final = 1.0
+
+MOST_CONSUMERS: Final = 20 * _PAGE
+"""That are looked at; those of the kinds that are asked for are looked at all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class NatsServer:
+    """The server that answered.
+
+    Attributes:
+        place: host and port.
+        name, cluster: what it calls itself; None: it did not say.
+        version: major, minor and patch.
+        encrypted: whether TLS is on; None: not learnt.
+        local: the connection does not leave this machine.
+        max_payload: largest message in bytes.
+        offers_jetstream: whether this very server runs JetStream; another one of its cluster may.
+    """
+
+    place: str
+    name: str | None
+    cluster: str | None
+    version: tuple[int, int, int]
+    encrypted: bool | None
+    local: bool
+    max_payload: int
+    offers_jetstream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AccountState:
+    """What the account stores, in bytes, and how much it may; None: as much as the server can."""
+
+    stored: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server that keeps a copy of the stream."""
+
+    name: str
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """The stream as it is.
+
+    Attributes:
+        installation: id of the database that it belongs to; None: nobody has claimed it.
+        differences: where it is not as the settings and the protocol want it.
+        replicas: copies that are asked for.
+        peers: the servers that keep them; empty without a cluster.
+        clustered: whether the server belongs to a cluster.
+        ahead: seconds that the server's clock is ahead of this machine's; None: an old server does not tell.
+        within: by so much ``ahead`` may be wrong.
+    """
+
+    installation: str | None
+    differences: tuple[Difference, ...]
+    replicas: int
+    peers: tuple[Peer, ...]
+    clustered: bool
+    messages: int
+    bytes: int
+    ahead: float | None
+    within: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """A consumer as it is.
+
+    Attributes:
+        name: its kind, unless somebody else made it.
+        differences: where it is not as a consumer of that kind must be.
+        ack_wait: seconds until an unanswered message is delivered again.
+        pending: messages that were never delivered.
+        unanswered: messages delivered and not answered.
+        requests: requests that wait for messages: somebody pulls.
+        paused: an operator has paused it.
+    """
+
+    name: str
+    differences: tuple[Difference, ...]
+    ack_wait: float
+    pending: int
+    unanswered: int
+    requests: int
+    paused: bool
+
+
+class _Api(JetStreamApi):
+    """JetStream's requests, with one more: what the account holds."""
+
+    async def account_info(self) -> AccountInfo:
+        """Return the account's use and limits."""
+        return await self._ask("INFO", self._jetstream.account_info())
+
+
+class Inspector:
+    """One connection for looking at what is there; it changes nothing.
+
+    Args:
+        settings: servers, login, and what the stream should be like.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._connection = Connection(settings, events=Events(), name=_NAME)
+        self._api = _Api(self._connection, settings.stream)
+
+    async def connect(self, seconds: float) -> None:
+        """Connect within ``seconds``.
+
+        Raises:
+            SettingsError: a URL, a credentials file or a certificate cannot be used.
+            StreamUnavailable: nobody answered in time.
+            StreamRefused: login or TLS was refused.
+        """
+        await self._connection.connect(seconds)
+
+    async def close(self) -> None:
+        """Close within seconds; never raises."""
+        await self._connection.close()
+
+    async def server(self) -> NatsServer:
+        """Return what is known of the server that answered."""
+        client = self._connection.client
+        url = client.connected_url
+        host, port = (url.hostname or "", url.port or 4222) if url else ("", 4222)
+        greeting = await _greeting(host, port)
+        version = client.connected_server_version
+        asks_for_tls = login_of(self._settings).require_tls
+        told = bool(greeting["tls_required"]) if "tls_required" in greeting else False if greeting else None
+        return NatsServer(
+            place=f"{host}:{port}",
+            name=greeting.get("server_name"),
+            cluster=greeting.get("cluster"),
+            version=(version.major, version.minor, version.patch),
+            encrypted=True if asks_for_tls else told,
+            local=_is_loopback(host),
+            max_payload=client.max_payload,
+            offers_jetstream=client.offers_jetstream,
+        )
+
+    async def account(self) -> AccountState:
+        """Return what the account stores.
+
+        Raises:
+            StreamUnavailable, StreamRefused: JetStream did not tell.
+        """
+        found = await self._api.account_info()
+        limit = found.limits.max_storage
+        return AccountState(stored=found.storage, limit=limit if limit > 0 else None)
+
+    async def stream(self) -> StreamReport | None:
+        """Return how the stream is; None: there is none of this name.
+
+        Raises:
+            StreamUnavailable, StreamRefused: JetStream did not tell.
+        """
+        try:
+            info = await self._api.stream_info()
+        except NotThere:
+            return None
+        ahead, within = await self._clock()
+        wanted = stream_config(self._settings, None)
+        return StreamReport(
+            installation=(info.config.metadata or {}).get(INSTALLATION),
+            differences=tuple(stream_differences(info.config, wanted)),
+            replicas=info.config.num_replicas or 1,
+            peers=_peers(info.cluster),
+            clustered=bool(info.cluster and info.cluster.name),
+            messages=info.state.messages,
+            bytes=info.state.bytes,
+            ahead=ahead,
+            within=within,
+        )
+
+    async def unconsumed(self) -> dict[str, int]:
+        """Return subjects whose messages no consumer takes, and how many they are; of very many, some.
+
+        Raises:
+            StreamUnavailable, StreamRefused: JetStream did not tell.
+        """
+        prefix = self._settings.subject_prefix
+        found = await self._api.unconsumed(prefix)
+        return {subject_of(prefix, kind): messages for kind, messages in found.items()}
+
+    async def refused(self, workers: Sequence[str]) -> list[str]:
+        """Return those workers that say that JetStream stores none of their messages.
+
+        Who does not answer, or may not be asked, says nothing.
+        """
+        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def ask(worker_id: str) -> bool:
+            async with at_once:
+                with suppress(nats.errors.Error, StreamUnavailable, OSError, TimeoutError):
+                    answer = await self._connection.client.request(
+                        SUBJECT + worker_id, b"", timeout=_ANSWER_SECONDS
+                    )
+                    return answer.data == REFUSED
+            return False
+
+        found = await asyncio.gather(*map(ask, workers))
+        return [worker_id for worker_id, is_refused in zip(workers, found, strict=True) if is_refused]
+
+    async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:
+        """Return the stream's consumers; where they may not be listed, or are too many, those of these kinds.
+
+        Returns:
+            By name; from ``MOST_CONSUMERS`` on there may be others.
+
+        Raises:
+            StreamUnavailable, StreamRefused: JetStream did not tell.
+        """
+        try:
+            found = await self._listed()
+        except StreamRefused:
+            found = {}
+        for kind in kinds:
+            if kind not in found:
+                with suppress(NotThere):
+                    found[kind] = await self._api.consumer_info(kind)
+        return [self._report(info) for info in found.values()]
+
+    async def _listed(self) -> dict[str, ConsumerInfo]:
+        """Return consumers by name, page by page: one that is made or deleted meanwhile shifts the others."""
+        found: dict[str, ConsumerInfo] = {}
+        try:
+            async with asyncio.timeout(_LIST_SECONDS):
+                for offset in range(0, MOST_CONSUMERS, _PAGE):
+                    page = await self._api.consumers(offset)
+                    if not page:  # a short one may miss what a server of a cluster did not tell
+                        break
+                    found |= {info.name: info for info in page}
+        except TimeoutError:
+            raise StreamUnavailable(
+                f"stream {self._settings.stream}: its consumers were not listed within {_LIST_SECONDS:g} s"
+            ) from None
+        return found
+
+    def _report(self, info: ConsumerInfo) -> ConsumerReport:
+        wanted = consumer_config(self._settings, info.name, self._settings.ack_wait)
+        return ConsumerReport(
+            name=info.name,
+            differences=tuple(consumer_differences(info.config, wanted)),
+            ack_wait=info.config.ack_wait or 0.0,
+            pending=info.num_pending or 0,
+            unanswered=info.num_ack_pending or 0,
+            requests=info.num_waiting or 0,
+            paused=bool(info.paused),
+        )
+
+    async def _clock(self) -> tuple[float | None, float]:
+        """Ask once more for the time of the answer, which nats-py does not keep."""
+        asked = time.time()
+        try:
+            answer = await self._connection.client.request(
+                f"$JS.API.STREAM.INFO.{self._settings.stream}", timeout=_API_SECONDS
+            )
+            answered = time.time()
+            then = datetime.fromisoformat(json.loads(answer.data)["ts"])
+        except (nats.errors.Error, StreamUnavailable, OSError, ValueError, KeyError, TypeError):
+            return None, 0.0
+        return then.timestamp() - (asked + answered) / 2, (answered - asked) / 2
+
+
+def _peers(cluster: ClusterInfo | None) -> tuple[Peer, ...]:
+    if cluster is None or not cluster.name:
+        return ()
+    leader = [Peer(cluster.leader, current=True)] if cluster.leader else []
+    followers = [
+        Peer(peer.name or "unknown", current=bool(peer.current) and not peer.offline)
+        for peer in cluster.replicas or []
+    ]
+    return (*leader, *followers)
+
+
+async def _greeting(host: str, port: int) -> dict[str, Any]:
+    """Return what the server tells to everybody who connects; nothing when it begins with TLS."""
+    with suppress(OSError, TimeoutError, ValueError):
+        async with asyncio.timeout(_GREETING_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port, limit=_GREETING_BYTES)
+            try:
+                line = await reader.readline()
+            finally:
+                writer.close()
+        word, _, greeting = line.partition(b" ")
+        found = json.loads(greeting) if word == b"INFO" else {}
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

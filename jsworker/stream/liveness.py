@@ -1,0 +1,181 @@
+"""Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there.
+
+On a second one, below it, a worker tells where its runs are.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+import nats.errors
+
+from jsworker.core.errors import StreamUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.stream.connection import Connection
+from jsworker.stream.nats_client import Client
+
+SUBJECT: Final = "jsworker.worker."
+"""Followed by a worker's id: where it answers."""
+STACKS: Final = ".stack"
+"""Behind that: where it tells its stacks, all of them, or with a job's id as question that run's. No worker's
+id ends like this, for each has a random end."""
+
+WELL: Final = b"alive"
+REFUSED: Final = b"alive, and JetStream stores no messages"
+"""What a worker answers."""
+
+
+class Answer(Enum):
+    """What was heard of a worker."""
+
+    ALIVE = "alive"
+    NO_RESPONDERS = "no responders"
+    """The server knows of nobody who listens there: the worker has no connection."""
+    UNKNOWN = "unknown"
+    """A time-out, a lost connection, a missing permission: says nothing about the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a question.
+
+    Attributes:
+        answer: what was heard.
+        content: what the worker told.
+        hindrance: why no answer could come, in the server's words; None: nothing was in the way.
+    """
+
+    answer: Answer
+    content: bytes = b""
+    hindrance: str | None = None
+
+
+class Witness:
+    """Answers for one worker and asks after others.
+
+    Args:
+        connection: the worker's connection to NATS.
+        worker_id: who it answers for.
+        tell_stacks: returns the worker's stacks for a question; None: it tells none.
+
+    Attributes:
+        says: the answer: that it is there counts, the words are for people.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        worker_id: str,
+        tell_stacks: Callable[[bytes], Awaitable[bytes]] | None = None,
+    ) -> None:
+        self.says = WELL
+        self._tell_stacks = tell_stacks
+        self._telling: set[asyncio.Task[None]] = set()
+        self._connection = connection
+        self._subject = SUBJECT + worker_id
+        self._listening: Client | None = None
+
+    async def prove(self, seconds: float) -> bool:
+        """Listen on the worker's subject and tell whether a question sent there was answered.
+
+        Args:
+            seconds: how long to wait for the answer.
+        """
+        try:
+            await self._listen()
+        except (StreamUnavailable, nats.errors.Error, OSError):
+            return False
+        return (await _ask(self._connection, self._subject, seconds)).answer is Answer.ALIVE
+
+    async def ask(self, worker_id: str, seconds: float) -> Answer:
+        """Ask whether a worker is reachable, and wait for the answer for at most ``seconds``."""
+        return (await _ask(self._connection, SUBJECT + worker_id, seconds)).answer
+
+    def forget(self) -> None:
+        """Note that the connection was lost, and the subscription with it."""
+        self._listening = None
+
+    async def _listen(self) -> None:
+        client = self._connection.client
+        if self._listening is client or not self._connection.connected:
+            return
+
+        def answer(_subject: str, reply: bytes, _content: bytes, _status: dict[str, str] | None) -> None:
+            if reply:
+                client.answer(reply, self.says)
+
+        def tell(_subject: str, reply: bytes, question: bytes, _status: dict[str, str] | None) -> None:
+            if reply and self._tell_stacks is not None:
+                telling = asyncio.create_task(
+                    self._tell(client, reply, self._tell_stacks(question)), name="jsworker tell stacks"
+                )
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
+
+        self._listening = client  # before it is waited for: a connection that is lost meanwhile is forgotten
+        try:
+            await client.open_inbox(self._subject, answer)
+            if self._tell_stacks is not None:
+                await client.open_inbox(self._subject + STACKS, tell)
+        except BaseException:
+            self._listening = None
+            raise
+
+    async def _tell(self, client: Client, reply: bytes, stacks: Awaitable[bytes]) -> None:
+        try:
+            told = await stacks
+        except Exception:
+            client.answer(reply, b"")  # silence would look like a blocked event loop
+            raise
+        client.answer(reply, told)
+
+
+async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
+    """Ask a worker, over a connection for this question, where it is.
+
+    Args:
+        settings: servers and login.
+        worker_id: who is asked.
+        job_id: for this run alone; None: for everything it does.
+        seconds: how long to wait for a connection, and again for the answer.
+
+    Raises:
+        SettingsError, StreamUnavailable, StreamRefused: there is no connection.
+    """
+    connection = Connection(settings, events=Events(), name="jsworker stacks")
+    await connection.connect(seconds)
+    try:
+        question = b"" if job_id is None else str(job_id).encode()
+        return await _ask(connection, SUBJECT + worker_id + STACKS, seconds, question)
+    finally:
+        await connection.close()
+
+
+async def _ask(connection: Connection, subject: str, seconds: float, question: bytes = b"") -> Reply:
+    if not connection.connected:
+        return Reply(Answer.UNKNOWN)
+    asking = asyncio.create_task(_request(connection, subject, seconds, question), name=f"ask {subject}")
+    try:
+        with connection.hindrance_of(subject) as hindrance:
+            either: set[asyncio.Future[Reply] | asyncio.Future[str | None]] = {asking, hindrance}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if hindrance.done():  # no permission, or the connection broke: both look like silence
+                return Reply(Answer.UNKNOWN, hindrance=hindrance.result() or "the connection was lost")
+        return asking.result()
+    finally:
+        asking.cancel()
+
+
+async def _request(connection: Connection, subject: str, seconds: float, question: bytes) -> Reply:
+    try:
+        answer = await connection.client.request(subject, question, timeout=seconds)
+    except nats.errors.NoRespondersError:
+        return Reply(Answer.NO_RESPONDERS if connection.connected else Answer.UNKNOWN)
+    except (StreamUnavailable, nats.errors.Error, OSError, TimeoutError):
+        return Reply(Answer.UNKNOWN)
+    return Reply(Answer.ALIVE, answer.data)

@@ -1,0 +1,322 @@
+"""The pull loop: asks JetStream for as many messages as there is room for, and starts over when it must."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import nats.errors
+
+from jsworker.core.errors import JsworkerError
+from jsworker.stream.cancelling import end_tasks
+from jsworker.stream.credit import Outstanding
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.message import Delivery, Undecodable, read
+from jsworker.stream.nats_client import Client
+from jsworker.stream.pauses import Pauses
+
+_SETTLE_SECONDS: Final = 1.0
+_CRAMPED_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Inbox:
+    """Where messages arrive. A new one is opened whenever the old one's requests can no longer be trusted."""
+
+    client: Client
+    subject: str
+    number: int = 0
+
+
+class Puller:
+    """Pulls the messages of one kind.
+
+    Never more are asked for than there is room for. Room that shrinks afterwards cannot call back what is on
+    its way: ``deliver`` is called all the same, and requests that stay too large for a second are cancelled.
+
+    Args:
+        stream: where to pull; connected, and ``ensure`` was called for this kind.
+        kind: the kind, which is also the consumer's name.
+        deliver: takes a delivery; called on the event loop, must not block.
+        undecodable: takes a message that cannot be read; called likewise.
+        room: how many more deliveries are welcome.
+        expires: seconds that a request waits at the server.
+        idle_heartbeat: seconds after which a waiting server gives a sign of life; at most half of
+            ``expires``.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        kind: str,
+        *,
+        deliver: Callable[[Delivery], None],
+        undecodable: Callable[[Undecodable], None],
+        room: Callable[[], int],
+        expires: float = 30.0,
+        idle_heartbeat: float = 5.0,
+    ) -> None:
+        self._stream = stream
+        self._kind = kind
+        self._deliver = deliver
+        self._undecodable = undecodable
+        self._room = room
+        self._expires = expires
+        self._idle_heartbeat = idle_heartbeat
+        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{kind}"
+        self._answer = stream.connection.answer
+
+        self._inbox: _Inbox | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._outstanding = Outstanding()
+        self._request = 0
+        self._heard_at = 0.0
+        self._cramped_at: float | None = None
+        self._pauses = Pauses()
+        self._gone = False
+        self._ailing = False
+
+        self._paused = False
+        self._stopping = False
+        self._signal = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._registrations: list[Callable[[], None]] = []
+
+    @property
+    def kind(self) -> str:
+        """Whose messages are pulled."""
+        return self._kind
+
+    @property
+    def is_pulling(self) -> bool:
+        """Whether messages are asked for as soon as there is room."""
+        able = self._stream.connected and not self._ailing
+        return able and self._task is not None and not self._paused
+
+    async def start(self) -> None:
+        """Begin to pull."""
+        if self._task is None and not self._stopping:
+            self._registrations = [
+                self._stream.on_disconnect(self._on_disconnect),
+                self._stream.on_reconnect(self._on_reconnect),
+            ]
+            self._task = asyncio.create_task(self._run(), name=f"pull {self._kind}")
+            self._task.add_done_callback(self._on_end)
+
+    async def stop(self) -> None:
+        """Stop pulling. What arrives meanwhile is handed back at once; then nothing is outstanding.
+
+        Raises:
+            Exception: what ended the loop before, as from ``join``.
+        """
+        self._stopping = True
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._signal.set()
+        await end_tasks({task})
+        for end in self._registrations:
+            end()
+        self._leave()
+        await self._settle(_STOP_SECONDS)
+        await end_tasks(self._closing, _STOP_SECONDS)
+        await self._stream.flush(_STOP_SECONDS)
+        if not task.cancelled():
+            task.result()
+
+    async def join(self) -> None:
+        """Wait until the pull loop has ended, which it does only when stopped.
+
+        Raises:
+            Exception: the mistake, in it or in what it calls, that ended it.
+        """
+        task = self._task
+        if task is not None:
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+
+    def wake(self) -> None:
+        """Look again how much room there is; cheap, any number of calls make one look."""
+        self._signal.set()
+
+    def pause(self) -> None:
+        """Ask for nothing and hand back what arrives, until ``resume``."""
+        self._paused = True
+        self._signal.set()
+
+    def resume(self) -> None:
+        """Pull again."""
+        self._paused = False
+        self._signal.set()
+
+    @property
+    def outstanding(self) -> int:
+        """How many messages were asked for and have not come."""
+        return self._outstanding.total
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._signal.clear()
+            seconds = await self._step()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._signal.wait()
+            except TimeoutError:
+                continue
+
+    async def _step(self) -> float:
+        """Do what is due; return the seconds until something may be due again."""
+        if self._paused or not self._stream.connected:
+            self._leave()
+            return self._idle_heartbeat
+        if self._pauses.seconds_left() > 0 or (self._gone and not await self._bring_back()):
+            return self._pauses.seconds_left()
+        now, room = time.monotonic(), self._room()
+        if self._is_silent(now) or self._is_cramped(now, room):
+            self._leave()
+        wanted = self._outstanding.wanted(room)
+        if wanted:
+            await self._ask(wanted)
+        return _CRAMPED_SECONDS if self._cramped_at else self._idle_heartbeat
+
+    def _is_silent(self, now: float) -> bool:
+        """Two missed heartbeats, or a request that the server should have ended long ago."""
+        if not self._outstanding.total:
+            return False
+        return now - self._heard_at > 2 * self._idle_heartbeat or self._outstanding.overdue(now)
+
+    def _is_cramped(self, now: float, room: int) -> bool:
+        """More is outstanding than there is room for, and has been for a while."""
+        if self._outstanding.total <= max(room, 0):
+            self._cramped_at = None
+        elif self._cramped_at is None:
+            self._cramped_at = now
+        return self._cramped_at is not None and now - self._cramped_at >= _CRAMPED_SECONDS
+
+    async def _ask(self, batch: int) -> None:
+        try:
+            inbox = await self._open_inbox()
+            if not self._outstanding.total:
+                self._heard_at = time.monotonic()
+            self._request += 1
+            deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
+            self._outstanding.ask(self._request, batch, deadline)
+            limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
+            request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
+            await inbox.client.publish(self._request_subject, request, f"{inbox.subject}{self._request}")
+        except (nats.errors.Error, OSError):  # the connection is going; its loss is told elsewhere
+            self._leave()
+            self._pauses.failed()
+
+    async def _open_inbox(self) -> _Inbox:
+        client = self._stream.connection.client
+        if self._inbox is not None and self._inbox.client is client:
+            return self._inbox
+        self._leave()
+        await self._settle(_SETTLE_SECONDS)
+        inbox = _Inbox(client, f"{client.new_inbox()}.")
+        inbox.number = await client.open_inbox(f"{inbox.subject}*", partial(self._take, inbox))
+        self._inbox = inbox
+        return inbox
+
+    def _leave(self) -> None:
+        """Give up the inbox with all its requests; what is still on its way is taken."""
+        inbox, self._inbox = self._inbox, None
+        self._outstanding = Outstanding()
+        self._cramped_at = None
+        if inbox is not None:
+            closing = asyncio.create_task(inbox.client.close_inbox(inbox.number), name="close inbox")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _settle(self, seconds: float) -> None:
+        """Wait until the server will send no more to inboxes given up."""
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=seconds)
+
+    async def _bring_back(self) -> bool:
+        """Make the consumer, and its stream, again."""
+        try:
+            await self._stream.restore(self._kind)
+        except JsworkerError as fault:
+            self._ail(str(fault))
+            self._pauses.failed()
+            return False
+        self._gone = False
+        return True
+
+    def _take(
+        self, inbox: _Inbox, subject: str, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> None:
+        current = inbox is self._inbox
+        if not reply:
+            if current:
+                self._on_status(subject[len(inbox.subject) :], headers or {})
+            return
+        arrival = read(subject, reply, data, kind=self._kind, answer=self._answer)
+        if arrival is None:
+            self._stream.events.emit("message.refused", kind=self._kind, reason="not delivered by JetStream")
+            return
+        if current:
+            self._outstanding.received()
+            self._sign_of_life()
+        if self._stopping or self._paused:
+            arrival.nak()
+        elif isinstance(arrival, Delivery):
+            self._deliver(arrival)
+        else:
+            self._undecodable(arrival)
+        self._signal.set()
+
+    def _on_status(self, request: str, headers: dict[str, str]) -> None:
+        status = headers.get("Status", "")
+        owed = headers.get("Nats-Pending-Messages", "")
+        if not request.isdigit():
+            return
+        if status == "100":
+            self._sign_of_life()
+            return
+        if owed.isdigit():  # the request expired, or its server shuts down or is no longer the leader
+            self._outstanding.ended(int(request), int(owed))
+            if status == "408":
+                self._sign_of_life()
+            else:
+                self._pauses.failed()
+        elif status == "408":  # from a server that does not say what it owes
+            self._leave()
+        else:
+            text = headers.get("Description", "").partition("\n")[0]
+            self._gone = self._gone or status == "503" or text == "Consumer Deleted"
+            self._ail(f"JetStream answered {status} {text}".rstrip())
+            self._leave()
+            self._pauses.failed()
+        self._signal.set()
+
+    def _sign_of_life(self) -> None:
+        self._heard_at = time.monotonic()
+        self._pauses.worked()
+        if self._ailing:
+            self._ailing = False
+            self._stream.events.emit("worker.restored", what=f"consumer {self._kind}")
+
+    def _ail(self, reason: str) -> None:
+        if not self._ailing:
+            self._ailing = True
+            self._stream.events.emit("worker.degraded", what=f"consumer {self._kind}", reason=reason)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._ail(f"{type(error).__name__}: {error}")
+
+    def _on_disconnect(self) -> None:
+        self._leave()
+        self._signal.set()
+
+    def _on_reconnect(self) -> None:
+        self._pauses.end()
+        self._signal.set()

@@ -1,0 +1,381 @@
+"""The parent: starts children, passes signals on, kills what hangs, restarts what died."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from jsworker.core.clock import boottime
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings, variable_of
+from jsworker.supervisor.child_messages import MOST_CULPRITS, Bury
+from jsworker.supervisor.child_process import Child, Fate
+from jsworker.supervisor.child_start import DUMP_SIGNAL
+from jsworker.supervisor.children import Place, Places
+from jsworker.supervisor.dead_children import Burials, Dead
+from jsworker.supervisor.fleet_view import CONDEMNED, EXITED, HUNG, KILLED, View
+from jsworker.supervisor.reaping import reap_orphans
+from jsworker.supervisor.status_line import StatusLine, Work
+from jsworker.telemetry.logs import log_events
+
+CONNECT_SECONDS: Final = 10.0
+"""For so long the first generation tries to reach its servers."""
+
+_WRONG_SETTINGS: Final = 2
+_LEAVE_SECONDS: Final = 3.0
+_MARGIN_SECONDS: Final = 1.0
+_LINE_SECONDS: Final = 0.2
+_LAST_SIGNS_SECONDS: Final = 0.2
+"""Between the dump of a hung child's stacks and SIGKILL."""
+_ROUNDS_A_TIMEOUT: Final = 10
+_SHORTEST_ROUND_SECONDS: Final = 0.05
+_LONGEST_ROUND_SECONDS: Final = 0.5
+_HEARD_ROUNDS: Final = 2
+"""So many rounds count at most of a pause in which the parent itself stood still."""
+_ASLEEP_ROUNDS: Final = 10
+_OWN_ENDS: Final = frozenset(
+    -number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+)
+"""Exit codes of a process that ended by what it did itself, whoever stood still meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a supervisor ended.
+
+    Attributes:
+        code: its exit code.
+        words: the error of the child that it ended for; None: there was none.
+    """
+
+    code: int
+    words: str | None
+
+
+class Supervisor:
+    """The parent of ``PROCESSES`` workers. Single-threaded; to be run in the main thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        connect_seconds: float = CONNECT_SECONDS,
+        shows_work: bool = False,
+    ) -> None:
+        """Prepare a supervisor; nothing starts yet.
+
+        Args:
+            settings: how many children, their time-outs, and where the database is.
+            command: starts a child; arguments for ``birth.Birth`` are put behind it.
+            environment: of every child; WORKER_ID, when it is set, gets the child's number.
+            connect_seconds: for how long the first generation tries to reach its servers.
+            shows_work: whether stderr is a terminal on which a line tells every second what is done.
+        """
+        self._settings = settings
+        self._command = command
+        self._environment = environment
+        self._connect_seconds = connect_seconds
+        self._places = Places(settings.processes, heartbeat_interval=settings.heartbeat_interval)
+        self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
+        self._events = Events()
+        self._burials = Burials(
+            settings, worker_id=self._id, events=self._events, on_requeued=self._wake_children
+        )
+        round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
+        self._round_seconds = min(_LONGEST_ROUND_SECONDS, max(_SHORTEST_ROUND_SECONDS, round_seconds))
+        self._over = asyncio.Event()
+        self._signals = 0
+        self._stopping = False
+        self._code = 0
+        self._words: str | None = None
+        self._woke_at = -_MARGIN_SECONDS
+        self._ended_before = 0  # runs of children that have died
+        self._status = StatusLine(self._work) if shows_work else None
+        self._logger = structlog.get_logger()
+
+    async def run(self) -> Ending:
+        """Supervise until a signal stops it or a child cannot work at all.
+
+        Raises:
+            PortUnavailable: probes and metrics cannot be served; nothing was started.
+        """
+        log_events(self._events, worker_id=self._id)
+        async with self._serving():
+            return await self._supervise()
+
+    def view(self) -> View:
+        """Return how everything is at this moment."""
+        return self._places.view(stopping=self._stopping, stalls=dict(self._burials.stalls))
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Serve probes and metrics meanwhile, if somebody wants them; else their libraries are not loaded."""
+        host, port = self._settings.http_host, self._settings.http_port
+        if port is None:
+            yield
+            return
+        from jsworker.supervisor.probes import Probes  # noqa: PLC0415 -- likewise
+        from jsworker.telemetry.http import HttpServer  # noqa: PLC0415 -- see above
+
+        server = HttpServer(Probes(self.view).routes())
+        found = await server.open(host, port)
+        self._logger.info("http.listening", host=host, port=found)
+        try:
+            yield
+        finally:
+            await server.close()
+
+    async def _supervise(self) -> Ending:
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = boottime()
+        handled = self._listen_to_signals()
+        try:
+            for place in self._places:
+                self._start(place)
+            self._round = self._loop.call_later(self._round_seconds, self._go_round)
+            if self._status is not None:
+                self._status.start()
+            await self._over.wait()
+            self._round.cancel()
+            await self._burials.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
+        finally:
+            if self._status is not None:
+                self._status.stop()
+            for number in handled:
+                self._loop.remove_signal_handler(number)
+            for child in self._children():
+                child.abandon()
+        return Ending(self._code, self._words)
+
+    def note_ready(self, child: Child, kinds: Sequence[str]) -> None:
+        """A child works on these kinds."""
+        self._places.note_ready(child)
+        self._burials.expect(kinds)
+        self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
+
+    def note_registered(self, child: Child, worker_id: str) -> None:
+        """A child may hold jobs from now on."""
+        for other in self._children():
+            if other is not child:
+                other.leave_to_parent(worker_id)
+
+    def note_condemned(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+        """Kill a child at its own wish."""
+        if child.fate is None:
+            ids = tuple(job_id for job_id, _ in culprits)
+            self._logger.warning(
+                "child.condemned", **child.facts(), reason=reason, culprits=[str(job_id) for job_id in ids]
+            )
+            blamed = () if self._stopping else ids
+            child.fate = Fate(CONDEMNED, reason, counted=not self._stopping, culprits=blamed)
+        child.send(signal.SIGKILL)
+
+    def _listen_to_signals(self) -> list[signal.Signals]:
+        """Install handlers before the first child starts: process 1 gets no unhandled signal."""
+        handlers: dict[signal.Signals, Callable[[], None]] = {
+            number: partial(self._on_stop_signal, number) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+            handlers[signal.SIGHUP] = partial(self._on_stop_signal, signal.SIGHUP)
+        handlers[signal.SIGCHLD] = self._reap
+        for number, handler in handlers.items():
+            self._loop.add_signal_handler(number, handler)
+        return list(handlers)
+
+    def _start(self, place: Place) -> None:
+        place.restart = None
+        place.generation += 1
+        try:
+            place.child = Child(
+                self._command,
+                environment=self._environment_of(place.number),
+                connect_seconds=self._connect_seconds if place.generation == 1 else None,
+                number=place.number,
+                generation=place.generation,
+                name=partial(self._name_of, place.number),
+                concurrency=self._settings.concurrency,
+                watchdog_timeout=self._settings.watchdog_timeout,
+                startup_timeout=self._settings.startup_timeout,
+                watcher=self,
+            )
+            self._tell_siblings(place.child)
+        except OSError as error:  # no memory, no process ids: others may end meanwhile
+            self._logger.warning("child.not_started", child=place.number, reason=str(error))
+            self._restart_later(place, place.restarts.delay_after(0.0, worked=False))
+
+    def _tell_siblings(self, child: Child) -> None:
+        """Tell a new child whose jobs are not its business, also when it finds their processes gone."""
+        siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
+        for worker_id in [*siblings, *self._burials.waiting()]:
+            child.leave_to_parent(worker_id)
+
+    def _environment_of(self, number: int) -> Mapping[str, str]:
+        if self._settings.worker_id is None:
+            return self._environment
+        return {**self._environment, variable_of("worker_id"): f"{self._settings.worker_id}-{number}"}
+
+    def _name_of(self, number: int, pid: int) -> str:
+        """Return a child's worker id without its random end, as ``runtime.identity`` makes it."""
+        given = self._settings.worker_id
+        return f"{self._settings.hostname}-{pid}" if given is None else f"{given}-{number}"
+
+    def _restart_later(self, place: Place, seconds: float) -> None:
+        if seconds:
+            self._logger.info("child.restart_delayed", child=place.number, seconds=round(seconds, 2))
+            place.restart = self._loop.call_later(seconds, self._start, place)
+        else:
+            self._start(place)
+
+    def _children(self) -> list[Child]:
+        return self._places.children()
+
+    def _work(self) -> Work:
+        children = self._children()
+        begun = [child.begun() for child in children]
+        running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
+        return Work(self._ended_before + sum(child.ended for child in children), running)
+
+    def _wake_children(self) -> None:
+        for child in self._children():
+            child.wake()
+
+    def _go_round(self) -> None:
+        """Judge silent children; hear them first, for the parent itself may have stood still."""
+        self._round = self._loop.call_later(self._round_seconds, self._go_round)
+        now = boottime()
+        passed = now - self._heard_at
+        self._heard_at = now
+        if self._stood_still(passed):
+            self._woke_at = now
+        for child in self._children():
+            child.listen_again()
+            heard = min(passed, _HEARD_ROUNDS * self._round_seconds)
+            if child.silence.pass_by(heard, now=now) and child.fate is None:
+                self._kill_hung(child)
+        self._reap()
+
+    def _kill_hung(self, child: Child) -> None:
+        seconds = round(child.silence.seconds, 2)
+        self._logger.error("child.hung", **child.facts(), silent_seconds=seconds)
+        reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
+        child.fate = Fate(HUNG, reason, counted=not self._stopping)
+        # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
+        self._loop.call_later(_LINE_SECONDS, child.send, DUMP_SIGNAL)
+        self._loop.call_later(_LINE_SECONDS, child.send, signal.SIGTERM)
+        self._loop.call_later(_LINE_SECONDS + _LAST_SIGNS_SECONDS, child.send, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for place in self._places:
+            if place.child is not None and place.child.exit_code is not None:
+                child, place.child = place.child, None
+                self._ended_before += child.ended
+                child.close()
+                self._note_death(place, child, child.exit_code or 0)
+        if os.getpid() == 1:
+            reap_orphans([child.pid for child in self._children()])
+        if self._stopping and not self._children():
+            self._over.set()
+
+    def _note_death(self, place: Place, child: Child, code: int) -> None:
+        unfit = not child.ready and (code == _WRONG_SETTINGS or (code > 0 and child.generation == 1))
+        # Told to stop, a process that holds nothing may be at its very end, without handlers for signals.
+        well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
+        if not well and not unfit:
+            self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
+            if not self._stopping:
+                self._places.note_death(child.fate.how if child.fate else KILLED if code < 0 else EXITED)
+        self._bury(child)
+        if self._stopping:
+            self._code = self._code or int(not well)
+        elif unfit:
+            self._end_for(child, code)
+        else:
+            self._restart_later(place, place.restarts.delay_after(child.age, worked=child.ready))
+
+    def _bury(self, child: Child) -> None:
+        if child.worker_id is None or not child.holds_jobs:
+            return
+        if not self._settings.recovers_by()["supervisor"]:
+            self._logger.warning(
+                "child.not_buried",
+                **child.facts(),
+                reason=f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand",
+            )
+            return
+        reason = f"its process ended: {child.ending()}"
+        innocent = self._just_woke() and child.exit_code not in _OWN_ENDS
+        fate = child.fate or Fate(KILLED, reason, counted=not (self._stopping or innocent))
+        in_flight = 0.0 if child.stopped else self._settings.statement_timeout
+        counted, culprits = fate.counted, fate.culprits
+        if counted and not culprits and (begun := child.begun()) is not None:
+            # Whatever ended the process was not a job that waited for its slot.
+            counted, culprits = bool(begun), begun
+        dead = Dead(child.worker_id, fate.reason, counted, culprits, in_flight)
+        self._burials.add(dead, asked_sibling=self._ask_sibling(dead))
+
+    def _ask_sibling(self, dead: Dead) -> bool:
+        """Have a live child take back the jobs: it is connected, and has loaded what it takes."""
+        able = [
+            child for child in self._children() if child.ready and not child.stopped and child.fate is None
+        ]
+        if not able or self._stopping or len(dead.culprits) > MOST_CULPRITS:
+            return False
+        culprits = list(dead.culprits)
+        told = Bury(worker_id=dead.worker_id, reason=dead.reason, counted=dead.counted, culprits=culprits)
+        min(able, key=lambda child: child.silence.seconds).bury(told)
+        return True
+
+    def _just_woke(self) -> bool:
+        """Tell whether the parent stood still until a moment ago: its children probably did as well."""
+        now = boottime()
+        return now - self._woke_at < _MARGIN_SECONDS or self._stood_still(now - self._heard_at)
+
+    def _stood_still(self, seconds: float) -> bool:
+        return seconds > _ASLEEP_ROUNDS * self._round_seconds
+
+    def _end_for(self, child: Child, code: int) -> None:
+        """End with the code of a child that cannot work, which no other child could either."""
+        self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
+        self._words = child.last_words
+        self._stop(force=False)
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        force = self._signals > 1
+        running = self._work().running
+        reason = _waiting_for(running, self._settings.shutdown_timeout, force=force)
+        self._logger.info("supervisor.stopping", signal=number.name, force=force, jobs=running, reason=reason)
+        self._stop(force=force)
+
+    def _stop(self, *, force: bool) -> None:
+        self._stopping = True
+        for place in self._places:
+            if place.restart is not None:
+                place.restart.cancel()
+        for child in self._children():
+            child.stop(force=force)
+        settings = self._settings
+        seconds = 2 * settings.statement_timeout + _LEAVE_SECONDS + _MARGIN_SECONDS
+        self._loop.call_later(seconds + (0 if force else settings.shutdown_timeout), self._kill_the_rest)
+        self._reap()
+
+    def _kill_the_rest(self) -> None:
+        for child in self._children():
+            self._logger.error("child.killed", **child.facts(), reason="it did not end in time")
+            child.send(signal.SIGKILL)
+
+
+def _waiting_for(running: int | None, seconds: float, *, force: bool) -> str:
+    if running == 0:
+        return "no job is running"
+    jobs = "jobs" if running is None else f"{running} job{'' if running == 1 else 's'}"
+    return f"handing {jobs} back" if force else f"waiting up to {seconds:g} s for {jobs}; again to force"

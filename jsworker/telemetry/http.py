@@ -1,0 +1,181 @@
+"""A small HTTP server for probes and metrics, which clients cannot harm: it reads a request and answers it.
+
+One request a connection, no bodies, a deadline for the whole of it, and a limit to how many there are.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import h11
+import structlog
+
+from jsworker.core.errors import JsworkerError
+
+_SECONDS: Final = 5.0
+"""That a connection may last, however slowly its client speaks or listens."""
+_CONNECTIONS: Final = 64
+_HEAD_BYTES: Final = 16 * 1024
+_READ_BYTES: Final = 4_096
+_TEXT: Final = "text/plain; charset=utf-8"
+_HEADERS: Final = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Connection", "close"),
+)
+
+
+class PortUnavailable(JsworkerError):
+    """The port of health and metrics cannot be listened to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a path answers.
+
+    Attributes:
+        status: HTTP status.
+        body: its content.
+        content_type: what the content is.
+    """
+
+    status: int
+    body: bytes
+    content_type: str = _TEXT
+
+
+Route = Callable[[str], Answer | Awaitable[Answer]]
+"""Answers from what is known, at once or soon; it gets the request's Accept header."""
+
+
+class HttpServer:
+    """Answers GET and HEAD on a few fixed paths."""
+
+    def __init__(self, routes: Mapping[str, Route], *, seconds: float = _SECONDS) -> None:
+        """Prepare; nothing is listened to yet.
+
+        Args:
+            routes: by path.
+            seconds: that one connection may last.
+        """
+        self._routes = routes
+        self._seconds = seconds
+        self._talking: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """The connections, the oldest first."""
+        self._server: asyncio.Server | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen, and return the port.
+
+        Args:
+            host: address or name.
+            port: 0 stands for any free one.
+
+        Raises:
+            PortUnavailable: somebody else has it, or there is no such address.
+        """
+        try:
+            self._server = await asyncio.start_server(self._greet, host, port, limit=_HEAD_BYTES)
+        except (OSError, UnicodeError) as error:
+            number = getattr(error, "errno", None)
+            # asyncio's own text for a port that is taken names the address once more.
+            reason = os.strerror(number) if number and number > 0 else str(error)
+            raise PortUnavailable(
+                f"JSWORKER_HTTP_PORT={port} on JSWORKER_HTTP_HOST={host} cannot be listened to: {reason}"
+            ) from None
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def close(self) -> None:
+        """Listen no more and end what is being said."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._talking:
+            task.cancel()
+        if self._talking:
+            await asyncio.wait(self._talking)
+
+    def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._talking) >= _CONNECTIONS:
+            # Whoever asks is answered within milliseconds: the oldest is one that only holds its place.
+            oldest, held = next(iter(self._talking.items()))
+            del self._talking[oldest]
+            held.transport.abort()  # here: a task that has not begun yet would close nothing
+            oldest.cancel()
+        task = asyncio.create_task(self._serve(reader, writer), name="jsworker http")
+        self._talking[task] = writer
+        task.add_done_callback(lambda _: self._talking.pop(task, None))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._talk(reader, writer)
+        except (TimeoutError, OSError):
+            writer.transport.abort()
+        finally:
+            writer.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+        try:
+            request = await _read(connection, reader)
+        except h11.RemoteProtocolError as error:
+            answer, with_body = _plain(error.error_status_hint, "not a request of HTTP/1.1"), True
+        else:
+            if request is None:  # it left without a word
+                return
+            answer, with_body = await self._answer(request), request.method != b"HEAD"
+        await _write(connection, writer, answer, with_body=with_body)
+        writer.write_eof()
+        while await reader.read(_READ_BYTES):  # what it still says; else it might lose our answer
+            pass
+
+    async def _answer(self, request: h11.Request) -> Answer:
+        if request.method not in (b"GET", b"HEAD"):
+            return _plain(405, "only GET and HEAD")
+        path = request.target.partition(b"?")[0].decode("ascii")
+        route = self._routes.get(path)
+        if route is None:
+            return _plain(404, f"there are: {' '.join(self._routes)}")
+        accept = next((value for name, value in request.headers if name == b"accept"), b"")
+        try:
+            answer = route(accept.decode("latin-1"))
+            return answer if isinstance(answer, Answer) else await answer
+        except Exception:  # noqa: BLE001 -- a mistake of ours; the other paths still answer
+            structlog.get_logger().exception("http.failed", path=path)
+            return _plain(500, "this is a mistake in jsworker; its log tells more")
+
+
+async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Request):
+            return event
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(_READ_BYTES))
+        else:
+            return None
+
+
+async def _write(
+    connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool
+) -> None:
+    headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body))), *_HEADERS]
+    if answer.status == 405:
+        headers.append(("Allow", "GET, HEAD"))
+    if connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+        return
+    data = connection.send(h11.Response(status_code=answer.status, headers=headers)) or b""
+    if with_body:
+        data += connection.send(h11.Data(data=answer.body)) or b""
+    with suppress(h11.LocalProtocolError):  # of a HEAD request
+        data += connection.send(h11.EndOfMessage()) or b""
+    writer.write(data)
+    await writer.drain()
+
+
+def _plain(status: int, words: str) -> Answer:
+    return Answer(status, f"{words}\n".encode())

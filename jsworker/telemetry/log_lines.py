@@ -1,0 +1,159 @@
+"""The two forms of a log line: JSON with every field, and words for people."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from structlog.typing import EventDict, WrappedLogger
+
+from jsworker.core.names import printable, short_id
+from jsworker.core.tracebacks import from_users_code
+
+LONGEST_VALUE: Final = 2_000
+"""Characters that a line shows of one value."""
+LONGEST_TRACEBACK: Final = 8_000
+
+CLEAR_LINE: Final = "\x1b[K"
+"""Clears what a line that is shown for a moment has left."""
+
+_WORDS: Final = {
+    "job.claimed": "claimed",
+    "job.started": "started",
+    "job.progress": "progress",
+    "job.completed": "completed",
+    "job.error": "attempt failed",
+    "job.failed": "failed for good",
+    "job.released": "handed back",
+    "job.cancelled": "cancelled",
+    "job.cleared": "taken back",
+    "job.stalled": "stalled",
+    "job.lost": "lost: it is another run's by now",
+    "job.fenced": "stopped itself: its heartbeats were not answered",
+    "job.skipped": "message skipped",
+    "job.stop_ignored": "goes on although it was told to stop",
+    "supervisor.stopping": "stopping",
+}
+_EVENT: Final = re.compile(r"[a-z]+\.[a-z_]+")
+_BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
+_COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
+_APART: Final = frozenset({"timestamp", "level", "event", "job_id", "kind", "exception", "at"})
+_OF_JOBS: Final = frozenset({"fencing_token", "worker_id"})
+"""Left out of lines about a job, which `jsworker job` tells more about."""
+_MESSAGES: Final = ("error", "reason")
+"""Whole sentences: the first that is there ends the line."""
+
+
+def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Make every value one that JSON knows, printable and bounded; a traceback keeps its lines."""
+    fields = {printable(name, 200): _plain(value) for name, value in event.items()}
+    if isinstance(trace := event.get("exception"), str):
+        fields["exception"] = "\n".join(_traceback_lines(trace))
+    return fields
+
+
+class ConsoleLines:
+    """Writes log lines for people: local time, the event in words, short ids, a traceback below."""
+
+    def __init__(self, *, colours: bool, clears: bool) -> None:
+        """Prepare.
+
+        Args:
+            colours: whether levels are coloured.
+            clears: whether each line first clears the one that the cursor stands in.
+        """
+        self._colours = colours
+        self._clears = clears
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+        """Return a line, and below it the traceback if there is one."""
+        level = str(event["level"])
+        mark = f"{level:<8}"
+        if self._colours:
+            mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
+        head = [_local_time(event["timestamp"]), mark, *_subject(event), _in_words(str(event["event"]))]
+        left_out = _APART | _OF_JOBS if event.get("job_id") is not None else _APART
+        message = next((name for name in _MESSAGES if event.get(name) is not None), None)
+        pairs = [
+            f"{printable(name, 200)}={_value(value)}"
+            for name, value in event.items()
+            if value is not None and name != message and name not in left_out
+        ]
+        line = " ".join(head) + (f" ({', '.join(pairs)})" if pairs else "")
+        if message is not None:
+            line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
+        if event.get("at"):
+            line += f" at {printable(str(event['at']), LONGEST_VALUE)}"
+        if isinstance(trace := event.get("exception"), str):
+            line += "".join(f"\n  {part}" for part in _traceback_lines(from_users_code(trace)))
+        return CLEAR_LINE + line if self._clears else line
+
+
+def _local_time(timestamp: Any) -> str:
+    return datetime.fromisoformat(str(timestamp)).astimezone().strftime("%H:%M:%S")
+
+
+def _subject(event: Mapping[str, Any]) -> Iterator[str]:
+    if event.get("kind") is not None:
+        yield printable(str(event["kind"]), LONGEST_VALUE)
+    if event.get("job_id") is not None:
+        yield printable(short_id(event["job_id"]), LONGEST_VALUE)
+
+
+def _in_words(name: str) -> str:
+    words = _WORDS.get(name) or (re.sub(r"[._]", " ", name) if _EVENT.fullmatch(name) else name)
+    return printable(words, LONGEST_VALUE)
+
+
+def _value(value: Any) -> str:
+    """Return a value for people: quoted where it could be taken for the next field."""
+    match value:
+        case float():
+            return f"{value:.3g}" if abs(value) < 1_000 else f"{value:.0f}"
+        case list() | tuple() if value and all(
+            isinstance(part, str) and _BARE.fullmatch(part) for part in value
+        ):
+            return printable(",".join(value), LONGEST_VALUE)
+        case Mapping() | list() | tuple() | set() | frozenset():
+            return str(_plain(value))
+    text = _text(value)
+    cut = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    return cut if _BARE.fullmatch(cut) else printable(repr(cut), LONGEST_VALUE)
+
+
+def _traceback_lines(trace: str) -> Iterator[str]:
+    """Yield the lines of a traceback; of a long one the end, where the error itself stands."""
+    cut = trace if len(trace) <= LONGEST_TRACEBACK else f"…{trace[1 - LONGEST_TRACEBACK :]}"
+    for line in cut.splitlines():
+        yield printable(line, LONGEST_VALUE)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON knows it: printable and bounded."""
+    match value:
+        case None | bool() | int():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case Mapping():
+            return _bounded({printable(str(name), 200): _plain(item) for name, item in value.items()})
+        case list() | tuple() | set() | frozenset():
+            return _bounded([_plain(item) for item in value])
+        case _:
+            return printable(_text(value), LONGEST_VALUE)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case BaseException():
+            return f"{type(value).__name__}: {value}"
+        case _:
+            return str(value)
+
+
+def _bounded(value: Any) -> Any:
+    text = str(value)
+    return value if len(text) <= LONGEST_VALUE else printable(text, LONGEST_VALUE)

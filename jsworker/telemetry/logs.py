@@ -1,0 +1,245 @@
+"""Log lines, as JSON or for people: from events, from processors, and from other libraries alike."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Literal, TextIO, cast
+
+import structlog
+from structlog.stdlib import ProcessorFormatter
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from jsworker.core.errors import SettingsError
+from jsworker.core.events import EVENT_NAMES, Event, Events
+from jsworker.core.names import shown
+from jsworker.core.tracebacks import raised_at
+from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter, writer_to
+from jsworker.telemetry.log_lines import CLEAR_LINE, ConsoleLines, json_fields
+
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+_PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
+_WARNINGS: Final = frozenset(
+    {
+        "job.error",
+        "job.failed",
+        "job.stalled",
+        "job.fenced",
+        "job.lost",
+        "stale.detected",
+        "stale.recovered",
+        "recovery.off",
+        "heartbeat.failed",
+        "database.changed",
+        "prune.failed",
+        "message.dead",
+        "message.refused",
+        "message.republished",
+        "row.refused",
+        "setup.slow",
+        "worker.degraded",
+    }
+)
+_ERRORS: Final = frozenset({"job.stop_ignored"})
+_TOLD_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
+"""Of jobs that were taken back together one line tells: a dead pod may have had hundreds."""
+_TOGETHER: Final = "stale.recovered"
+_HEAD: Final = ("timestamp", "level", "event")
+_FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
+_TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception", "at"})
+"""Keys with a meaning of their own for structlog."""
+
+_NO_EXTRAS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+"""What ``logging`` itself, or another handler, has put into a record."""
+
+Facts = Callable[[], Mapping[str, Any]]
+
+bound_facts: Final[ContextVar[Facts | None]] = ContextVar("jsworker_bound_facts", default=None)
+"""What every line of the code that runs here tells besides its own: the job it works on."""
+
+speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_worker", default=None)
+"""The worker whose code runs here."""
+
+_writers: Final[dict[int, LineWriter]] = {}
+"""By the file descriptor they write to, of which a process has one for stderr."""
+
+_QUIET_LIBRARIES: Final = (
+    *("alembic", "asyncio", "concurrent", "nats", "opentelemetry", "prometheus_client"),
+    *("psycopg", "sqlalchemy"),
+)
+"""What a worker brings along tells nothing below a warning, unless somebody has given its logger a level."""
+
+
+def configure_logs(
+    *,
+    format: Literal["json", "console"],  # noqa: A002 -- the setting's name
+    level: str,
+    stream: TextIO | None = None,
+) -> None:
+    """Send every log line of this process to one stream: the events, and all that goes through ``logging``.
+
+    The root logger gets the level; the libraries that a worker brings along tell what is a warning at least.
+
+    Args:
+        format: ``json``, one line each, or ``console`` for people, with tracebacks below.
+        level: the least level: debug, info, warning, error or critical.
+        stream: where the lines go; default: stderr.
+
+    Raises:
+        SettingsError: there is no such format or level.
+    """
+    if format not in ("json", "console"):
+        raise SettingsError(f"JSWORKER_LOG_FORMAT={shown(format)} must be json or console")
+    if level not in _LEVELS:
+        raise SettingsError(f"JSWORKER_LOG_LEVEL={shown(level)} must be one of {', '.join(_LEVELS)}")
+    out = _stderr() if stream is None else stream
+    prepare: list[Processor] = [
+        _with_bound_facts,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    on_terminal = is_terminal(stream or sys.stderr)
+    colours = on_terminal and "NO_COLOR" not in os.environ
+    write: list[Processor] = (
+        [json_fields, structlog.processors.JSONRenderer()]
+        if format == "json"
+        else [ConsoleLines(colours=colours, clears=on_terminal)]
+    )
+    structlog.configure(
+        processors=[*prepare, _in_order, *write],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
+    )
+    formatter = ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
+        processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
+    )
+    _take_foreign_lines(out, _LEVELS[level], formatter)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Tell whether a stream is a terminal on which lines can be written over."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def write_line(text: str) -> None:
+    """Write a line, or several, of another form behind the log lines; returns at once."""
+    _stderr().write(f"{text}\n")
+
+
+def show_line(text: str) -> None:
+    """Show a line on the terminal until the next one is written or shown; returns at once."""
+    _stderr().write(f"{text}{CLEAR_LINE}\r")
+
+
+def lines_dropped() -> int:
+    """Return how many lines were not written because nobody read stderr."""
+    return sum(writer.dropped for writer in _writers.values())
+
+
+def drain_logs(seconds: float = FLUSH_SECONDS) -> None:
+    """Wait until all lines have been read, at most for so long: for ends of a process without ``atexit``."""
+    for writer in _writers.values():
+        writer.drain(seconds)
+
+
+def log_events(events: Events, *, worker_id: str | None = None) -> None:
+    """Write a line for every event from now on; call ``configure_logs`` first.
+
+    Only events that the configured level lets through are listened to, so that hot paths need not build
+    the others.
+
+    Args:
+        events: where to listen.
+        worker_id: who speaks, in every line whose event names no other worker.
+    """
+    speaking_worker.set(worker_id)
+    logger: FilteringBoundLogger = structlog.get_logger()
+    logger = logger.bind(worker_id=worker_id) if worker_id else logger.bind()
+
+    def write(event: Event) -> None:
+        level = logging.DEBUG if _is_told_already(event) else level_of(event.name)
+        place = {} if event.exception is None else {"at": raised_at(event.exception) or None}
+        logger.log(level, event.name, **_field_names(event.fields), **place)
+
+    for name in EVENT_NAMES:
+        if logger.is_enabled_for(level_of(name)):
+            events.on(name, write)
+
+
+def level_of(name: str) -> int:
+    """Return the level at which an event is logged: what happens to every job at debug."""
+    if name in _PER_JOB:
+        return logging.DEBUG
+    if name in _ERRORS:
+        return logging.ERROR
+    return logging.WARNING if name in _WARNINGS else logging.INFO
+
+
+def _is_told_already(event: Event) -> bool:
+    """Tell whether another line says it: that of all jobs taken back together, or the only job's own."""
+    if event.name == _TOGETHER:
+        return event.fields.get("jobs") == 1
+    return event.name in _TOLD_TOGETHER and event.fields.get("together", 1) > 1
+
+
+def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
+    if _TAKEN.isdisjoint(fields):
+        return fields
+    return {f"{name}_" if name in _TAKEN else name: value for name, value in fields.items()}
+
+
+def _stderr() -> "TextIO | LineWriter":
+    writer = writer_to(sys.stderr, on_dropped=_tell_dropped)
+    return _writers.setdefault(writer.descriptor, writer) if isinstance(writer, LineWriter) else writer
+
+
+def _tell_dropped(lines: int) -> None:
+    structlog.get_logger().warning(
+        "log.dropped", lines=lines, reason="nobody read stderr; up to 10,000 lines wait"
+    )
+
+
+def _take_foreign_lines(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
+    root = logging.getLogger()
+    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
+        root.removeHandler(earlier)
+    handler: logging.Handler = logging.StreamHandler(out)
+    handler.set_name("jsworker")
+    handler.setLevel(level)
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
+    root.setLevel(level)
+    for name in _QUIET_LIBRARIES:
+        library = logging.getLogger(name)
+        if library.level == logging.NOTSET:
+            library.setLevel(logging.WARNING)
+
+
+def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Add what is bound; a line that names a job itself is about that one."""
+    facts = bound_facts.get()
+    if facts is None or "job_id" in event:
+        return event
+    return {"worker_id": speaking_worker.get(), **facts(), **event}
+
+
+def _with_extras(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Add what a line of ``logging`` was given as ``extra``."""
+    record = vars(event["_record"])
+    return {
+        **_field_names({name: value for name, value in record.items() if name not in _NO_EXTRAS}),
+        **event,
+    }
+
+
+def _in_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    return {**{name: event[name] for name in _FIRST if name in event}, **event}

@@ -1,0 +1,134 @@
+"""How a worker is: what it knows of itself without asking anybody, and what a survey found last."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from jsworker.core.events import Events
+
+MOST_KINDS: Final = 200
+"""Kinds that the figures of a process tell apart: its own first, then those of other workers."""
+OTHER_KINDS: Final = "_other"
+"""Stands for all other kinds; no kind can have this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Connections of one pool.
+
+    Attributes:
+        in_use: lent at this moment.
+        limit: that may be lent at once.
+    """
+
+    in_use: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a worker can do all it should at this moment.
+
+    Attributes:
+        postgresql: whether PostgreSQL answered the last statement.
+        nats: whether there is a connection to NATS.
+        migration: revision of the database's schema when it was last looked at; None: there is none.
+        pulling: whether it asks for messages of every kind.
+        draining: whether it was told to stop.
+        ailing: what else does not work, in a few words.
+        misfit: why the schema does not fit this version, and what to do; None: it does.
+        publishing: whether JetStream stores messages, as far as is known.
+    """
+
+    postgresql: bool
+    nats: bool
+    migration: str | None
+    pulling: bool
+    draining: bool
+    ailing: Sequence[str]
+    misfit: str | None = None
+    publishing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """A worker at this moment.
+
+    Attributes:
+        readiness: whether it can do all it should.
+        in_flight: runs in hand, by kind: waiting for a job slot, running, or being settled.
+        heartbeat_lag: seconds since the start of the last heartbeat that was answered.
+        event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
+        pools: connections to PostgreSQL, by the pool's name.
+        recovers_by: for each rule of recovery whether this worker takes jobs back by it.
+    """
+
+    readiness: Readiness
+    in_flight: Mapping[str, int]
+    heartbeat_lag: float
+    event_loop_lag: float
+    pools: Mapping[str, PoolUse]
+    recovers_by: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One kind's jobs in the table and its messages in the stream.
+
+    Attributes:
+        jobs: how many, by status: scheduled, queued, processing.
+        oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
+        to_publish: queued jobs whose message is still to be sent.
+        pending: messages that were never delivered; None: JetStream did not tell.
+        unacknowledged: messages delivered and not answered; None likewise.
+    """
+
+    jobs: Mapping[str, int]
+    oldest_seconds: float
+    to_publish: int
+    pending: int | None
+    unacknowledged: int | None
+
+    @property
+    def drift(self) -> int | None:
+        """Jobs that expect a message in the stream, minus the messages that are there; None: unknown."""
+        if self.pending is None or self.unacknowledged is None:
+            return None
+        expecting = self.jobs.get("queued", 0) - self.to_publish + self.jobs.get("processing", 0)
+        return expecting - self.pending - self.unacknowledged
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a survey of both servers found: the same for every worker of an installation.
+
+    Attributes:
+        queues: by kind; all that are not told apart are there as ``OTHER_KINDS``.
+        outbox_jobs: queued jobs whose message is still to be sent.
+        outbox_oldest_seconds: for how long the oldest of them has been queued; 0 when there is none.
+        dead_messages: messages that nobody could use.
+        refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
+    """
+
+    queues: Mapping[str, Queue]
+    outbox_jobs: int
+    outbox_oldest_seconds: float
+    dead_messages: int
+    refused_rows: Mapping[str, int] = field(default_factory=dict)
+
+
+class Patient(Protocol):
+    """Whoever can be looked at: a worker."""
+
+    @property
+    def events(self) -> Events:
+        """What happens to it."""
+        ...
+
+    def vitals(self) -> Vitals | None:
+        """Return how it is; None before it has started."""
+        ...
+
+    def fleet(self) -> Fleet | None:
+        """Return what its last survey found; None: it makes none, or had no answer lately."""
+        ...

@@ -1,0 +1,128 @@
+"""The owner's own duty: a run is stopped before anybody may start it elsewhere, and ends with its process.
+
+And a run whose long time-out has passed is stopped, which is looked for here too.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.events import Events
+from jsworker.worker.pipeline.run import Hand, Phase, Run, Stop
+from jsworker.worker.presence import Presence
+from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
+from jsworker.worker.supervision import Ties
+
+_GRACE_HEARTBEATS: Final = 2
+"""For so many intervals a run may go on after it was told to stop; the fence leaves as much time."""
+
+_CANCELLATIONS: Final = 2
+"""A coroutine is cancelled so often before it counts as one that ignores its stop."""
+
+_DEADLY: Final = frozenset({Stop.TIMEOUT, Stop.NO_PROGRESS, Stop.LOST, Stop.FENCED, Stop.CANCELLED})
+
+
+class Fence:
+    """Watches how old each run's last successful sign of life is."""
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval: float,
+        statement_timeout: float,
+        hand: Hand,
+        heard_at: Callable[[], float],
+        presence: Presence,
+        ties: Ties | None,
+        on_ignored: Callable[[Run], None],
+        events: Events,
+    ) -> None:
+        """Wire the fence.
+
+        Args:
+            heartbeat_interval: seconds.
+            statement_timeout: seconds.
+            hand: what this process has in hand.
+            heard_at: boot time at which the last answered heartbeat was sent.
+            presence: whether others who ask find this worker.
+            ties: to whom it is told that a run ignores its stop; None: nobody can end it.
+            on_ignored: called once with each run that ignores its stop.
+            events: the worker's own.
+        """
+        self._heartbeat_interval = heartbeat_interval
+        self._statement_timeout = statement_timeout
+        self._hand = hand
+        self._heard_at = heard_at
+        self._presence = presence
+        self._ties = ties
+        self._on_ignored = on_ignored
+        self._events = events
+
+    async def step(self) -> None:
+        """Look at every run, also while a heartbeat waits for its answer."""
+        now = boottime()
+        unheard = now - self._heard_at() > 1.5 * self._heartbeat_interval
+        gone = unheard and not self._presence.reachable()
+        ignoring: list[Run] = []
+        for run in self._hand.runs.values():
+            if run.is_overdue(now):
+                run.signal(Stop.TIMEOUT)
+            if unheard:
+                self.check(run, gone=gone)
+            if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):
+                ignoring.append(run)
+        if ignoring:
+            self._condemn(ignoring)
+        for run in self._hand.given_up:
+            if now - run.cancelled_at > self._grace_of(run):
+                run.cancel_again()
+
+    def check(self, run: Run, *, gone: bool = False) -> None:
+        """Stop a run whose last sign of life is so old that others may soon take its job.
+
+        Args:
+            run: the run.
+            gone: whether two witnesses would find nobody, so that rule 3 may act long before rule 1.
+        """
+        limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
+        stale, crash = limits.stale_after, limits.crash_after
+        margin = 2 * self._heartbeat_interval + self._statement_timeout
+        too_old = stale is not None and silent > stale - margin
+        unbelieved = crash is not None and silent > crash + BELIEVED_SECONDS - margin
+        if (
+            too_old
+            or unbelieved
+            or (gone and crash is not None and silent > crash - self._heartbeat_interval)
+        ):
+            if run.stop is None and run.phase is not Phase.SETTLING:
+                self._events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
+            run.signal(Stop.FENCED)
+
+    def _ignores_its_stop(self, run: Run, told_at: float, now: float) -> bool:
+        """Tell whether a run goes on for too long; a coroutine that does so is cancelled once more before."""
+        # In quarantine its own process is ended, not this one.
+        if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
+            return False
+        if not run.kind.is_async:  # a thread cannot be cancelled
+            return now - told_at > self._grace_of(run)
+        if now - run.cancelled_at <= self._grace_of(run):
+            return False
+        if run.cancellations < _CANCELLATIONS:
+            run.cancel_again()
+            return False
+        return True
+
+    def _grace_of(self, run: Run) -> float:
+        """Return the seconds that a run may go on after each cancellation, or a thread after it was told."""
+        grace = _GRACE_HEARTBEATS * self._heartbeat_interval
+        return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
+
+    def _condemn(self, runs: list[Run]) -> None:
+        """Have this process ended: nothing else ends these runs, and no job may start beside its last run."""
+        for run in runs:
+            if not run.ignores_stop:
+                self._on_ignored(run)
+        if self._ties is not None:
+            more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+            named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
+            self._ties.condemn([run.held for run in runs], f"its process was ended, because {named}")

@@ -1,0 +1,308 @@
+"""The owner's signs of life. They run on the event loop, so they attest that it ticks.
+
+First to start, last to stop: a drain must not look like a death.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import heartbeat, workers
+from jsworker.ownership.transitions.heartbeat import Beat, Held
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.settle import Settled
+from jsworker.ownership.transitions.workers import WorkerRow
+from jsworker.worker.fence import Fence
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.pipeline.run import Hand, Phase, Run, Stop
+from jsworker.worker.pipeline.settling import Settler
+from jsworker.worker.presence import Presence
+from jsworker.worker.quiet_phases import QuietPhases
+from jsworker.worker.supervision import Ties
+
+_UNHEARD = (DatabaseUnavailable, DatabaseRefused)
+_STRAYS_EVERY_HEARTBEATS = 12
+_ALONE_AT_ONCE = 3
+"""Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
+
+
+class Heartbeat:
+    """Renews what this process has in hand and acts on what it learns: cancelled, lost, in nobody's hand.
+
+    Attributes:
+        state: what the registry is told: running, draining or stopped.
+        heard_at: boot time at which the last heartbeat that was answered began.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker: WorkerRow,
+        statement_timeout: float,
+        ack_wait: float,
+        database: Database,
+        health: DatabaseHealth,
+        refused_rows: RefusedRows,
+        hand: Hand,
+        settler: Settler,
+        presence: Presence,
+        ties: Ties | None,
+        events: Events,
+        on_requeued: Callable[[], None],
+        on_ignored: Callable[[Run], None],
+        search: Search,
+        quiet: QuietPhases,
+    ) -> None:
+        """Wire the heartbeat.
+
+        Args:
+            worker: who beats; its interval is the loop's.
+            statement_timeout: seconds until a heartbeat counts as unheard.
+            ack_wait: seconds after which JetStream redelivers a message that nobody speaks for.
+            database, health, refused_rows, hand, settler, presence, events: the worker's own.
+            ties: whoever supervises this process.
+            on_requeued: called when a row in nobody's hand went back to the queue.
+            on_ignored: called once with each run that ignores its stop.
+            search: for rows in nobody's hand.
+            quiet: keeps up the patience that quiet phases need.
+        """
+        self._worker = worker
+        self.fence = Fence(
+            heartbeat_interval=worker.heartbeat_interval,
+            statement_timeout=statement_timeout,
+            hand=hand,
+            heard_at=lambda: self.heard_at,
+            presence=presence,
+            ties=ties,
+            on_ignored=on_ignored,
+            events=events,
+        )
+        self._statement_timeout = statement_timeout
+        self._ack_wait = ack_wait
+        self._database = database
+        self._health = health
+        self._refused_rows = refused_rows
+        self._refused: set[Held] = set()
+        """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
+        self._hand = hand
+        self._settler = settler
+        self._presence = presence
+        self._events = events
+        self._on_requeued = on_requeued
+        self._search = search
+        self._quiet = quiet
+        self.state = "running"
+        self._heard_since: float | None = None
+        self.heard_at = boottime()
+        self._gap_at = -math.inf
+        self._heard_before = False
+        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * worker.heartbeat_interval
+        self._doubted_at = -math.inf
+        self._wants_strays = False
+
+    def heard_for(self) -> float:
+        """Return for how many seconds heartbeats have been answered without a gap.
+
+        A process that was frozen has a gap, although none of its heartbeats failed.
+        """
+        now = boottime()
+        if self._heard_since is None or self._is_gap(now):
+            return 0.0
+        return now - self._heard_since
+
+    def had_a_gap_within(self, seconds: float) -> bool:
+        """Tell whether heartbeats went unanswered, or were not sent, within the last ``seconds``.
+
+        What silenced this worker's may have silenced others' too; a worker that has just begun had no gap.
+        """
+        return boottime() - self._gap_at < seconds
+
+    def look_for_strays(self) -> None:
+        """Look with the next heartbeats: what this process has ended may be running again in its name."""
+        self._doubted_at = boottime()
+
+    async def seen(self, state: str | None = None) -> None:
+        """Register this worker, or note that it is still there.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused: it was not noted.
+        """
+        await workers.seen(
+            self._database, self._worker, state=state or self.state, answers=self._presence.answers
+        )
+
+    async def step(self) -> None:
+        """Send one heartbeat for all runs in hand and act on the answer."""
+        started = boottime()
+        runs = {run.held: run for run in self._hand.runs.values()}
+        try:
+            # The runs first: whatever is wrong with the worker's own row must not silence them.
+            self._refused &= runs.keys()
+            refusals: dict[Held, RowRefused] = {}
+            beat = await heartbeat.heartbeat(
+                self._database,
+                worker_id=self._worker.id,
+                hand=runs,
+                besides=self._refused,
+                refusals=refusals,
+            )
+            self._heed(beat, runs, started)
+            strays = await self._look_around()
+        except _UNHEARD as error:
+            self._unheard(error)
+            return
+        self._hear(started)
+        self._health.answered()
+        self._release_strays(strays)
+        if refusals:
+            await self._set_aside(refusals)
+        await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
+        await self._quiet.follow()
+
+    def _hear(self, started: float) -> None:
+        if self._heard_since is None or self._is_gap(started):
+            self._heard_since = started
+            if self._heard_before:
+                self._gap_at = started
+        self._heard_before = True
+        self.heard_at = started
+
+    def _is_gap(self, now: float) -> bool:
+        return now - self.heard_at > 3 * self._worker.heartbeat_interval
+
+    def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
+        self._renew((runs[held] for held in beat.alive - beat.locked), started)
+        self._cancel(runs[held] for held in beat.cancelled)
+        self._lose(runs[held] for held in beat.lost)
+        for held in beat.completed:
+            runs[held].completed = True
+
+    async def _set_aside(self, refusals: dict[Held, RowRefused]) -> None:
+        self._refused |= refusals.keys()
+        refused = {job_id: error for (job_id, _), error in refusals.items()}
+        try:
+            await self._refused_rows.note("heartbeat", refused.items())
+        except _UNHEARD as error:
+            self._health.failed(error)
+
+    def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
+        self._heard_since = None
+        self._health.failed(error)
+        self._events.emit("heartbeat.failed", reason=str(error), in_hand=len(self._hand.runs))
+        for run in self._hand.runs.values():
+            self.fence.check(run)
+
+    def _renew(self, runs: Iterable[Run], started: float) -> None:
+        for run in runs:
+            run.beaten_at = max(run.beaten_at, started)
+            if run.delivery is not None and started - run.in_progress_at > self._ack_wait / 3:
+                run.in_progress_at = started
+                run.delivery.in_progress()
+
+    def _cancel(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            if not run.cancelled:
+                run.signal(Stop.CANCELLED)
+
+    def _lose(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            # A run that is settling may just have ended processing itself; its own statement tells it.
+            if run.phase is not Phase.SETTLING:
+                run.signal(Stop.LOST)
+
+    async def _retry_alone(self, locked: list[Run]) -> None:
+        """Wait for the locks on a few rows, those first that were not renewed for the longest time.
+
+        And try one row that was refused, any of them: it may be refused for ever, and answers at once.
+        """
+        locked.sort(key=lambda run: run.beaten_at)
+        tried = [run for run in locked if run.held not in self._refused][:_ALONE_AT_ONCE]
+        refused = [run for run in locked if run.held in self._refused]
+        if refused:
+            tried.append(random.choice(refused))  # noqa: S311 -- gives each its turn, hides nothing
+        await asyncio.gather(*(self._beat_alone(run) for run in tried))
+        gone = not self._presence.reachable()
+        for run in locked:
+            self.fence.check(run, gone=gone)
+
+    async def _beat_alone(self, run: Run) -> None:
+        started = boottime()
+        try:
+            renewed = await heartbeat.heartbeat_alone(
+                self._database, worker_id=self._worker.id, held=run.held
+            )
+        except _UNHEARD:
+            return  # still locked; asked again with the next heartbeat
+        if renewed:  # else the next heartbeat tells whether it is lost, or was just completed
+            run.beaten_at = max(run.beaten_at, started)
+            self._refused.discard(run.held)
+
+    async def _look_around(self) -> dict[Held, bool]:
+        """Note that this worker is still there, and return its rows in nobody's hand where a look is due.
+
+        Each with whether it has run: its failure was refused.
+
+        A look without a reason, now and then, takes the place of the note: with the heartbeat two statements
+        an interval are enough.
+        """
+        doubtful = self._is_doubtful()
+        self._wants_strays |= doubtful or boottime() >= self._look_for_strays_at
+        looks = self._wants_strays and not self._search.must_rest
+        if doubtful or not looks:
+            try:
+                await self.seen()
+            except RowRefused as error:  # this worker's own row: the jobs' are renewed
+                self._health.failed(error)
+        found = await self._search.make(self._strays) if looks else None
+        if found is None:
+            return {}
+        self._wants_strays = False
+        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._worker.heartbeat_interval
+        return found
+
+    def _is_doubtful(self) -> bool:
+        """Tell whether the answer of a claim may have been lost."""
+        doubtful = 4 * self._statement_timeout + 4 * self._worker.heartbeat_interval
+        return self._health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
+
+    async def _strays(self, _: float) -> dict[Held, bool]:
+        ended: set[Held] = set()
+        found = await heartbeat.strays(
+            self._database,
+            worker_id=self._worker.id,
+            hand=self._hand.held(),
+            claiming=list(self._hand.claiming),
+            older_than=2 * self._statement_timeout,
+            past_refused=self._refused_rows.any_of("release", "fail"),
+            ended=ended,
+        )
+        return {held: held in ended for held in found}
+
+    def _release_strays(self, strays: dict[Held, bool]) -> None:
+        """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
+        for held, ended in strays.items():
+            if held[0] not in self._hand and held not in self._hand.releasing:
+                self._hand.releasing.add(held)
+                release = self._settler.let_go(held, "claimed, but the claim's answer was lost", ended=ended)
+                release.add_done_callback(partial(self._released, held))
+
+    def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
+        self._hand.releasing.discard(held)
+        if release.cancelled() or release.exception() is not None:
+            return
+        settled = release.result()
+        if settled is None or settled is Settled.LOCKED:
+            self._wants_strays = True  # it is still in nobody's hand
+        if settled is not Settled.QUEUED:
+            return
+        job_id, token = held
+        self._events.emit("job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand")
+        self._on_requeued()

@@ -1,0 +1,148 @@
+"""``python -m jsworker.worker.isolation.isolated_child PARENT FD``: runs one job alone and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Final, NoReturn
+
+from jsworker.core import tracing
+from jsworker.core.clock import boottime
+from jsworker.core.events import Events
+from jsworker.core.tracing import TraceContext
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Sessions
+from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker
+from jsworker.worker.isolation.inherited_signals import leave_to_parent
+from jsworker.worker.isolation.isolated_messages import Order, line, outcome_line
+from jsworker.worker.isolation.parent_death_signal import follow_parent
+from jsworker.worker.isolation.processor_origin import processor_at
+from jsworker.worker.lifecycle import Loop
+from jsworker.worker.pipeline.attempt import judged, open_job, process_job
+from jsworker.worker.pipeline.kinds import resolve_kinds
+from jsworker.worker.pipeline.outcomes import Outcome, stopped
+from jsworker.worker.pipeline.run import Phase, Run, Stop
+from jsworker.worker.pipeline.run_ownership import LeaseServices
+from jsworker.worker.stacks import of_run, within_bounds
+
+_FLUSH_SECONDS: Final = 2.0
+_TICKS: Final = 4
+"""Signs of life within the owner's patience."""
+
+
+def main() -> NoReturn:
+    """Take the order, run the job, tell the outcome. The process ends with its owner, however that ends."""
+    follow_parent(int(sys.argv[1]), signal.SIGKILL)
+    # For the owner, which tells what becomes of the job.
+    leave_to_parent((signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
+    link = socket.socket(fileno=int(sys.argv[2]))
+    os.set_inheritable(link.fileno(), False)
+    order = Order.read(link)
+    configure_logs(format=order.settings.log_format, level=order.settings.log_level)
+    speaking_worker.set(order.worker_id)
+    sys.path[:] = order.path
+    asyncio.run(_work(order, link))
+    os._exit(0)  # threads of the job may never end, and nobody waits for them here
+
+
+async def _work(order: Order, link: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=link)
+    settings = order.settings
+    processor = processor_at(order.origin)
+    kind = resolve_kinds([processor], settings)[order.claimed.kind]
+    now = boottime()
+    run = Run(order.claimed, kind, None, beaten_at=now, now=now)
+
+    def tell() -> None:
+        writer.write(line(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
+
+    async def tick() -> None:
+        tell()
+        await writer.drain()
+
+    def died(_name: str, _error: BaseException) -> None:
+        os._exit(1)  # the owner has gone, or cannot be told anything
+
+    database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+    sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
+    services = LeaseServices(
+        worker_id=order.worker_id,
+        max_result_bytes=settings.max_result_bytes,
+        max_checkpoint_bytes=settings.max_checkpoint_bytes,
+        database=database,
+        sessions=sessions,
+        events=Events(),
+        loop=asyncio.get_running_loop(),
+        on_quiet=tell,
+    )
+    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=died)
+    ticks.start()
+    hearing = asyncio.create_task(_hear(reader, writer, run), name="hear the owner")
+    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
+    try:
+        await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
+        outcome = ended.result()
+        await _flush()  # before it is told: the owner ends this process as soon as it knows
+        writer.write(outcome_line(outcome, completed=run.completed))
+        await writer.drain()
+    finally:
+        hearing.cancel()
+        await ticks.stop()
+        await sessions.close()
+        await database.close()
+        writer.close()
+
+
+async def _flush() -> None:
+    """Hand out what the job has printed, logged and traced; what nobody takes within seconds is left."""
+    own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
+    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), _flush_output)
+    flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
+    await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
+            stream.flush()
+
+
+async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:
+    # Only from here on may a signal cancel the task: one that never began would tell no outcome.
+    run.phase = Phase.RUNNING
+
+    async def work() -> Outcome:
+        if run.stop is not None:
+            return stopped(run)
+        run.job = open_job(run, services)
+        await run.kind.processor.setup()
+        try:
+            with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
+                return await process_job(run, run.job, services.max_result_bytes)
+        finally:
+            await run.kind.processor.teardown()
+
+    outcome, _ = await judged(run, work())
+    ended.set_result(outcome)
+
+
+async def _hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: Run) -> None:
+    while text := await reader.readline():
+        told = json.loads(text)
+        if "stop" in told:
+            run.signal(Stop(told["stop"]))
+        elif "stacks" in told:
+            writer.write(line(stacks=within_bounds(of_run(run))))
+        else:
+            run.drain()
+    os._exit(1)  # the owner has gone, and with it the right to go on
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What waits in the table and in the stream, asked now and then for those who look on."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
+from jsworker.ownership.database import Database
+from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
+from jsworker.stream.jetstream import ConsumerState, Stream
+from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, Queue
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.scan_pace import Pace
+
+INTERVAL_SECONDS: Final = 10.0
+
+_REST_SECONDS: Final = 60.0
+"""After a count that PostgreSQL could not finish in time."""
+_FRESH_SECONDS: Final = 60.0
+"""What is older is not shown: no figure is better than an old one."""
+
+
+class FleetSurvey:
+    """Asks both servers; a question that has become slow is asked less often."""
+
+    def __init__(
+        self, kinds: list[str], *, database: Database, health: DatabaseHealth, stream: Stream
+    ) -> None:
+        self._kinds = kinds
+        self._database = database
+        self._health = health
+        self._stream = stream
+        self._pace = Pace()
+        self._found: Fleet | None = None
+        self._found_at = 0.0
+        self._rests_until = 0.0
+
+    @property
+    def latest(self) -> Fleet | None:
+        """What was found last; None: nothing within the last minute."""
+        return self._found if boottime() - self._found_at < _FRESH_SECONDS else None
+
+    async def step(self) -> None:
+        """Ask once, unless PostgreSQL is silent; what is not answered is asked again the next time."""
+        if not self._health.up or not self._pace.is_due or boottime() < self._rests_until:
+            return
+        try:
+            with self._pace.timed():
+                found = await backlog(self._database, self._kinds, most=MOST_KINDS)
+        except (DatabaseUnavailable, DatabaseRefused):  # a slow count says nothing about the server's health
+            self._rests_until = boottime() + _REST_SECONDS
+            return
+        # At once, without the stream: its silence must not hide what the table says about it.
+        self._keep(found, {})
+        self._keep(found, await self._consumer_states(found.kinds))
+
+    def _keep(self, found: Backlog, states: Mapping[str, ConsumerState]) -> None:
+        self._found, self._found_at = _fleet(found, states), boottime()
+
+    async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, ConsumerState]:
+        states: dict[str, ConsumerState] = {}
+        try:
+            for kind in kinds:
+                if not self._stream.connected:
+                    break
+                with suppress(StreamRefused):  # a kind that nobody has worked on yet
+                    states[kind] = await self._stream.consumer_state(kind)
+        except StreamUnavailable:  # the next one would not answer either
+            return states
+        return states
+
+
+def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
+    kinds = found.kinds if found.others is None else found.kinds | {OTHER_KINDS: found.others}
+    return Fleet(
+        queues={kind: _queue(waiting, states.get(kind)) for kind, waiting in kinds.items()},
+        outbox_jobs=sum(waiting.to_publish for waiting in kinds.values()),
+        outbox_oldest_seconds=max(
+            (waiting.to_publish_oldest_seconds for waiting in kinds.values()), default=0.0
+        ),
+        dead_messages=found.dead_messages,
+        refused_rows=found.refused_rows,
+    )
+
+
+def _queue(waiting: Waiting, state: ConsumerState | None) -> Queue:
+    return Queue(
+        jobs=waiting.jobs,
+        oldest_seconds=waiting.oldest_seconds,
+        to_publish=waiting.to_publish,
+        pending=None if state is None else state.num_pending,
+        unacknowledged=None if state is None else state.num_ack_pending,
+    )

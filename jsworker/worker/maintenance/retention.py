@@ -1,0 +1,122 @@
+"""Retention: ended jobs are deleted when they were kept for long enough, by the way, in small batches."""
+
+from datetime import datetime
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions.prune import FIRST_LIMIT, Batch, Ended, cutoff, next_limit, prune
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+
+TICK_SECONDS: Final = 0.25
+"""Between two rounds."""
+
+_SHARE: Final = 0.1
+"""Of the time in which all workers together have a batch in the database."""
+_PASS_SECONDS: Final = 60.0
+"""From the end of a pass through what is old to the beginning of the next."""
+_TOLD_SECONDS: Final = 60.0
+"""A long pass is told of so often."""
+
+
+class Retention:
+    """Goes through the jobs that ended before the cutoff, the oldest first; then rests for a minute.
+
+    Every worker does, with a share of the time that shrinks as there are more of them. Nothing depends on
+    it: what a round leaves undone, for whatever reason, the next one finds.
+    """
+
+    def __init__(
+        self,
+        *,
+        retention: float | None,
+        database: Database,
+        health: DatabaseHealth,
+        events: Events,
+        refused_rows: RefusedRows,
+    ) -> None:
+        """Wire the retention.
+
+        Args:
+            retention: seconds that ended jobs are kept; None: for ever.
+            database, health, events, refused_rows: the worker's own.
+        """
+        self._retention = retention
+        self._database = database
+        self._refused_rows = refused_rows
+        self._health = health
+        self._events = events
+        self._limit = FIRST_LIMIT
+        self._rests_until = 0.0
+        self._ended: Ended | None = None
+        self._since: datetime | None = None
+        self._jobs = 0
+        self._entries = 0
+        self._told_at = 0.0
+
+    async def step(self) -> None:
+        """Delete for its share of a tick, unless it is resting or the database does not answer."""
+        if self._retention is None or not self._health.up or boottime() < self._rests_until:
+            return
+        try:
+            await self._work(self._retention)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._fail(error)
+
+    async def _work(self, retention: float) -> None:
+        began = boottime()
+        if self._ended is None:
+            await self._begin(retention)
+        workers = 1
+        while self._ended is not None and self._health.up:
+            batch = await self._prune(self._ended)
+            workers = max(batch.workers, 1)
+            if boottime() - began >= _SHARE * TICK_SECONDS:
+                break
+        if self._ended is not None:  # a short one means that the pass is over
+            self._rests_until = began + (boottime() - began) * workers / _SHARE
+
+    async def _begin(self, retention: float) -> None:
+        self._ended = Ended(await cutoff(self._database, older_than=retention))
+        self._since = None
+        self._told_at = boottime()
+
+    async def _prune(self, ended: Ended) -> Batch:
+        limit, began = self._limit, boottime()
+        batch = await prune(
+            self._database, ended, since=self._since, limit=limit, refused_rows=self._refused_rows
+        )
+        self._limit = next_limit(limit, seconds=boottime() - began)
+        self._since = batch.last or self._since
+        self._jobs += batch.jobs
+        self._entries += batch.events
+        if batch.is_last:
+            await self._end()
+        elif boottime() - self._told_at >= _TOLD_SECONDS:
+            self._tell()
+        return batch
+
+    async def _end(self) -> None:
+        self._ended = None
+        self._rests_until = boottime() + _PASS_SECONDS
+        self._tell()
+        await workers.forget_workers(self._database, silent_for=FORGOTTEN_AFTER_SECONDS)
+
+    def _tell(self) -> None:
+        if self._jobs:
+            self._events.emit("jobs.pruned", jobs=self._jobs, entries=self._entries)
+        self._jobs = self._entries = 0
+        self._told_at = boottime()
+
+    def _fail(self, error: JsworkerError) -> None:
+        """Try smaller batches, later: one that was too large says nothing about the database's health."""
+        self._ended = None
+        self._limit = max(self._limit // 4, 1)
+        self._rests_until = boottime() + _PASS_SECONDS
+        self._tell()
+        self._events.emit("prune.failed", reason=str(error))

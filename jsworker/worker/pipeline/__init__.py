@@ -1,0 +1,1 @@
+"""A job's way through a worker: pull, claim, run, settle, answer."""

@@ -1,0 +1,203 @@
+"""Taking jobs of one kind: CLAIM, its read-back, its stale-owner arm, and the look at what was refused."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import claim as claims
+from jsworker.ownership.transitions.claim import ClaimedJob, Limits, RefusedJob
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.reset import Suspect
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.quiet_phases import QuietPhases
+from jsworker.worker.recovery.late_rows import LateRows
+
+_MOST_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The answer to a batch of claims; an id in neither list was refused, or its row is locked.
+
+    Attributes:
+        claimed: what this worker owns now.
+        unclear: what could not be decided; to be put off.
+        set_aside: jobs whose row PostgreSQL refuses; to be put off for longer.
+        quiet_seconds: what their rows have been given beyond their limits of silence, for a quiet phase.
+    """
+
+    claimed: Sequence[ClaimedJob]
+    unclear: frozenset[UUID]
+    set_aside: frozenset[UUID] = frozenset()
+    quiet_seconds: float = 0.0
+
+
+class Claimer:
+    """Asks the database for jobs of one kind.
+
+    Attributes:
+        at_once: how many jobs to ask for at once: half as many after each unclear answer, so that in the end
+            a single one gets through, and twice as many after each clear one.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        worker_id: str,
+        statement_timeout: float,
+        database: Database,
+        health: DatabaseHealth,
+        refused_rows: RefusedRows,
+        late: LateRows,
+        quiet: QuietPhases,
+        events: Events,
+    ) -> None:
+        self._refused_rows = refused_rows
+        self._kind = kind
+        self._worker_id = worker_id
+        self._statement_timeout = statement_timeout
+        self._database = database
+        self._health = health
+        self._late = late
+        self._quiet = quiet
+        self._events = events
+        self.at_once = _MOST_AT_ONCE
+
+    async def take(self, ids: Sequence[UUID]) -> Take:
+        """Claim what may be claimed; after a lost answer, find out what was."""
+        aside: set[UUID] = set()
+        quiet = self._quiet.seconds_left
+        try:
+            aside = await self._refused_rows.among("claim", ids)
+            taken = await claims.claim(
+                self._database,
+                worker_id=self._worker_id,
+                kind=self._kind.name,
+                ids=[job_id for job_id in ids if job_id not in aside] if aside else ids,
+                limits=_patient(self._kind.limits, quiet),
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            self.at_once = max(1, min(self.at_once, len(ids)) // 2)
+            found = await self._read_back(ids) or ()
+            return Take(found, frozenset(ids) - {row.id for row in found}, quiet_seconds=quiet)
+        self._health.answered()
+        self.at_once = min(_MOST_AT_ONCE, 2 * self.at_once)
+        await self._set_aside(taken.refused_rows)
+        return Take(taken.claimed, frozenset(), frozenset(aside | taken.refused_rows.keys()), quiet)
+
+    async def take_from_stale_owners(self, ids: Iterable[UUID]) -> Take:
+        """Claim jobs straight from owners that this worker has proven stale; asks only if there are any."""
+        seen = [self._late.proven[job_id] for job_id in ids if job_id in self._late.proven]
+        if not seen:
+            return Take((), frozenset())
+        quiet = self._quiet.seconds_left
+        try:
+            taken = await claims.claim_stale(
+                self._database,
+                worker_id=self._worker_id,
+                kind=self._kind.name,
+                seen=seen,
+                limits=_patient(self._kind.limits, quiet),
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            found = await self._read_back([row.id for row in seen]) or ()
+            self._tell_stalled(found, seen)
+            unclear = frozenset(row.id for row in seen) - {row.id for row in found}
+            return Take(found, unclear, quiet_seconds=quiet)
+        self._tell_stalled(taken.claimed, seen)
+        await self._set_aside(taken.refused_rows)
+        return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows), quiet)
+
+    async def _set_aside(self, refused: Mapping[UUID, RowRefused]) -> None:
+        try:
+            await self._refused_rows.note("claim", refused.items())
+        except (DatabaseUnavailable, DatabaseRefused) as error:  # refused and noted the next time
+            self._health.failed(error)
+
+    def _tell_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
+        owners = {row.id: row.worker_id for row in seen}
+        for job in claimed:
+            self._events.emit(
+                "job.stalled",
+                job_id=str(job.id),
+                kind=job.kind,
+                fencing_token=job.fencing_token - 1,
+                owner=owners[job.id],
+                cause="stale",
+                counted=True,
+                stalls=job.stalls,
+                together=len(claimed),
+            )
+        if claimed:
+            self._events.emit(
+                "stale.recovered",
+                jobs=len(claimed),
+                owners=sorted({owners[job.id] for job in claimed}),
+                cause="stale",
+                counted=len(claimed),
+                to={"processing": len(claimed)},
+            )
+        self._late.taken_back(job.id for job in claimed)
+
+    async def look_at_refused(
+        self, ids: Sequence[UUID], delivered: Sequence[UUID]
+    ) -> dict[UUID, RefusedJob] | None:
+        """Return why jobs were not claimed, without those that have no row; None: no answer.
+
+        Args:
+            ids: the jobs.
+            delivered: those that a message brought; only their timelines tell of the skip.
+        """
+        found = set(ids).difference(delivered)
+        look = partial(claims.look_at_refused, self._database, kind=self._kind.name)
+        rows: dict[UUID, RefusedJob] = {}
+        try:
+            if delivered:
+                rows |= await look(ids=delivered, worker_id=self._worker_id)
+            if found:
+                rows |= await look(ids=found)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            return None
+        return rows
+
+    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
+        """Return what is mine of an unclear claim; None when the database stays silent for too long.
+
+        Until then the ids stay in hand, so that no other message starts a second claim of them. Given up,
+        a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
+        """
+        give_up_at = boottime() + 2 * self._statement_timeout
+        while (left := give_up_at - boottime()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._health.wait_until_up()
+                return await claims.read_back(self._database, worker_id=self._worker_id, ids=ids)
+            except TimeoutError:
+                return None
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
+        return None
+
+
+def _patient(limits: Limits, seconds: float) -> Limits:
+    """Return limits of silence that outlast a quiet phase of so many seconds."""
+    if not seconds:
+        return limits
+    return replace(
+        limits,
+        stale_after=None if limits.stale_after is None else limits.stale_after + seconds,
+        crash_after=None if limits.crash_after is None else limits.crash_after + seconds,
+    )

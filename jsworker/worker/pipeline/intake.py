@@ -1,0 +1,276 @@
+"""The way in: deliveries of one kind become claims, in natural batches, and claims become runs."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from jsworker.core.batching import Batcher
+from jsworker.core.clock import boottime
+from jsworker.core.events import Events
+from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob
+from jsworker.stream.message import Delivery, Undecodable
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.dead_letters import DeadLetters
+from jsworker.worker.pipeline.claiming import Claimer, Take
+from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.run import Claiming, Hand, Run, Stop
+from jsworker.worker.pipeline.slots import Slots
+
+_ANOTHER_COPY_DELAY = 1.0
+_MOST_COPIES = 10
+"""Deliveries that wait for one claim; others come again, for they take no room."""
+_MOST_BURYING = 100
+"""Messages that nobody can use and the database has not kept yet; with so many nothing more is asked for."""
+_DATABASE_DELAY = 2.0
+_REFUSED_DELAY = 60.0
+_LOCKED_PAUSE = 0.005
+_LOCKED_TRIES = 40
+"""So often a row that was locked is claimed again; a relay that marks it holds the lock for milliseconds."""
+_LOCKED_LONGEST_DELAY = 60.0
+_NO_ROW_DELAY = 5.0
+_NO_ROW_SECONDS = 60.0
+"""A message may overtake its row's commit by this much; after that nobody will ever commit it."""
+
+
+class Consumer:
+    """Deliveries of one kind on their way to a job slot.
+
+    Attributes:
+        kind: the kind.
+        delivered_at: boot time at which the last message of this kind arrived.
+        delivered_seq: number of the last message that was delivered for the first time: those of this kind
+            before it have been delivered to somebody.
+        put_off: jobs found in the table whose claim was refused by the server, or not answered.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        claimer: Claimer,
+        health: DatabaseHealth,
+        hand: Hand,
+        slots: Slots,
+        dead_letters: DeadLetters,
+        events: Events,
+        on_room: Callable[[], None],
+        died: Callable[[str, BaseException], None],
+    ) -> None:
+        self.kind = kind
+        self.delivered_at = boottime()
+        self.delivered_seq = 0
+        self.put_off: set[UUID] = set()
+        self._claimer = claimer
+        self._health = health
+        self._hand = hand
+        self._slots = slots
+        self._dead_letters = dead_letters
+        self._events = events
+        self._on_room = on_room
+        self._claiming = 0
+        self._burying = 0
+        self._waiting_for_locks = 0
+        self._welcome = 0
+        """How many more deliveries there was room for at the last look; looked at anew with every batch."""
+        self._batches: Batcher[UUID, None] = Batcher(
+            f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=died
+        )
+        self._locked: Batcher[tuple[UUID, int], None] = Batcher(
+            f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=died
+        )
+
+    def room(self) -> int:
+        """Return how many more messages are wanted now."""
+        if not self._health.up or self._burying >= _MOST_BURYING:
+            return 0
+        return self._slots.room(self.kind, claiming=len(self._hand.claiming), claiming_kind=self._claiming)
+
+    def most(self) -> int:
+        """Return how many jobs of this kind may be in hand at once now, if no other kind has any."""
+        return self._slots.most(self.kind)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Take a message: claim its job, unless this process has it in hand already."""
+        self.delivered_at = boottime()
+        if delivery.num_delivered == 1:
+            self.delivered_seq = delivery.stream_seq
+        run = self._hand.runs.get(delivery.job_id)
+        if run is not None:
+            self._answer_copy(delivery, run.claimed.dispatch)
+        elif (claim := self._hand.claiming.get(delivery.job_id)) is not None:
+            if len(claim.deliveries) < _MOST_COPIES:
+                claim.deliveries.append(delivery)
+            else:
+                delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
+        elif self._welcome <= 0 and not self._make_welcome():
+            delivery.nak()
+        else:
+            self._begin(delivery.job_id, [delivery])
+
+    def take(self, job_id: UUID) -> None:
+        """Claim a job that was found in the table, if there is room and it is not in hand already."""
+        if job_id not in self._hand and self.room() > 0:
+            self._begin(job_id, [])
+
+    def undecodable(self, message: Undecodable) -> None:
+        """Take a message that cannot be read: kept for people, then terminated."""
+        self._bury(message, message.reason)
+
+    async def flush(self) -> None:
+        """Wait until every claim on its way is decided."""
+        await self._batches.flush()
+        await self._locked.flush()
+        # Claims that died undecided: their messages would wait out ack_wait.
+        mine = [job_id for job_id, claim in self._hand.claiming.items() if claim.kind == self.kind.name]
+        self._put_off(mine)
+
+    async def close(self) -> None:
+        """Give up claims on their way."""
+        await self._batches.close()
+        await self._locked.close()
+
+    def _make_welcome(self) -> bool:
+        room = self.room()
+        # Other kinds take from the same room, so that with several each message is a look of its own.
+        self._welcome = room if self._slots.serve_one_kind else min(room, 1)
+        return room > 0
+
+    def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
+        self._welcome -= 1
+        self._hand.claiming[job_id] = Claiming(self.kind.name, deliveries)
+        self._claiming += 1
+        self._batches.post(job_id)
+
+    async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
+        self._welcome = 0
+        started = boottime()
+        self._decide(await self._claimer.take(ids), started)
+        self._batches.limit = self._claimer.at_once
+        if refused := self._undecided(ids):
+            self._decide(await self._claimer.take_from_stale_owners(refused), started)
+            for job_id in await self._skip(self._undecided(refused)):
+                self._claim_again(job_id, 1)
+        self._on_room()  # what was refused makes room, and no run will tell
+        return [None] * len(ids)
+
+    async def _claim_locked(self, skipped: Sequence[tuple[UUID, int]]) -> Sequence[None]:
+        """Claim jobs whose rows were locked; no statement waits for a lock, so none holds up other jobs."""
+        await asyncio.sleep(_LOCKED_PAUSE)
+        started = boottime()
+        tries = dict(skipped)
+        self._waiting_for_locks -= len(tries)
+        self._decide(await self._claimer.take(list(tries)), started)
+        for job_id in await self._skip(self._undecided(tries)):
+            self._claim_again(job_id, tries[job_id] + 1)
+        self._on_room()
+        return [None] * len(skipped)
+
+    def _claim_again(self, job_id: UUID, tries: int) -> None:
+        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
+        if tries <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
+            self._waiting_for_locks += 1
+            self._locked.post((job_id, tries))
+        else:
+            deliveries = self._hand.claiming[job_id].deliveries
+            num_delivered = max((each.num_delivered for each in deliveries), default=1)
+            self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
+
+    def _undecided(self, ids: Iterable[UUID]) -> list[UUID]:
+        return [job_id for job_id in ids if job_id in self._hand.claiming]
+
+    def _decide(self, take: Take, started: float) -> None:
+        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
+        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._hand.releasing}
+        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
+        self._adopt(claimed, started, take.quiet_seconds)
+        self._put_off(take.unclear | late)
+        self._put_off(take.set_aside, _REFUSED_DELAY)
+
+    def _adopt(self, claimed: Sequence[ClaimedJob], started: float, quiet_seconds: float) -> None:
+        """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
+        tell = self._events.wants("job.claimed")
+        now = boottime()
+        for row in claimed:
+            deliveries = self._let_go(row.id)
+            delivery = deliveries[0] if deliveries else None
+            run = Run(row, self.kind, delivery, beaten_at=started, now=now)
+            self._hand.runs[row.id] = run
+            if quiet_seconds:
+                run.quiet_seconds = quiet_seconds
+            for copy in deliveries[1:]:
+                self._answer_copy(copy, row.dispatch)
+            if row.cancel_requested:
+                run.signal(Stop.CANCELLED)
+            if tell:
+                self._events.emit("job.claimed", **run.facts(), waited=row.waited)
+            self._slots.add(run)
+
+    async def _skip(self, ids: Sequence[UUID]) -> list[UUID]:
+        """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps.
+
+        Returns:
+            Jobs that are queued all the same: their rows are locked, or they were queued again just now.
+        """
+        if not ids:
+            return []
+        delivered = [job_id for job_id in ids if self._hand.claiming[job_id].deliveries]
+        rows = await self._claimer.look_at_refused(ids, delivered)
+        if rows is None:
+            self._put_off(ids)
+            return []
+        queued: list[UUID] = []
+        for job_id in ids:
+            row = rows.get(job_id)
+            if row is not None and row.status == "queued":
+                queued.append(job_id)
+                continue
+            for delivery in self._let_go(job_id):
+                self._answer_refused(delivery, row)
+        return queued
+
+    def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
+        if row is None:
+            self._answer_without_row(delivery)
+        else:
+            delivery.ack()
+            facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
+            self._events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
+
+    def _put_off(self, ids: Iterable[UUID], seconds: float = _DATABASE_DELAY) -> None:
+        for job_id in ids:
+            deliveries = self._let_go(job_id)
+            if not deliveries:
+                self.put_off.add(job_id)
+            for delivery in deliveries:
+                delivery.nak(_jittered(seconds))
+
+    def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
+        """Ack a copy that the run in hand has used up; a newer one may be the job's only message."""
+        if copy.dispatch <= claimed_at_dispatch:
+            copy.ack()
+        else:
+            copy.nak(_jittered(_ANOTHER_COPY_DELAY))
+
+    def _answer_without_row(self, delivery: Delivery) -> None:
+        if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
+            delivery.nak(_NO_ROW_DELAY)
+        else:
+            self._bury(delivery, "no job of this kind has this id")
+
+    def _bury(self, message: Delivery | Undecodable, reason: str) -> None:
+        self._burying += 1
+        self._dead_letters.bury(message, reason, self._buried)
+
+    def _buried(self) -> None:
+        self._burying -= 1
+        self._on_room()
+
+    def _let_go(self, job_id: UUID) -> list[Delivery]:
+        self._claiming -= 1
+        return self._hand.claiming.pop(job_id).deliveries
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 -- spreads load, hides nothing

@@ -1,0 +1,187 @@
+"""The kinds a worker works on: processors, with the limits that their classes leave to the settings."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from jsworker.core.errors import InvalidTarget, SettingsError
+from jsworker.core.names import printable, shown
+from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
+from jsworker.core.results import result_type
+from jsworker.core.settings import Settings
+from jsworker.core.settings.variables import LONGEST_SECONDS
+from jsworker.ownership.transitions.claim import Limits
+from jsworker.worker.isolation.processor_origin import origin_of
+
+T = TypeVar("T")
+
+_MOST = 1_000_000
+_LONGEST_CAUSE = 500
+_LONG_SECONDS = 600.0
+"""A time-out from here on needs no timer: one for each run would cost short jobs a tenth of their speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of job.
+
+    Attributes:
+        name: the kind.
+        processor: does its jobs.
+        limits: what a claim writes into the row.
+        progress_timeout: seconds without a sign of life from the job itself; None: no limit.
+        concurrency: job slots of this process that the kind may fill.
+        result_type: writes what ``process`` returns.
+        is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
+        has_own_timeout: whether its class sets a time-out, or it has a progress time-out.
+        origin: ``MODULE:NAME`` from which another process can make the processor; None: it cannot.
+    """
+
+    name: str
+    processor: JobProcessor[Any]
+    limits: Limits
+    progress_timeout: float | None
+    concurrency: int
+    result_type: TypeAdapter[Any]
+    is_async: bool
+    has_own_timeout: bool
+    origin: str | None
+
+    @property
+    def needs_timers(self) -> bool:
+        """Whether a run has a time limit that a look at all runs now and then would keep too late."""
+        timeout = self.limits.timeout
+        return self.progress_timeout is not None or (timeout is not None and timeout < _LONG_SECONDS)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that one run may take; None: no limit."""
+        return self.limits.timeout
+
+
+def resolve_kinds(
+    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]], settings: Settings
+) -> dict[str, Kind]:
+    """Return the kinds by name.
+
+    Raises:
+        InvalidTarget: no processor, something that is none or cannot be made, two of one kind, or one whose
+            ``process``, payload or return type cannot be used.
+        SettingsError: a class attribute is no sensible limit.
+    """
+    kinds: dict[str, Kind] = {}
+    for given in processors:
+        processor = _make(given) if isinstance(given, type) else given
+        if not isinstance(processor, JobProcessor):
+            raise InvalidTarget(f"{given!r} is no JobProcessor")
+        if processor.kind in kinds:
+            first, second = type(kinds[processor.kind].processor), type(processor)
+            raise InvalidTarget(
+                f"kind {processor.kind} has two processors, {_full_name(first)} and {_full_name(second)}: "
+                "give one of them another `kind`"
+            )
+        _check_class(processor)
+        kinds[processor.kind] = _resolve(processor, settings, origin_of(given))
+    if not kinds:
+        raise InvalidTarget("a worker needs at least one processor")
+    return kinds
+
+
+def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
+    """Return the stale threshold of each kind in seconds, for the timing rules."""
+    return {name: kind.limits.stale_after for name, kind in kinds.items()}
+
+
+def without_timeout(kinds: dict[str, Kind]) -> list[str]:
+    """Return the kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or by nothing at all."""
+    return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)
+
+
+def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:
+    try:
+        return cls()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
+        raise InvalidTarget(f"target {_full_name(cls)} cannot be made: {cause}") from error
+
+
+def _full_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _check_class(processor: JobProcessor[Any]) -> None:
+    """Refuse what would fail each job, while there is somebody at the terminal who can read it."""
+    name = type(processor).__qualname__
+    of_kind = f"of kind {processor.kind} ({name})"
+    for attribute, optional in (("max_attempts", False), ("max_stalls", False), ("concurrency", True)):
+        value = getattr(processor, attribute)
+        left_open = isinstance(value, FromSettings) or (optional and value is None)
+        if not left_open and not (type(value) is int and 1 <= value <= _MOST):
+            rule = f"must be a whole number from 1 to {_MOST}"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} {rule}")
+    for attribute in ("timeout", "progress_timeout"):
+        value = getattr(processor, attribute)
+        left_open = isinstance(value, FromSettings) or value is None
+        if not left_open and not (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS):
+            rule = f"must be None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} {rule}")
+    if not isinstance(processor.backoff, Backoff):
+        rule = "must be a Backoff, for example Backoff(first=5.0)"
+        raise SettingsError(f"backoff={shown(processor.backoff)} {of_kind} {rule}")
+    _check_process(processor.process, name)
+    try:
+        what = "payload type"
+        payload_type(type(processor)).rebuild(raise_errors=True)  # names that are not defined would wait
+        what = "return type"
+        result_type(processor.process).rebuild(raise_errors=True)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
+        raise InvalidTarget(f"the {what} of {name} cannot be used: {cause}") from error
+
+
+def _check_process(process: Callable[..., Any], name: str) -> None:
+    if inspect.isgeneratorfunction(process) or inspect.isasyncgenfunction(process):
+        raise InvalidTarget(f"{name}.process is a generator: it must return its result, not yield")
+    try:
+        inspect.signature(process).bind("job")
+    except TypeError as error:
+        raise InvalidTarget(
+            f"{name}.process must take the job alone, as process(self, job): {error}"
+        ) from None
+    except ValueError:  # written in C: it cannot be asked
+        return
+
+
+def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
+    stale_after = _choose(processor.stale_threshold, settings.stale_threshold)
+    progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
+    limits = Limits(
+        stale_after=stale_after,
+        crash_after=settings.crash_threshold,
+        timeout=_choose(processor.timeout, settings.job_timeout),
+        max_attempts=_choose(processor.max_attempts, settings.max_attempts),
+        max_stalls=_choose(processor.max_stalls, settings.max_stalls),
+    )
+    return Kind(
+        name=processor.kind,
+        processor=processor,
+        limits=limits,
+        progress_timeout=progress_timeout,
+        concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
+        result_type=result_type(processor.process),
+        is_async=_is_async(processor.process),
+        has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
+        origin=origin,
+    )
+
+
+def _choose(own: T | FromSettings, default: T) -> T:
+    return default if isinstance(own, FromSettings) else own
+
+
+def _is_async(process: Callable[..., Any]) -> bool:
+    # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
+    return inspect.iscoroutinefunction(process) or inspect.iscoroutinefunction(inspect.unwrap(process))

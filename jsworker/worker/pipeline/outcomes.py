@@ -1,0 +1,270 @@
+"""What a run ended in, as a value, and how an exception becomes one."""
+
+import math
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
+from jsworker.core.processor import Backoff
+from jsworker.core.results import write_result
+from jsworker.ownership.refusals import is_behind
+from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.run import Run, Stop
+
+_ERROR_CHARACTERS = 8000
+_HEADLINE_CHARACTERS = 500
+_LONGEST_DELAY = 10 * 366 * 86400.0
+"""Seconds; PostgreSQL cannot add just any number to a date."""
+
+_ROW_BEGINS = ("DETAIL:", "CONTEXT:", "QUERY:", "LINE ", "[SQL:", "[parameters:")
+"""Lines of a database error that repeat whole rows, and with them payloads. A value may hold line breaks."""
+_ROW_ENDS = ("HINT:", "(Background on", "The above exception", "During handling of", "Traceback (", "+-")
+_GROUP_MARGIN = " |"
+
+
+class InvalidResult(InvalidJson):
+    """A result cannot be stored; another attempt would give the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """It returned. ``result`` is JSON text."""
+
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It ended in an error.
+
+    Attributes:
+        error: what happened, with the traceback.
+        permanent: why no attempt may follow: ``permanent``, ``payload`` or ``result``; None: one may.
+        delay: seconds until the next attempt, if there is one and this was no stall.
+        stalled: whether it counts as a stall, not as an error: the run took its own process down. The next
+            attempt waits as after any counted stall.
+    """
+
+    error: str
+    permanent: str | None
+    delay: float
+    stalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """It was stopped before it had an outcome."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A server's fault ended the job's own transaction: an error only when that goes on for long.
+
+    Attributes:
+        error: what happened, with the traceback.
+        reason: what the timeline and the next run are told.
+        delay: seconds until the next attempt, should it count as an error.
+    """
+
+    error: str
+    reason: str
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Somebody else owns the job; there is nothing to say about it."""
+
+
+Outcome = Completed | Failed | HandedBack | Interrupted | Lost
+
+_COMPLETED = Completed(None)
+
+
+def returned(run: Run, value: Any, max_bytes: int) -> Outcome:
+    """Return the outcome of a run whose processor returned ``value``."""
+    if value is None:
+        return _COMPLETED
+    try:
+        return Completed(result_text(run.kind, value, max_bytes))
+    except InvalidResult as error:
+        return Failed(str(error), "result", 0.0)
+
+
+def result_text(kind: Kind, value: Any, max_bytes: int) -> str | None:
+    """Return a result of a kind's processor as JSON text, None when there is none.
+
+    Raises:
+        InvalidResult: it cannot be stored, or is larger than ``max_bytes``.
+    """
+    if value is None:
+        return None
+    try:
+        text = write_result(value, kind.result_type)
+    except InvalidJson as error:
+        raise InvalidResult(str(error)) from None
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > max_bytes:
+        raise InvalidResult(f"result of {size} bytes exceeds JSWORKER_MAX_RESULT_BYTES={max_bytes}")
+    return text
+
+
+def raised(run: Run, error: BaseException) -> Outcome:
+    """Return the outcome of a run whose processor raised."""
+    if final := _final(run, error):
+        return Failed(clean(_text(error)), final, 0.0)
+    match error:
+        case Retry() if run.is_handed_back and not error.after:
+            return _handed_back(run)
+        case Retry():
+            return Failed(_after_limit(run, clean(_text(error))), None, _delay(run, error.after))
+        case _ if run.stop in {Stop.FENCED, Stop.SHUTDOWN}:
+            return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
+        case _ if run.stop is None and (fault := _server_fault(run, error)) is not None:
+            return Interrupted(
+                describe(error), f"PostgreSQL failed in the job's own transaction: {fault}", _delay(run)
+            )
+        case _:
+            return Failed(_after_limit(run, describe(error)), None, _delay(run))
+
+
+def failed(run: Run, error: str) -> Failed:
+    """Return the outcome of an attempt that failed; others may follow after the back-off."""
+    return Failed(error, None, _delay(run))
+
+
+def stopped(run: Run) -> Outcome:
+    """Return the outcome of a run that was cancelled in the middle of its work."""
+    match run.stop:
+        case Stop.LOST:
+            return Lost()
+        case Stop.CANCELLED:
+            return HandedBack("cancelled on request")  # a job that was asked to end has not erred
+        case Stop.TIMEOUT | Stop.NO_PROGRESS:
+            return failed(run, str(_passed_limit(run)))
+        case Stop.FENCED | Stop.SHUTDOWN | None:
+            return _handed_back(run)
+
+
+def _passed_limit(run: Run) -> str | None:
+    match run.stop:
+        case Stop.TIMEOUT:
+            return f"timed out after {run.kind.timeout:g} s"
+        case Stop.NO_PROGRESS:
+            return f"no progress for {run.kind.progress_timeout:g} s"
+        case _:
+            return None
+
+
+def _after_limit(run: Run, error: str) -> str:
+    """Say first that a time limit had passed: what the processor made of its cancellation may hide that."""
+    limit = _passed_limit(run)
+    return f"{limit}; {error}" if limit else error
+
+
+def ignored_its_stop(run: Run) -> Outcome:
+    """Return the outcome of a run that goes on although it was told to stop."""
+    match stopped(run):
+        case Failed(why) | HandedBack(why):
+            ignored = f"it goes on although it was cancelled {run.cancellations} times"
+            return failed(run, f"{why}; {ignored}")
+        case outcome:
+            return outcome
+
+
+def cancelled_itself(run: Run, error: BaseException) -> Outcome:
+    """Return the outcome of a run that was cancelled, though neither by the worker nor on request."""
+    trace = "".join(traceback.format_exception(error))
+    why = "cancelled, but not by jsworker: by the processor itself or by something that it uses"
+    return failed(run, clean(f"{headline(error)}: {why}\n{trace}"))
+
+
+def headline(error: BaseException) -> str:
+    """Return type and first line of an error's message."""
+    first = first_line(clean(_text(error)))
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error's text, cut to what an event may carry."""
+    return text.split("\n", 1)[0][:_HEADLINE_CHARACTERS]
+
+
+def describe(error: BaseException) -> str:
+    """Return type, message and traceback of an error as text that may be stored and shown."""
+    lines = traceback.format_exception(error)
+    return clean(f"{headline(error)}\n{''.join(lines)}")
+
+
+def clean(text: str) -> str:
+    """Return text without rows of a database error, NUL and lone surrogates, cut in its middle."""
+    kept = "\n".join(_without_rows(text)).replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    if len(kept) <= _ERROR_CHARACTERS:
+        return kept
+    half = _ERROR_CHARACTERS // 2
+    return f"{kept[:half]}\n… {len(kept) - 2 * half} characters left out …\n{kept[-half:]}"
+
+
+def _without_rows(text: str) -> Iterator[str]:
+    in_row = False
+    for line in text.splitlines():
+        words = line.lstrip(_GROUP_MARGIN)
+        if words.startswith(_ROW_BEGINS):
+            in_row = True
+        elif words.startswith(_ROW_ENDS):
+            in_row = False
+        if not in_row:
+            yield line
+
+
+def _text(error: BaseException) -> str:
+    # What str() gives, also for an error whose __str__ raises.
+    return str(traceback.TracebackException(type(error), error, None))
+
+
+def _server_fault(run: Run, error: BaseException) -> str | None:
+    """Return the fault that interrupted the job's own transaction, if ``error`` came of it."""
+    if run.interrupted is None:
+        return None
+    cause, fault = run.interrupted
+    return fault if is_behind(cause, error) else None
+
+
+def _final(run: Run, error: BaseException) -> str | None:
+    """Return why no further attempt may follow, None when one may."""
+    match error:
+        case Fail():
+            return "permanent"
+        case InvalidResult():
+            return "result"
+        case InvalidPayload() | InvalidJson() if run.unread:
+            return "payload"
+        case _:
+            return None
+
+
+def _handed_back(run: Run) -> HandedBack:
+    if run.stop is Stop.FENCED:
+        return HandedBack("the owner could not renew its heartbeat in time and stopped the run")
+    return HandedBack("the worker was stopped")
+
+
+def _delay(run: Run, wanted: Any = None) -> float:
+    """Return the seconds until the next attempt: those wanted, or the back-off; whatever is a number."""
+    attempt = run.claimed.attempt
+    for choose in (
+        lambda: wanted,
+        lambda: run.kind.processor.backoff.delay(attempt),
+        lambda: Backoff().delay(attempt),
+    ):
+        try:
+            seconds = float(choose())
+        except Exception:  # noqa: BLE001, S112  # nosec B112  # somebody else's code; the attempt has failed anyway
+            continue
+        if not math.isnan(seconds):
+            return min(max(seconds, 0.0), _LONGEST_DELAY)
+    raise AssertionError

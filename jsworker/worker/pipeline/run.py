@@ -1,0 +1,250 @@
+"""A run in hand: one execution of a job, from the claim to the answer of its message."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from jsworker.core.clock import boottime
+from jsworker.core.job import Job
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.settle import Settled
+from jsworker.stream.message import Delivery
+from jsworker.worker.pipeline.kinds import Kind
+
+if TYPE_CHECKING:
+    from jsworker.core.spans import RunSpans
+
+
+class Phase(Enum):
+    """How far a run is."""
+
+    WAITING = "waiting"
+    """Claimed, without a job slot yet."""
+    RUNNING = "running"
+    """In the processor's hands."""
+    SETTLING = "settling"
+    """Its outcome is on its way to the database."""
+
+
+class Stop(Enum):
+    """Why a run was told to stop."""
+
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    NO_PROGRESS = "no progress"
+    LOST = "lost"
+    FENCED = "fenced"
+    SHUTDOWN = "shutdown"
+
+
+class Run:
+    """One execution of a job.
+
+    Attributes:
+        delivery: the message that brought it; None when the row was found without one.
+        beaten_at: boot time at which the last successful sign of life was sent.
+        sign_at: boot time of the job's own last sign of life (progress, checkpoint).
+        in_progress_at: boot time at which JetStream was last told that the message is being worked on.
+        claimed_at: boot time at which this process took it in hand.
+        began_at: boot time at which it got a job slot.
+        thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
+        stop: why it was told to stop; the first reason stays, but LOST overrides it.
+        cancelled_for: the reason for which its task was last cancelled.
+        told_at: boot time at which its task was first cancelled; None: it never was.
+        cancelled_at: boot time at which its task was last cancelled.
+        cancellations: how often its task was cancelled.
+        is_urgent: whether others may soon run its job, which is still its own.
+        ignores_stop: True once it has gone on for too long although it was told to stop.
+        left_task: the task in which it goes on although it was given up; None: it was not.
+        should_stop: told to the processor; also True while the worker drains.
+        quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
+        quiet_until: boot time at which its own announced quiet phase ends.
+        completed: True once the job's own transaction has completed it.
+        interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
+        unfinished: that error, while a transaction that is to be tried again has not been.
+        unread: True until the payload has been read.
+        job: what the processor gets; None until the payload has been read.
+        quarantined: whether it runs in a process of its own, which is ended without ours.
+        on_drain: called when the worker begins to drain, by whom the processor is told.
+        abandoned: True once nobody waits for the run's end any more.
+        settled: what became of the job.
+        spans: traces it; None: nobody wants spans.
+        refusal: why its outcome could not be written as it was; None: it could.
+    """
+
+    # Defaults of the class: most runs never change them, and one is made for every job.
+    phase: Phase = Phase.WAITING
+    task: asyncio.Task[None] | None = None
+    began_at: float = math.inf
+    thread_id: int | None = None
+    stop: Stop | None = None
+    cancelled_for: Stop | None = None
+    told_at: float | None = None
+    cancelled_at: float = 0.0
+    cancellations: int = 0
+    is_urgent: bool = False
+    ignores_stop: bool = False
+    left_task: asyncio.Task[None] | None = None
+    should_stop: bool = False
+    cancelled: bool = False
+    completed: bool = False
+    interrupted: tuple[BaseException, str] | None = None
+    unfinished: BaseException | None = None
+    unread: bool = True
+    job: Job[Any] | None = None
+    quarantined: bool = False
+    on_drain: Callable[[], None] | None = None
+    abandoned: bool = False
+    settled: Settled | None = None
+    spans: "RunSpans | None" = None
+    refusal: str | None = None
+    quiet_seconds: float = 0.0
+    quiet_until: float = 0.0
+    _patience_lock: asyncio.Lock | None = None
+
+    def __init__(
+        self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
+    ) -> None:
+        """Take a claimed job in hand ``now``; its row's last sign of life is as old as ``beaten_at`` says."""
+        self.claimed = claimed
+        self.kind = kind
+        self.delivery = delivery
+        self.beaten_at = beaten_at
+        self.sign_at = now
+        self.in_progress_at = now
+        self.claimed_at = now
+
+    @property
+    def id(self) -> UUID:
+        """The job's id."""
+        return self.claimed.id
+
+    @property
+    def held(self) -> tuple[UUID, int]:
+        """Job id and fencing token: what every write of this run is guarded by."""
+        return self.claimed.id, self.claimed.fencing_token
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its time-out has passed; of a run that is limited by a timer, that does so itself."""
+        timeout = self.kind.limits.timeout
+        if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
+            return False
+        return not (self.quarantined or self.kind.needs_timers)
+
+    @property
+    def is_quiet_here(self) -> bool:
+        """Whether its quiet phase is one of this process: it runs, and not in a process of its own."""
+        return self.phase is Phase.RUNNING and not self.quarantined
+
+    @property
+    def patience_lock(self) -> asyncio.Lock:
+        """Held by whoever changes the limits of silence in the run's row."""
+        if self._patience_lock is None:
+            self._patience_lock = asyncio.Lock()
+        return self._patience_lock
+
+    @property
+    def stop_in_words(self) -> str:
+        """Why it was told to stop."""
+        return "" if self.stop is None else self.stop.value
+
+    @property
+    def is_handed_back(self) -> bool:
+        """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
+        return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
+
+    def patience(self, quiet_seconds: float) -> dict[str, float | None]:
+        """Return the limits of silence while the run is quiet for so long; None stays None: no such limit."""
+        limits = self.kind.limits
+        return {
+            "stale_after": None if limits.stale_after is None else limits.stale_after + quiet_seconds,
+            "crash_after": None if limits.crash_after is None else limits.crash_after + quiet_seconds,
+        }
+
+    def facts(self) -> dict[str, object]:
+        """Return what every event about this run tells."""
+        return {
+            "job_id": str(self.claimed.id),
+            "kind": self.kind.name,
+            "fencing_token": self.claimed.fencing_token,
+            "attempt": self.claimed.attempt,
+        }
+
+    def drain(self) -> None:
+        """Tell the processor that the worker would like to end; what it does with that is its business."""
+        self.should_stop = True
+        if self.on_drain is not None:
+            self.on_drain()
+
+    def signal(self, reason: Stop) -> None:
+        """Stop the run: tell the processor, and cancel it where it waits.
+
+        A run that is settling is left alone: its outcome is fenced by the statement itself. The same
+        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat anew;
+        ``cancel_again`` is for a run that goes on all the same.
+        """
+        if self.stop is None or reason is Stop.LOST:
+            self.stop = reason
+        self.should_stop = True
+        if reason is Stop.CANCELLED:
+            self.cancelled = True
+        if reason is Stop.FENCED:
+            self.is_urgent = True
+        if self.phase is Phase.RUNNING and self._escalates(reason):
+            self.cancelled_for = reason
+            self.told_at = self.told_at or boottime()
+            self._cancel(self.task)
+
+    def cancel_again(self) -> None:
+        """Cancel a coroutine that goes on although it was cancelled; it may have swallowed that."""
+        if self.phase is Phase.RUNNING and self.kind.is_async and not self.quarantined:
+            self._cancel(self.task)
+        elif self.left_task is not None:
+            self._cancel(self.left_task)
+
+    def _cancel(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            self.cancelled_at = boottime()
+            self.cancellations += 1
+            task.cancel()
+
+    def _escalates(self, reason: Stop) -> bool:
+        if self.cancelled_for is None:
+            return True
+        return reason in (Stop.LOST, Stop.SHUTDOWN) and self.cancelled_for is not reason
+
+
+@dataclass(slots=True)
+class Claiming:
+    """A claim on its way. Without deliveries when the row was found in the table."""
+
+    kind: str
+    deliveries: list[Delivery]
+
+
+class Hand:
+    """Everything this process has in hand. An id is in at most one claim, read-back or run at a time.
+
+    Otherwise two job slots could adopt one fencing token and run it twice, which no fence can tell apart.
+
+    Attributes:
+        given_up: runs that go on although their outcome is settled, or about to be; each keeps its job slot.
+        releasing: rows in nobody's hand whose RELEASE is on its way: no read-back may take one in hand.
+    """
+
+    def __init__(self) -> None:
+        self.claiming: dict[UUID, Claiming] = {}
+        self.runs: dict[UUID, Run] = {}
+        self.given_up: set[Run] = set()
+        self.releasing: set[tuple[UUID, int]] = set()
+
+    def __contains__(self, job_id: UUID) -> bool:
+        return job_id in self.runs or job_id in self.claiming
+
+    def held(self) -> list[tuple[UUID, int]]:
+        """Return id and token of every run, settling ones included."""
+        return [run.held for run in self.runs.values()]

@@ -1,0 +1,357 @@
+"""What a job may ask of its owner, bound to one run: every write names the run's fencing token."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    AttemptManager,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from jsworker.core import strict_json
+from jsworker.core.clock import boottime
+from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    InvalidJson,
+    OwnershipLost,
+    may_answer_later,
+)
+from jsworker.core.events import Events
+from jsworker.core.settings.variables import LONGEST_SECONDS
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Attempt, Sessions
+from jsworker.ownership.transitions import heartbeat
+from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
+from jsworker.worker.pipeline.outcomes import result_text
+from jsworker.worker.pipeline.run import Run, Stop
+
+if TYPE_CHECKING:
+    from sqlalchemy import Executable
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+_RETRY_SECONDS = 60.0
+"""For so long a transaction is tried again in the same run."""
+_STAGE_CHARACTERS = 200
+_MESSAGE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseServices:
+    """What all leases of a worker share.
+
+    Attributes:
+        max_result_bytes: most bytes of a result's JSON text.
+        max_checkpoint_bytes: most bytes of a checkpoint's JSON text.
+        on_quiet: called when a quiet phase was announced or ended.
+        cover_others: gives the other runs of the process the patience that an announced phase needs.
+    """
+
+    worker_id: str
+    max_result_bytes: int
+    max_checkpoint_bytes: int
+    database: Database
+    sessions: Sessions
+    events: Events
+    loop: asyncio.AbstractEventLoop
+    on_quiet: Callable[[], None] = lambda: None
+    cover_others: Callable[[], Awaitable[None]] | None = None
+
+
+class RunLease:
+    """The ownership of one run, as ``jsworker.core.job.Ownership`` asks for it."""
+
+    __slots__ = ("_run", "_services")
+
+    def __init__(self, run: Run, services: LeaseServices) -> None:
+        self._run = run
+        self._services = services
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run was told to stop."""
+        return self._run.should_stop
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked to cancel the job."""
+        return self._run.cancelled
+
+    async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
+        """Store how far the run is."""
+        if progress is not None and not 0 <= progress <= 1:
+            raise ValueError(f"progress={progress!r} must be between 0 and 1")
+        write = partial(
+            heartbeat.update_progress,
+            self._services.database,
+            worker_id=self._services.worker_id,
+            held=self._run.held,
+            stage=_text(stage, _STAGE_CHARACTERS),
+            progress=progress,
+            message=_text(message, _MESSAGE_CHARACTERS),
+        )
+        try:
+            await self._sign_of_life(write)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            if not may_answer_later(error):
+                raise
+            return  # the next one tells more; an outage is no fault of the job
+        if self._services.events.wants("job.progress"):
+            self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """Store what the next run shall start from."""
+        text = strict_json.dumps(value, what="checkpoint")
+        size, most = len(text) if text.isascii() else len(text.encode()), self._services.max_checkpoint_bytes
+        if size > most:
+            raise InvalidJson(f"checkpoint of {size} bytes exceeds JSWORKER_MAX_CHECKPOINT_BYTES={most}")
+        tries = count()
+
+        async def write() -> None:
+            await heartbeat.save_checkpoint(
+                self._services.database,
+                worker_id=self._services.worker_id,
+                held=self._run.held,
+                checkpoint=text,
+                tries=next(tries),
+            )
+
+        await self._outlast(partial(self._sign_of_life, write))
+
+    async def quiet(self, seconds: float) -> None:
+        """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
+        if not 0 <= seconds <= LONGEST_SECONDS:
+            raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
+        write = partial(
+            heartbeat.set_patience,
+            self._services.database,
+            worker_id=self._services.worker_id,
+            held=self._run.held,
+            **self._run.patience(seconds),
+            announced=True,
+        )
+        # The heartbeat may just be taking back the patience of the phase before.
+        async with self._run.patience_lock:
+            await self._outlast(partial(self._sign_of_life, write))
+            self._run.quiet_seconds = seconds
+            self._run.quiet_until = boottime() + seconds
+        self._services.on_quiet()
+        if seconds and self._services.cover_others is not None:
+            await self._outlast(self._services.cover_others)
+
+    def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
+        """Open a session whose last statement completes the job."""
+        return self._transaction(result)
+
+    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
+        """Open a plain session whose last statement completes the job."""
+        _refuse_on_a_loop()
+        return self._sync_transaction(result)
+
+    async def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
+        """Yield transactions until one ends without a server's fault."""
+        try:
+            async for attempt in AsyncRetrying(**self._retry()):
+                self._run.unfinished = None
+                yield self._retried(attempt, result)
+                _entered(attempt)
+        except GeneratorExit:  # the processor left the loop
+            raise
+        except BaseException:
+            self._run.unfinished = None
+            raise
+
+    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+        """Yield transactions until one ends without a server's fault."""
+        _refuse_on_a_loop()
+        return self._sync_transactions(result)
+
+    def complete_statement(self, result: Any) -> "Executable":
+        """Return the guarded statement that completes the job."""
+        return complete_statement(self._services.worker_id, self._completion(result))
+
+    def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the worker's loop from a processor's thread."""
+        try:
+            _refuse_on_a_loop()
+        except RuntimeError:
+            call.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
+
+    @asynccontextmanager
+    async def _transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
+        attempt = Attempt()
+        try:
+            async with self._services.sessions.transaction(
+                lambda: self._completion(result), attempt
+            ) as session:
+                yield session
+        except OwnershipLost:
+            self._lose()
+            raise
+        except Exception as error:
+            if attempt.fault is None or not (attempt.committing and await self._was_committed()):
+                self._interrupt(error, attempt)
+                raise
+        self._run.completed = True
+
+    @contextmanager
+    def _sync_transaction(self, result: Any) -> Iterator["Session"]:
+        attempt = Attempt()
+        try:
+            with self._services.sessions.sync_transaction(
+                lambda: self._completion(result), attempt
+            ) as session:
+                yield session
+        except OwnershipLost:
+            self._lose()
+            raise
+        except Exception as error:
+            if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
+                self._interrupt(error, attempt)
+                raise
+        self._run.completed = True
+
+    @asynccontextmanager
+    async def _retried(self, attempt: AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
+        opened = AsyncExitStack()
+        async for connecting in AsyncRetrying(**self._retry()):  # the block has not begun
+            with connecting:
+                session = await opened.enter_async_context(self._transaction(result))
+        with attempt:
+            async with opened:
+                yield session
+        self._run.unfinished = _raised(attempt)
+
+    @contextmanager
+    def _sync_retried(self, attempt: AttemptManager, result: Any) -> Iterator["Session"]:
+        opened = ExitStack()
+        for connecting in Retrying(**self._retry()):
+            with connecting:
+                session = opened.enter_context(self._sync_transaction(result))
+        with attempt, opened:
+            yield session
+        self._run.unfinished = _raised(attempt)
+
+    def _sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+        try:
+            for attempt in Retrying(**self._retry()):
+                self._run.unfinished = None
+                yield self._sync_retried(attempt, result)
+                _entered(attempt)
+        except GeneratorExit:  # the processor left the loop
+            raise
+        except BaseException:
+            self._run.unfinished = None
+            raise
+
+    def _retry(self) -> dict[str, Any]:
+        late = stop_after_delay(_RETRY_SECONDS)
+
+        def over(state: RetryCallState) -> bool:
+            return self._run.stop is not None or late(state)
+
+        def is_fault(error: BaseException) -> bool:
+            return self._run.interrupted is not None and error is self._run.interrupted[0]
+
+        return {
+            "retry": retry_if_exception(is_fault),
+            "wait": wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            "stop": over,
+            "reraise": True,
+        }
+
+    def _interrupt(self, error: Exception, attempt: Attempt) -> None:
+        if attempt.fault is not None:
+            self._run.interrupted = error, attempt.fault
+
+    async def _was_committed(self) -> bool:
+        """Wait until the database tells what became of a COMMIT that it has not answered."""
+        job_id, token = self._run.held
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(may_answer_later),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            stop=lambda _: self._run.stop is not None,
+            reraise=True,
+        ):
+            with attempt:
+                return await was_committed(self._services.database, job_id=job_id, token=token)
+        raise AssertionError
+
+    def _completion(self, result: Any | Callable[[], Any]) -> Completion:
+        value = result() if callable(result) else result
+        return Completion(
+            *self._run.held, result_text(self._run.kind, value, self._services.max_result_bytes)
+        )
+
+    def _lose(self) -> None:
+        self._run.stop = Stop.LOST
+        self._run.should_stop = True
+
+    async def _outlast(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Write until the database answers; a run that is stopped meanwhile is cancelled in here."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(may_answer_later),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            stop=lambda _: self._run.stop is not None,
+            reraise=True,
+        ):
+            with attempt:
+                await write()
+
+    async def _sign_of_life(self, write: Callable[[], Awaitable[None]]) -> None:
+        started = boottime()
+        try:
+            await write()
+        except OwnershipLost:
+            self._lose()
+            raise
+        self._run.beaten_at = max(self._run.beaten_at, started)
+        self._run.sign_at = boottime()
+
+
+def _raised(attempt: AttemptManager) -> BaseException | None:
+    outcome = attempt.retry_state.outcome
+    return None if outcome is None else outcome.exception()
+
+
+def _entered(attempt: AttemptManager) -> None:
+    if attempt.retry_state.outcome is None:
+        raise RuntimeError("enter what job.transaction(retry=True) yields: async with attempt as session")
+
+
+def _text(value: str | None, most: int) -> str | None:
+    if value is None:
+        return None
+    return str(value)[:most].replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _refuse_on_a_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("job.sync is for plain functions in a thread; await the job's own calls")

@@ -1,0 +1,282 @@
+"""The way out: outcomes are written in natural batches and kept until the database has answered."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from jsworker.core.batching import Batcher
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import timeline
+from jsworker.ownership.transitions.heartbeat import Held
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.settle import (
+    Completion,
+    Failure,
+    Refusals,
+    Return,
+    Settled,
+    complete,
+    fail,
+    release,
+    server_faults,
+)
+from jsworker.ownership.transitions.timeline import Entry
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.run import Run, Stop
+
+_BATCH = 200
+_LARGE_CHARACTERS = 64 * 1024
+"""A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_MOST_SERVER_FAULTS = 16
+"""In a row; the pauses between them make eleven minutes."""
+_ALONE_AT_ONCE = 3
+"""Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
+
+_REFUSED_KEPT: Final = 200
+"""Failures that were refused and are kept as they are; of more only marks tell that their jobs have run."""
+
+_FIRST_WAIT_SECONDS: Final = 0.05
+_LONGEST_WAIT_SECONDS: Final = 2.0
+"""Between tries to write an outcome alone: some errors come at once while all others are answered."""
+
+_LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
+"""After these an outcome whose row was locked is waited for; a heartbeat's lock is gone by then."""
+
+EndedT = TypeVar("EndedT", Completion, Failure, Return)
+
+
+class Settler:
+    """Writes outcomes; a finished outcome outlives an outage of the database."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        database: Database,
+        health: DatabaseHealth,
+        refused_rows: RefusedRows,
+        died: Callable[[str, BaseException], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._refused_rows = refused_rows
+        self._refusals: Refusals = {}
+        self._refused: dict[Held, Failure] = {}
+        self._database = database
+        self._health = health
+        self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._completions: Batcher[Completion, Settled | None] = Batcher(
+            "completions", partial(self._write, complete), limit=_BATCH, died=died
+        )
+        self._failures: Batcher[Failure, Settled | None] = Batcher(
+            "failures", partial(self._write, fail), limit=_BATCH, died=died
+        )
+        self._returns: Batcher[Return, Settled | None] = Batcher(
+            "releases", partial(self._write, release), limit=_BATCH, died=died
+        )
+
+    async def settle(self, run: Run, outcome: Outcome) -> Settled:
+        """Write a run's outcome and tell what became of the job. May take as long as an outage lasts."""
+        match outcome:
+            case Completed(result):
+                return await self._completed(run, result)
+            case Failed(error, permanent, delay, stalled):
+                return await self._failed(Failure(*run.held, error, permanent, delay, stalled=stalled))
+            case HandedBack(reason):
+                if run.stop is Stop.FENCED:
+                    await self._note_fence(run)
+                return await self._returned(Return(*run.held, reason))
+            case Interrupted():
+                return await self._interrupted(run, outcome)
+            case Lost():
+                return Settled.LOST
+
+    def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
+        """Complete a job with the next batch; ``then`` hears what became of it, None when that is unclear.
+
+        A large result is no part of a batch: unclear at once, it is to be settled like any other outcome.
+        """
+        if result is not None and len(result) > _LARGE_CHARACTERS:
+            then(None)
+        else:
+            self._completions.post(Completion(*run.held, result), then)
+
+    @property
+    def is_completing(self) -> bool:
+        """Whether a completion has not been answered yet."""
+        return self._completions.is_busy
+
+    async def flush_completions(self) -> None:
+        """Wait until every completion has been answered."""
+        await self._completions.flush()
+
+    def let_go(self, held: Held, reason: str, *, ended: bool) -> asyncio.Future[Settled | None]:
+        """End what is in nobody's hand; None: not answered.
+
+        Args:
+            held: a claim of this worker.
+            reason: told where it is released.
+            ended: it has run, but its failure was refused: that is written now, if it can be.
+        """
+        failure = self._refused.get(held)
+        if failure is None and not ended:
+            return self._returns.submit(Return(*held, reason))
+        error = "its run has ended, but PostgreSQL refused to write how"
+        return self._failures.submit(failure or Failure(*held, error, None, _LONGEST_PAUSE_SECONDS))
+
+    async def close(self) -> None:
+        """Give up outcomes that are not written; their jobs go back by the stale rule."""
+        for batcher in (self._completions, self._failures, self._returns):
+            await batcher.close()
+
+    async def _completed(self, run: Run, result: str | None) -> Settled:
+        completion = Completion(*run.held, result)
+        is_large = result is not None and len(result) > _LARGE_CHARACTERS
+        write = partial(self._persist, complete, wait=False) if is_large else self._completions.submit
+        settled = await self._without_waiting(write, completion) or await self._persist(complete, completion)
+        error = self._refusals.pop(run.held, None)
+        if settled is Settled.REFUSED:
+            run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
+            return await self._failed(Failure(*run.held, run.refusal, "result", 0.0))
+        return settled
+
+    async def _failed(self, failure: Failure) -> Settled:
+        settled = await self._without_waiting(self._failures.submit, failure)
+        settled = settled or await self._persist(fail, failure)
+        if settled is Settled.REFUSED:
+            self._refused[failure.id, failure.token] = failure
+            if len(self._refused) > _REFUSED_KEPT:
+                del self._refused[next(iter(self._refused))]
+        return settled
+
+    async def _returned(self, given_back: Return) -> Settled:
+        settled = await self._without_waiting(self._returns.submit, given_back)
+        return settled or await self._persist(release, given_back)
+
+    async def _without_waiting(
+        self, write: Callable[[EndedT], Awaitable[Settled | None]], ended: EndedT
+    ) -> Settled | None:
+        """Write an outcome without waiting for locks; None: not answered, or its row stays locked."""
+        for pause in _LOCKED_PAUSES:
+            settled = await write(ended)
+            if settled is not Settled.LOCKED:
+                return settled
+            await asyncio.sleep(pause)
+        return None
+
+    async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
+        """Release a job with a growing pause; after ten minutes of faults in a row they are an error."""
+        times = await self._server_faults(run)
+        if times >= _MOST_SERVER_FAULTS:
+            return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
+        delay = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times) * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing
+        settled = await self._returned(Return(*run.held, outcome.reason, delay))
+        return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
+
+    async def _server_faults(self, run: Run) -> int:
+        while True:
+            await self._health.wait_until_up()
+            try:
+                return await server_faults(self._database, job_id=run.id)
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
+
+    async def _note_fence(self, run: Run) -> None:
+        """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
+        job_id, token = run.held
+        silent = round(boottime() - run.beaten_at, 3)
+        entry = Entry(job_id, "fenced", self._worker_id, token, {"seconds_without_heartbeat": silent})
+        while True:
+            await self._health.wait_until_up()
+            try:
+                return await timeline.note(self._database, entries=[entry])
+            except RowRefused as error:  # told; the run ends all the same
+                return self._health.failed(error)
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self._health.failed(error)
+
+    async def _persist(
+        self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT, *, wait: bool = True
+    ) -> Settled:
+        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others.
+
+        Those that ``wait`` for the lock have places of their own: they may keep them for long.
+        """
+        tries = 0
+        while True:
+            async with self._waiting if wait else self._large:
+                await self._health.wait_until_up()
+                refusals: Refusals = {}
+                try:
+                    [settled] = await statement(
+                        self._database,
+                        worker_id=self._worker_id,
+                        runs=[ended],
+                        refusals=refusals,
+                        tries=tries,
+                        wait=wait,
+                    )
+                except DatabaseBusy as error:  # the heartbeats' connection is open already, and would answer
+                    self._health.failed(error)
+                except DatabaseUnavailable:
+                    await self._ping()
+                except DatabaseRefused as error:
+                    self._health.failed(error)
+                else:
+                    self._health.answered()
+                    await self._set_aside(statement, refusals)
+                    return settled
+            wait_seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
+            tries += 1
+            await asyncio.sleep(wait_seconds * random.uniform(0.8, 1.2))  # noqa: S311 -- as above
+
+    async def _ping(self) -> None:
+        """Find out whether the database is silent: one row that stays locked looks the same, and is not."""
+        try:
+            await self._database.ping()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+
+    async def _write(
+        self,
+        statement: Callable[..., Awaitable[Sequence[Settled]]],
+        runs: Sequence[EndedT],
+    ) -> Sequence[Settled | None]:
+        """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
+        await self._health.wait_until_up()
+        try:
+            refusals: Refusals = {}
+            settled = await statement(
+                self._database, worker_id=self._worker_id, runs=runs, refusals=refusals, wait=False
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            return [None] * len(runs)
+        self._health.answered()
+        await self._set_aside(statement, refusals)
+        return settled
+
+    async def _set_aside(
+        self, statement: Callable[..., Awaitable[Sequence[Settled]]], refusals: Refusals
+    ) -> None:
+        """Set refused rows aside; a completion that was refused becomes a failure, which tells why."""
+        if not refusals:
+            return
+        if statement is complete:
+            self._refusals |= refusals
+            return
+        attempted = "fail" if statement is fail else "release"
+        try:
+            await self._refused_rows.note(
+                attempted, [(job_id, error) for (job_id, _), error in refusals.items()]
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:  # met again as rows in nobody's hand
+            self._health.failed(error)

@@ -1,0 +1,83 @@
+"""This worker's presence on NATS: proven by asking itself, so that nobody takes it for gone."""
+
+from collections.abc import Awaitable, Callable
+
+from jsworker.core.clock import boottime
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.liveness import REFUSED, WELL, Answer
+
+
+class Presence:
+    """Answers for this worker, knows whether that works, and asks after others.
+
+    Attributes:
+        answers: whether a question to this worker was ever answered; only then its silence means anything.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        worker_id: str,
+        heartbeat_interval: float,
+        tell_stacks: Callable[[bytes], Awaitable[bytes]],
+    ) -> None:
+        """Begin; nothing is sent before the first ``step``.
+
+        Args:
+            stream: the worker's connection.
+            worker_id: who is asked.
+            heartbeat_interval: seconds between two proofs.
+            tell_stacks: returns the worker's stacks for a question.
+        """
+        self._stream = stream
+        self._witness = stream.witness(worker_id, tell_stacks)
+        self._interval = heartbeat_interval
+        self._patience = min(1.0, heartbeat_interval / 2)
+        self._connected_since: float | None = None
+        self._proven_at: float | None = None
+        self.answers = False
+        stream.on_disconnect(self._lose)
+
+    def reachable(self) -> bool:
+        """Tell whether others who ask find this worker, as far as it knows itself.
+
+        One that never answered counts as reachable: nobody concludes anything from its silence.
+        """
+        if not self.answers:
+            return True
+        if self._proven_at is None or not self._stream.connected:
+            return False
+        return boottime() - self._proven_at <= self._interval + 2 * self._patience
+
+    def tell_of_publishing(self, *, refused: bool) -> None:
+        """Answer from now on with whether JetStream stores messages."""
+        self._witness.says = REFUSED if refused else WELL
+
+    async def step(self) -> None:
+        """Prove that this worker's subject is answered."""
+        if not self._stream.connected:
+            self._connected_since = None
+            return
+        if self._connected_since is None:
+            self._connected_since = boottime()
+        started = boottime()
+        if await self._witness.prove(self._patience):
+            self._proven_at = started
+            self.answers = True
+
+    async def ask(self, worker_id: str) -> Answer:
+        """Ask after another worker; unknown while this one is too newly connected to judge."""
+        if self._connected_since is None or boottime() - self._connected_since < 2 * self._interval:
+            return Answer.UNKNOWN
+        if self._proven_at is None or not self.reachable():  # it would not even find itself
+            return Answer.UNKNOWN
+        return await self._witness.ask(worker_id, self._patience)
+
+    async def answered_by(self, worker_id: str) -> Answer:
+        """Ask after another worker, only to learn whether it is alive: that nobody answers proves nothing."""
+        return await self._witness.ask(worker_id, self._patience)
+
+    def _lose(self) -> None:
+        self._connected_since = None
+        self._proven_at = None

@@ -1,0 +1,178 @@
+"""The scan for silent owners: their jobs are taken back by rules 1 and 3 of the protocol."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.events import Events
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import reset
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.reset import Lateness, Suspect, TakenBack
+from jsworker.stream.liveness import Answer
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.heartbeat import Heartbeat
+from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.presence import Presence
+from jsworker.worker.recovery.late_rows import LateRows, Proof
+from jsworker.worker.recovery.reports import report
+
+_LOOKED_AT = 5000
+"""Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
+_ASKED_AT_ONCE = 50
+
+
+class Sweeper:
+    """Watches late rows and takes back those whose owners are proven to be gone."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        heartbeat_interval: float,
+        database: Database,
+        health: DatabaseHealth,
+        refused_rows: RefusedRows,
+        heartbeat: Heartbeat,
+        presence: Presence,
+        late: LateRows,
+        events: Events,
+        on_requeued: Callable[[], None],
+        search: Search,
+        rules: Mapping[str, bool],
+    ) -> None:
+        """Wire the sweeper.
+
+        Args:
+            worker_id: who takes jobs back, for the timeline.
+            heartbeat_interval: seconds; two of them missed begin the watch.
+            database, health, refused_rows, events: the worker's own.
+            heartbeat: the worker's own; while it goes unheard nobody else's silence proves anything.
+            presence: the worker's own; asks NATS whether owners are still there.
+            late: what is remembered of late rows.
+            on_requeued: called when jobs went back to the queue.
+            search: for late rows.
+            rules: whether to take back by ``stale``, rule 1, and by ``crashed``, rule 3.
+        """
+        self._worker_id = worker_id
+        self._heartbeat_interval = heartbeat_interval
+        self._database = database
+        self._health = health
+        self._refused_rows = refused_rows
+        self._heartbeat = heartbeat
+        self._presence = presence
+        self._late = late
+        self._events = events
+        self._on_requeued = on_requeued
+        self._search = search
+        self._rules = rules
+
+    async def step(self) -> None:
+        """Look at every late row once, and take back what is proven to be nobody's."""
+        now = boottime()
+        if self._heartbeat.heard_for() < 2 * self._heartbeat_interval:
+            self._late.forget()
+            return
+        if not self._search.is_due:
+            return
+        try:
+            lateness = await self._search.make(self._look)
+            if lateness is None:
+                return
+            proof = self._late.look(lateness, now=now)
+            if self._rules["stale"]:
+                self._tell_of_brake(proof)
+                await self._take_back_stale(proof, lateness)
+            else:
+                self._late.proven.clear()  # nor is a claim to take them
+            if self._rules["crashed"]:
+                await self._take_back_crashed(lateness.suspects)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+
+    async def _look(self, seconds: float) -> Lateness:
+        return await reset.look_for_late(
+            self._database,
+            heartbeat_interval=self._heartbeat_interval,
+            limit=_LOOKED_AT,
+            seconds=seconds,
+            past_refused=self._refused_rows.any_of("reset"),
+        )
+
+    def _tell_of_brake(self, proof: Proof) -> None:
+        if proof.held:
+            reason = "more than half of the owners are late; what has turned stale gets one more threshold"
+            self._events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
+
+    async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
+        counts = {
+            owner: not proof.braked and not self._has_a_cause(lateness, rows)
+            for owner, rows in _by_owner(proof.stale).items()
+        }
+        # A claim straight from the owner counts the stall: what is no stall goes by the queue.
+        self._late.taken_back(row.id for row in proof.stale if row.in_line or not counts[row.worker_id])
+        for owner, rows in _by_owner(proof.stale).items():
+            self._events.emit("stale.detected", jobs=len(rows), owners=[owner])
+            counted = counts[owner]
+            reason = f"worker {owner} stopped responding"
+            taken = await reset.reset_stale(
+                self._database, worker_id=self._worker_id, stale=rows, reason=reason, counted=counted
+            )
+            await self._tell(taken, "stale")
+
+    def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
+        """Tell whether something else than the job may have silenced the owner: then no stall is counted."""
+        threshold = max(row.stale_after or 0.0 for row in rows)
+        return lateness.database_up_for < threshold or self._heartbeat.had_a_gap_within(threshold)
+
+    async def _take_back_crashed(self, suspects: Sequence[Suspect]) -> None:
+        asked = [row for row in suspects if row.answers and row.crash_after is not None]
+        if not asked:
+            return
+        asked_at = boottime()  # not when the scan began: two answers must be a scan apart themselves
+        answers = await self._ask({row.worker_id for row in asked})
+        self._late.witnessed(asked, answers, now=asked_at)
+        unanswered = self._late.crashed(asked)
+        too_long = [
+            row for row in self._late.silent_for_too_long(asked, now=asked_at) if row not in unanswered
+        ]
+        for found, why in (
+            (unanswered, "and nobody answers for it"),
+            (too_long, "for so long that no answer stands for its heartbeats any more"),
+        ):
+            for owner, rows in _by_owner(found).items():
+                taken = await reset.reset_crashed(
+                    self._database,
+                    worker_id=self._worker_id,
+                    crashed=rows,
+                    reason=f"worker {owner} fell silent {why}",
+                )
+                await self._tell(taken, "crashed")
+
+    async def _tell(self, taken: TakenBack, cause: str) -> None:
+        self._late.taken_back(job.id for job in taken.resets)
+        await report(
+            taken,
+            cause=cause,
+            events=self._events,
+            refused_rows=self._refused_rows,
+            on_requeued=self._on_requeued,
+        )
+
+    async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
+        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def ask(owner: str) -> tuple[str, Answer]:
+            async with at_once:
+                return owner, await self._presence.ask(owner)
+
+        return dict(await asyncio.gather(*(ask(owner) for owner in owners)))
+
+
+def _by_owner(rows: Iterable[Suspect]) -> dict[str, list[Suspect]]:
+    grouped: defaultdict[str, list[Suspect]] = defaultdict(list)
+    for row in rows:
+        grouped[row.worker_id].append(row)
+    return dict(grouped)

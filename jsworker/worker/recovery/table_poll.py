@@ -1,0 +1,213 @@
+"""The idle poll: queued jobs whose message does not come are claimed straight from the table.
+
+Messages that were delivered to a process which died before its claim, or to somebody who sits on them, wait
+out ``ack_wait``. Without NATS no message comes at all, and while JetStream stores nothing no new one. The row
+alone says that a job is to be done.
+
+Rows that are found go before messages: as job slots fall free they take them first. Where messages of their
+kind keep coming they get half of the slots, and only rows that no message will bring are looked for. To have
+waited long does not tell: behind a deep backlog all rows have, and one that is claimed out of its turn makes
+its message a copy, which costs a claim that is refused. Nor does the age of what messages bring now: of jobs
+enqueued together the one whose message was lost is as old as all others. Numbers tell: a consumer delivers in
+their order, so a row that is still queued though a later message was delivered a scan ago was passed over.
+"""
+
+import asyncio
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import UUID
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import republish
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.scan_pace import Pace
+from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.run import Hand
+
+_CHOICE: Final = 4
+"""Candidates for each row that is chosen: workers that poll at the same time should not all try the same."""
+_MOST: Final = 200
+
+
+class _Line:
+    """Rows of one kind that were found and wait for room; they go before messages.
+
+    Attributes:
+        rows: the oldest first.
+        in_hand: rows of this line that were in hand at the last look.
+        most: how many of them may be in hand at once.
+        is_longer: whether the last search says that there may be more.
+        passed: up to this number messages have been delivered, at least a scan ago.
+    """
+
+    def __init__(self, consumer: Consumer, search: Search) -> None:
+        self.consumer = consumer
+        self.search = search
+        self.rows: deque[UUID] = deque()
+        self.in_hand: set[UUID] = set()
+        self.most = math.inf
+        self.is_longer = False
+        self.passed = 0
+        self._delivered = 0
+
+    def note_deliveries(self) -> None:
+        """Note, once a scan, how far messages have been delivered."""
+        delivered = self.consumer.delivered_seq
+        self.passed = min(self._delivered, delivered)  # another stream begins with lower numbers
+        self._delivered = delivered
+        self.consumer.put_off.clear()
+
+    def take(self, hand: Hand) -> None:
+        """Claim rows while there is room for them."""
+        while self.rows and self._may_take(hand) and self.consumer.room() > 0:
+            job_id = self.rows.popleft()
+            self.consumer.take(job_id)
+            if job_id in hand.claiming:
+                self.in_hand.add(job_id)
+
+    def _may_take(self, hand: Hand) -> bool:
+        if len(self.in_hand) >= self.most:
+            self.in_hand = {job_id for job_id in self.in_hand if job_id in hand}
+        return len(self.in_hand) < self.most
+
+
+class IdlePoll:
+    """Claims queued rows that no message brings."""
+
+    def __init__(
+        self,
+        consumers: Sequence[Consumer],
+        *,
+        scan_interval: float,
+        relay_interval: float,
+        database: Database,
+        health: DatabaseHealth,
+        refused_rows: RefusedRows,
+        hand: Hand,
+        nats_connected: Callable[[], bool],
+        publishing_refused: Callable[[], bool],
+        on_more: Callable[[], None],
+        new_search: Callable[[str], Search],
+        pace: Pace,
+    ) -> None:
+        """Wire the poll.
+
+        Args:
+            consumers: claim what was found.
+            scan_interval: seconds; a job is old after two of them, a consumer idle after one.
+            relay_interval: seconds; while no message can come, a consumer is idle after one.
+            database, health, refused_rows, hand: the worker's own.
+            nats_connected: whether messages can come.
+            publishing_refused: whether JetStream stores no new ones.
+            on_more: called when ``go_on`` is to be called at once.
+            new_search: makes the search for waiting rows of a kind, given its name.
+            pace: of the searches of all kinds together.
+        """
+        self._lines = [_Line(each, new_search(each.kind.name)) for each in consumers]
+        self._active: dict[str, _Line] = {}
+        """Lines that have rows, or may find more at once."""
+        self._scan_interval = scan_interval
+        self._relay_interval = relay_interval
+        self._database = database
+        self._health = health
+        self._refused_rows = refused_rows
+        self._hand = hand
+        self._nats_connected = nats_connected
+        self._publishing_refused = publishing_refused
+        self._on_more = on_more
+        self._pace = pace
+        self._searching = asyncio.Lock()
+
+    async def step(self) -> None:
+        """Once a scan: look for old rows."""
+        async with self._searching:
+            for line in self._lines:
+                line.note_deliveries()
+                line.rows.clear()  # others may have taken them, and older ones may be there
+            if self._is_without_messages or not self._pace.is_due:
+                return
+            with self._pace.timed():  # the searches of all kinds together
+                for line in self._lines:
+                    await self._look(line)
+
+    async def go_on(self) -> None:
+        """Look for more where all that was found is taken; without messages, for whatever is queued."""
+        if not self._health.up:
+            return
+        async with self._searching:
+            without_messages = self._is_without_messages
+            for line in self._lines:
+                if not line.rows and (without_messages or line.is_longer):
+                    await self._look(line)
+
+    def on_room(self) -> None:
+        """Give room to rows that were found; called whenever there may be more of it."""
+        if not self._active:  # as a rule
+            return
+        for name, line in list(self._active.items()):
+            line.take(self._hand)
+            if not line.rows and not line.is_longer:
+                del self._active[name]
+            else:  # the next kind comes first the next time
+                self._active[name] = self._active.pop(name)
+        if any(not line.rows for line in self._active.values()):
+            self._on_more()
+
+    @property
+    def _is_without_messages(self) -> bool:
+        return self._publishing_refused() or not self._nats_connected()
+
+    async def _look(self, line: _Line) -> None:
+        """Look for rows of a kind, and take those for which there is room."""
+        line.is_longer = False
+        without_messages = self._is_without_messages
+        patience = self._relay_interval if without_messages else self._scan_interval
+        idle = not self._nats_connected() or boottime() - line.consumer.delivered_at >= patience
+        most = line.consumer.most()
+        line.most = math.inf if idle else max(1, most // 2)
+        wanted = min(_MOST, 2 * most)
+        found = await self._search(
+            line,
+            limit=_CHOICE * wanted,
+            older_than=0.0 if without_messages else 2 * self._scan_interval,
+            delivered=None if idle else line.passed,
+        )
+        chosen = sorted(random.sample(range(len(found)), min(wanted, len(found))))
+        line.rows = deque(found[place] for place in chosen)
+        # While no message can come a search that finds little shows all there is, until the next tick.
+        enough = len(found) > wanted if without_messages else bool(found)
+        line.is_longer = enough and len(line.consumer.put_off) < _MOST
+        if line.rows:
+            self._active[line.consumer.kind.name] = line
+            self.on_room()
+
+    async def _search(
+        self, line: _Line, *, limit: int, older_than: float, delivered: int | None
+    ) -> list[UUID]:
+        if line.search.must_rest:
+            return []
+        try:
+            in_hand = [*self._hand.claiming, *self._hand.runs]
+            found = await line.search.make(
+                lambda seconds: republish.waiting(
+                    self._database,
+                    kinds=[line.consumer.kind.name],
+                    older_than=older_than,
+                    limit=limit,
+                    besides=[*in_hand, *line.consumer.put_off],
+                    delivered=delivered,
+                    seconds=seconds,
+                    past_refused=self._refused_rows.any_of("claim"),
+                )
+            )
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._health.failed(error)
+            return []
+        return [row.id for row in found or ()]

@@ -1,0 +1,111 @@
+"""Telling, from another thread, that something takes too long: a step of the start, the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.events import Events
+from jsworker.core.tracebacks import innermost, stack_of_task, stack_of_thread
+from jsworker.worker.loop_lag import LoopLag
+from jsworker.worker.quiet_phases import QuietPhases
+from jsworker.worker.tick_watch import Silence
+
+_SLOW_SECONDS: Final = 10.0
+_ROUNDS_A_TIMEOUT: Final = 4
+_LONGEST_ROUND_SECONDS: Final = 1.0
+_HEARD_ROUNDS: Final = 2
+"""So many rounds count at most of a pause in which the whole process stood still."""
+_MOST_FRAMES: Final = 30
+
+
+@contextmanager
+def told_while_slow(tell: Callable[..., None], **facts: object) -> Iterator[None]:
+    """Tell that the code inside has taken 10 seconds, and again whenever that time has doubled.
+
+    Args:
+        tell: called from another thread with the facts, the seconds, and the place that the code has reached.
+        **facts: what the code does.
+    """
+    thread, task, loop = threading.get_ident(), None, None
+    try:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+    except RuntimeError:
+        pass  # no event loop yet: all of it happens in this thread
+    began, over = boottime(), threading.Event()
+
+    def watch() -> None:
+        due = _SLOW_SECONDS
+        while not over.wait(began + due - boottime()):
+            due *= 2
+            runs = task is None or asyncio.current_task(loop) is task
+            stack = stack_of_thread(thread) if task is None or runs else stack_of_task(task)
+            tell(**facts, seconds=round(boottime() - began), place=innermost(stack))
+
+    threading.Thread(target=watch, name="jsworker slow start", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class Watchdog:
+    """Watches, in a process that nobody supervises, whether the event loop comes round; it only tells."""
+
+    def __init__(self, *, timeout: float, lag: LoopLag, quiet: QuietPhases, events: Events) -> None:
+        """Prepare; nothing is watched yet.
+
+        Args:
+            timeout: seconds for which the loop may stand still.
+            lag: counts the rounds of the loop.
+            quiet: while a phase lasts, the loop may stand still.
+            events: told, from the watchdog's thread, when the loop stands still and when it goes on.
+        """
+        self._timeout = timeout
+        self._lag = lag
+        self._quiet = quiet
+        self._events = events
+        self._silence = Silence(timeout)
+        self._over = threading.Event()
+        self._loops_thread = 0
+        self.blocked_seconds = 0.0
+        """For how long the loop has stood still; 0 unless that is too long."""
+
+    def start(self) -> None:
+        """Watch the loop that runs in this thread."""
+        self._loops_thread = threading.get_ident()
+        threading.Thread(target=self._watch, name="jsworker watchdog", daemon=True).start()
+
+    async def stop(self) -> None:
+        """Watch no longer."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        pause = min(_LONGEST_ROUND_SECONDS, self._timeout / _ROUNDS_A_TIMEOUT)
+        rounds, looked_at = -1, boottime()
+        while not self._over.wait(pause):
+            now = boottime()
+            passed, looked_at = min(now - looked_at, _HEARD_ROUNDS * pause), now
+            if self._lag.rounds != rounds:
+                rounds = self._lag.rounds
+                self._silence.note_tick()
+            self._silence.allow(self._quiet.until)
+            self._judge(is_late=self._silence.pass_by(passed, now=now))
+
+    def _judge(self, *, is_late: bool) -> None:
+        was_late, self.blocked_seconds = bool(self.blocked_seconds), self._silence.seconds if is_late else 0.0
+        if is_late and not was_late:
+            stack = stack_of_thread(self._loops_thread)
+            self._events.emit(
+                "worker.degraded",
+                what="event loop",
+                reason=f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(stack)}",
+                stack=[f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in stack][
+                    -_MOST_FRAMES:
+                ],
+            )
+        elif was_late and not is_late:
+            self._events.emit("worker.restored", what="event loop")

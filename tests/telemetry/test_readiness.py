@@ -1,0 +1,111 @@
+"""Readiness of a real worker tells the schema's present level, while others migrate it or take it back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from jsworker.core.errors import DatabaseRefused
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
+from jsworker.ownership.revision import REVISIONS
+from jsworker.ownership.upgrading import downgrade_database, upgrade_database
+from jsworker.supervisor.fleet_view import PlaceView, View
+from jsworker.supervisor.probes import readyz
+from jsworker.telemetry.figures import write_readiness
+from jsworker.telemetry.http import Answer
+from jsworker.worker.worker import Worker
+from tests.support.polling import eventually
+from tests.support.proxy import proxied
+
+HEAD = REVISIONS[-1]
+LEVEL_OF_ANOTHER = "UPDATE jsworker.alembic_version SET version_num = %s"
+
+
+class Nothing(JobProcessor[dict[str, Any]]):
+    async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+
+@pytest.fixture
+async def worker(settings: Settings) -> AsyncIterator[Worker]:
+    async with Worker([Nothing], settings) as started:
+        yield started
+
+
+def probe(worker: Worker) -> Answer:
+    """Ask for readiness as a supervisor answers it, from what its child has reported."""
+    vitals = worker.vitals()
+    assert vitals is not None
+    place = PlaceView(
+        number=1,
+        was_ready=True,
+        ready=True,
+        silent_seconds=0.0,
+        patience=2.0,
+        report_seconds=0.0,
+        readiness=write_readiness(vitals.readiness),
+    )
+    return readyz(View([place], stopping=False, deaths={}, now=0.0))
+
+
+async def answers(worker: Worker, status: int, part: str) -> str:
+    """Wait until readiness is told like this, and return what is told."""
+
+    async def told() -> str:
+        answer = probe(worker)
+        assert (answer.status, part in answer.body.decode()) == (status, True), answer.body
+        return answer.body.decode()
+
+    return await eventually(told, seconds=30.0)
+
+
+async def taken_back(database_url: str) -> None:
+    """Drop the schema; what a sweep of the worker has locked meanwhile is no reason to give up."""
+    refusal = None
+    try:
+        await asyncio.to_thread(downgrade_database, database_url, "base")
+    except DatabaseRefused as refused:
+        refusal = refused
+    assert refusal is None
+
+
+async def test_a_newer_schema_is_told_and_no_reason_to_be_unready(worker: Worker, database_url: str) -> None:
+    await answers(worker, 200, f"migration: {HEAD}\n")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(LEVEL_OF_ANOTHER, ["9999"])
+    await answers(worker, 200, "migration: 9999\n")
+
+
+async def test_a_schema_that_is_taken_back_is_no_longer_enough(worker: Worker, database_url: str) -> None:
+    older = REVISIONS[-2]
+    assert await asyncio.to_thread(downgrade_database, database_url, older) == older
+    await answers(
+        worker,
+        503,
+        f"migration: the database is at migration {older}, this version needs {HEAD}: run `jsworker",
+    )
+    await asyncio.to_thread(upgrade_database, database_url)
+    await answers(worker, 200, f"migration: {HEAD}\n")
+
+
+async def test_a_schema_that_is_gone_is_named_until_it_is_back(worker: Worker, database_url: str) -> None:
+    await eventually(lambda: taken_back(database_url))
+    await answers(worker, 503, "migration: the database has no jsworker schema: run `jsworker db upgrade`\n")
+    await asyncio.to_thread(upgrade_database, database_url)
+    await answers(worker, 200, f"migration: {HEAD}\n")
+
+
+async def test_a_database_that_is_away_leaves_the_level_that_was_known(settings: Settings) -> None:
+    async with (
+        proxied(settings.database_url) as (proxy, url),
+        Worker([Nothing], settings.model_copy(update={"database_url": url})) as worker,
+    ):
+        proxy.cut()
+        told = await answers(worker, 503, "postgresql: no answer")
+        await worker._parts.schema.step()
+        assert "migration" not in told + probe(worker).body.decode()
+        proxy.restore()
+        await answers(worker, 200, f"migration: {HEAD}\n")

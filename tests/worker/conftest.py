@@ -1,0 +1,58 @@
+"""What tests of the runtime share: rows, workers that end with the test."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from tests.worker.rows import Rows, open_rows
+from tests.worker.running import Running, StartWorker, new_worker
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let statements take as long as a busy machine needs, for tests that are not about silent databases."""
+
+    def patient_database(dsn: str, *, statement_timeout: float) -> Database:
+        return Database(dsn, statement_timeout=max(statement_timeout, 5.0))
+
+    monkeypatch.setattr("jsworker.worker.worker.Database", patient_database)
+    monkeypatch.setattr("jsworker.client.job_client.Database", patient_database)
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Rows]:
+    opened = await open_rows(settings)
+    yield opened
+    await opened.connection.close()
+
+
+@pytest.fixture
+async def js(settings: Settings) -> AsyncIterator[JetStreamContext]:
+    """JetStream over a connection of the test's own, for raw messages and the server's own figures."""
+    connection = await nats.connect(settings.nats_url)
+    yield connection.jetstream()
+    await connection.close()
+
+
+@pytest.fixture
+async def start(settings: Settings) -> AsyncIterator[StartWorker]:
+    """Starts workers; those that still run at the end of the test are closed."""
+    started: list[Running] = []
+
+    async def start_worker(
+        *processors: JobProcessor[Any] | type[JobProcessor[Any]], with_settings: Settings | None = None
+    ) -> Running:
+        running = new_worker(*processors, settings=with_settings or settings)
+        started.append(running)
+        await running.worker.start()
+        return running
+
+    yield start_worker
+    for running in reversed(started):
+        await running.end()

@@ -1,0 +1,239 @@
+"""A starting worker takes back what earlier lives held whose end this machine can prove, and no more."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.recovery.evidence import death_of
+from jsworker.worker.recovery.reconciler import Reconciler
+from tests.support.fleet import Fleet, fleet_of
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.lives import Lives, ended_pid
+from tests.worker.processors import echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+HOST = "app_worker-1"
+
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    """Settings of a container in a pod; neither silence nor two witnesses give anything free."""
+    return make_settings(
+        hostname=HOST,
+        pod_uid="pod-1",
+        container="app",
+        crash_threshold=None,
+        stale_threshold=20.0,
+        ack_wait=60.0,
+    )
+
+
+@pytest.fixture
+def lives(database: Database, rows: Rows, settings: Settings) -> Lives:
+    return Lives(database, rows, settings)
+
+
+@pytest.fixture
+def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
+    with fleet_of(settings, tmp_path) as running:
+        yield running
+
+
+async def add_everybody(lives: Lives) -> set[str]:
+    """Register lives of every sort; return those that are proven to have ended."""
+    gone = ended_pid()
+    await lives.add("gone", pid=gone)
+    await lives.add("pid-reused", process_started="1")
+    await lives.add("own-container-before", pid_namespace="pid:[1]", pid=1)
+    await lives.add("own-container-of-another-host-name", hostname="renamed", pid_namespace="pid:[1]", pid=1)
+    ended = set(lives.jobs)
+    await lives.add("twin")
+    await lives.add("start-unknown", process_started=None)
+    await lives.add("other-boot", pid=gone, boot_id="another", pod_uid=None, container=None)
+    await lives.add("other-pid-namespace", pid=gone, pid_namespace="pid:[1]", pod_uid=None, container=None)
+    await lives.add("other-container", pid=1, pid_namespace="pid:[1]", container="sidecar")
+    await lives.add("no-container", pid=1, pid_namespace="pid:[1]", container=None)
+    await lives.add("other-pod", pid=1, pid_namespace="pid:[1]", pod_uid="pod-2")
+    # No pod at all: what is not known is not equal.
+    for hostname in ("app_worker-10", "app_worker", "appXworker-1", "APP_WORKER-1", "%", HOST[:-1] + "_"):
+        await lives.add(f"on {hostname}", hostname=hostname, pid=gone, pod_uid=None, container=None)
+    return ended
+
+
+async def test_what_is_proven_to_have_ended_is_taken_back_and_nothing_else(
+    lives: Lives, start: StartWorker, rows: Rows
+) -> None:
+    ended = await add_everybody(lives)
+    everybody = set(lives.jobs)
+    running = await start(scripted(echo))
+    [told] = await running.events.told("reconcile.completed")
+    scans = count_rounds(running.worker._parts.scans)
+    await rounds_pass(scans, 2)
+
+    assert await lives.kept() == everybody - ended
+    assert told == {"jobs": len(ended), "workers": sorted(ended)}
+    assert await lives.causes() == {"dead"}
+    for worker_id in ended:
+        [reset] = await rows.timeline(lives.jobs[worker_id])
+        assert reset["worker_id"] == running.worker.id
+        assert (reset["detail"]["owner"], reset["detail"]["counted"]) == (worker_id, True)
+        row = await rows.job(lives.jobs[worker_id])
+        assert (row["status"], row["stalls"], row["cleared"]) == ("queued", 1, True)
+        assert row["clear_reason"].startswith(f"worker {worker_id} has ended: ")
+    seconds = await rows.value(
+        "SELECT max(extract(epoch FROM e.at - w.started_at))::float8 FROM jsworker.job_events AS e"
+        " JOIN jsworker.workers AS w ON w.id = e.worker_id WHERE e.event = 'reset'"
+    )
+    assert seconds < 1.0
+    stopped = await rows.query("SELECT id FROM jsworker.workers WHERE state = 'stopped'")
+    assert {row["id"] for row in stopped} == ended
+    assert {event["cause"] for event in running.events.of("job.stalled")} == {"dead"}
+
+
+async def test_a_worker_without_a_pod_takes_no_unknown_pod_for_its_own(
+    lives: Lives, start: StartWorker, make_settings: Callable[..., Settings]
+) -> None:
+    await lives.add("nowhere", pid=1, pid_namespace="pid:[1]", pod_uid=None, container=None)
+    running = await start(scripted(echo), with_settings=make_settings(hostname=HOST))
+    assert await running.events.told("reconcile.completed") == [{"jobs": 0, "workers": []}]
+    assert await lives.kept() == {"nowhere"}
+
+
+async def test_a_process_that_may_be_hidden_is_not_taken_for_gone(
+    lives: Lives, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_permitted(_pid: int, _signal: int) -> None:
+        raise PermissionError  # the kernel's word about another user's process, which /proc may not show
+
+    await lives.add("another-user", pid=ended_pid())
+    [earlier] = await workers.earlier_lives(database, worker=lives.me)
+    assert death_of(earlier, lives.me) == f"process {earlier.pid} of this host is gone"
+    monkeypatch.setattr("os.kill", not_permitted)
+    assert death_of(earlier, lives.me) is None
+    reused = replace(earlier, pid=lives.me.pid, process_started="1")
+    assert death_of(reused, lives.me) is not None
+
+
+async def test_recovery_at_the_start_can_be_turned_off(
+    lives: Lives, start: StartWorker, make_settings: Callable[..., Settings]
+) -> None:
+    await lives.add("gone", pid=ended_pid())
+    running = await start(scripted(echo), with_settings=make_settings(hostname=HOST, recover_on_start=False))
+    await rounds_pass(count_rounds(running.worker._parts.scans), 2)
+    assert await lives.kept() == {"gone"}
+    assert running.events.of("reconcile.completed") == []
+
+
+async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
+    lives: Lives, database: Database, rows: Rows
+) -> None:
+    await lives.add("gone", pid=ended_pid())
+    events, heard, done, requeued = Events(), Recorder(), list[float](), list[None]()
+    events.on("*", heard)
+    reconciler = Reconciler(
+        worker=lives.me,
+        siblings=[],
+        statement_timeout=0.3,
+        database=database,
+        health=DatabaseHealth(events),
+        refused_rows=RefusedRows(database, worker_id=lives.me.id),
+        events=events,
+        on_requeued=lambda: requeued.append(None),
+        done=lambda: done.append(time.monotonic()),
+    )
+    began = time.monotonic()
+    await reconciler.step()
+    assert await lives.kept() == set()
+    assert (len(requeued), done) == (1, [])
+    late_claim = await lives.hold("gone")  # what was on its way when its process died
+
+    async def is_done() -> None:
+        await reconciler.step()
+        assert done
+
+    await eventually(is_done)
+    assert done[0] - began >= 0.3
+    assert (await rows.job(late_claim))["status"] == "queued"
+    assert heard.of("reconcile.completed") == [{"jobs": 2, "workers": ["gone"]}]
+    assert len(requeued) == 2
+    state = "SELECT state FROM jsworker.workers WHERE id = 'gone'"
+    assert await rows.value(state) == "stopped"
+
+
+async def test_what_a_sibling_held_is_left_to_the_parent_until_the_last_round(
+    lives: Lives, database: Database
+) -> None:
+    await lives.add("gone", pid=ended_pid())
+    await lives.add("sibling", pid=ended_pid())
+    done: list[None] = []
+    reconciler = Reconciler(
+        worker=lives.me,
+        siblings=["sibling"],
+        statement_timeout=600.0,
+        database=database,
+        health=DatabaseHealth(Events()),
+        refused_rows=RefusedRows(database, worker_id=lives.me.id),
+        events=Events(),
+        on_requeued=lambda: None,
+        done=lambda: done.append(None),
+    )
+    for _ in range(2):
+        await reconciler.step()
+        assert await lives.kept() == {"sibling"}
+    reconciler._until = 0.0
+    await reconciler.step()
+    assert await lives.kept() == set()
+    assert done
+
+
+async def test_the_jobs_of_a_killed_worker_run_again_at_once_when_its_host_starts_another(
+    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows, make_settings: Callable[..., Settings]
+) -> None:
+    [victim] = await fleet.started(1)
+    jobs = await client.enqueue_many("held", [{}] * 3)
+    await victim.tells("start", times=3)
+    victim.kill()
+    own = make_settings(
+        hostname="host-0", pod_uid="pod-1", container="app", stale_threshold=20.0, ack_wait=60.0
+    )
+    running = await start(scripted(echo, kind="held"), with_settings=own)
+    await running.events.told("job.completed", times=3)
+    [dead] = victim.lines("worker.started")
+    for job in jobs:
+        row = await rows.job(job.id)
+        assert (row["fencing_token"], row["stalls"]) == (2, 1)
+        assert await rows.told(job.id) == ["reset", "claimed"]
+        reset, _ = await rows.timeline(job.id)
+        assert (reset["detail"]["cause"], reset["detail"]["owner"]) == ("dead", dead["worker_id"])
+    seconds = await rows.value(
+        "SELECT max(extract(epoch FROM j.claimed_at - w.started_at))::float8 FROM jsworker.jobs AS j"
+        " JOIN jsworker.workers AS w ON w.id = %s",
+        running.worker.id,
+    )
+    print(f"killed, started again on the same host: jobs claimed {seconds:.2f} s after the start")  # noqa: T201 -- a measurement for -rP
+    assert seconds < 1.5
+    [told] = await running.events.told("reconcile.completed")
+    assert told == {"jobs": 3, "workers": [dead["worker_id"]]}

@@ -1,0 +1,343 @@
+"""The owner's own duty: a run is stopped before others may take its job, and ends with its process."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.clock import boottime
+from jsworker.core.job import Job
+from jsworker.core.settings import Settings
+from jsworker.worker import fence
+from jsworker.worker.isolation import isolated_runner
+from jsworker.worker.pipeline.run import Stop
+from tests.conftest import FAST
+from tests.stream.nats_server import NatsServer
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.proxy import proxied
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker import perilous
+from tests.worker.processors import Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import Running, StartWorker
+from tests.worker.tied import RecordedTies, tied
+
+BEAT = FAST["heartbeat_interval"]
+LOOK = BEAT / 4
+BY_RULE_1 = FAST["stale_threshold"] - 2 * BEAT - FAST["statement_timeout"]
+BY_RULE_3 = FAST["crash_threshold"] - BEAT
+BELIEVED = 2.0
+SLACK_SECONDS = 0.5
+"""What a look at the fence may be late on a machine that others keep busy."""
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
+    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
+    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
+        yield opened
+
+
+class Fenced:
+    """A processor's function that works until it is stopped, and notes when that was."""
+
+    def __init__(self) -> None:
+        self.stopped_at = asyncio.get_running_loop().create_future()
+
+    async def process(self, job: Job[Any]) -> None:
+        if job.cleared:
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped_at.set_result(boottime())
+
+    async def silence_at_stop(self, running: Running) -> float:
+        """Return for how long the run had given no sign of life when it was stopped."""
+        [run] = running.worker._parts.hand.runs.values()
+        async with asyncio.timeout(10):
+            stopped_at: float = await self.stopped_at
+        assert run.stop is Stop.FENCED
+        return stopped_at - run.beaten_at
+
+
+async def test_without_a_database_a_run_is_stopped_before_it_is_stale(
+    client: JobClient,
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    database_url: str,
+) -> None:
+    async with proxied(database_url) as (proxy, url):
+        fenced = Fenced()
+        running = await start(scripted(fenced.process), with_settings=make_settings(database_url=url))
+        job = await client.enqueue("scripted", {})
+        await running.events.told("job.started")
+        await eventually(lambda: proves_itself(running))
+        proxy.black_hole()
+        silence = await fenced.silence_at_stop(running)
+        print(f"fenced after {silence:.3f} s without a database")  # noqa: T201 -- a measurement for -rP
+        # Long after the crash threshold: NATS is there, and two witnesses would find this worker.
+        assert BY_RULE_1 <= silence < BY_RULE_1 + LOOK + SLACK_SECONDS
+        assert silence < FAST["stale_threshold"]
+        proxy.restore()
+        await rows.becomes(job.id, "completed")
+        told, *_ = timeline = await rows.timeline(job.id)
+        assert [entry["event"] for entry in timeline] == ["fenced", "released", "claimed"]
+        assert (told["worker_id"], told["fencing_token"]) == (running.worker.id, 1)
+        row = await rows.job(job.id)
+        assert (row["attempts"], row["stalls"], row["fencing_token"]) == (1, 0, 2)
+        await running.worker.close()
+
+
+@pytest.fixture
+def _believed_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "BELIEVED_SECONDS", BELIEVED)
+
+
+@pytest.mark.usefixtures("_believed_for_seconds")
+async def test_a_run_without_a_stale_threshold_is_stopped_before_no_answer_counts_for_it_any_more(
+    client: JobClient,
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    database_url: str,
+) -> None:
+    async with proxied(database_url) as (proxy, url):
+        fenced = Fenced()
+        processor = scripted(fenced.process, stale_threshold=None)
+        running = await start(processor, with_settings=make_settings(database_url=url))
+        job = await client.enqueue("scripted", {})
+        await running.events.told("job.started")
+        await eventually(lambda: proves_itself(running))
+        proxy.black_hole()
+        silence = await fenced.silence_at_stop(running)
+        last = FAST["crash_threshold"] + BELIEVED
+        assert last - 2 * BEAT - FAST["statement_timeout"] <= silence < last + SLACK_SECONDS
+        proxy.restore()
+        await rows.becomes(job.id, "completed")
+        await running.worker.close()
+
+
+async def proves_itself(running: Running) -> None:
+    assert running.worker._parts.presence.reachable()
+
+
+async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_find_nobody(
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    database_url: str,
+    tmp_path: Path,
+) -> None:
+    server = NatsServer(tmp_path)
+    await server.start()
+    try:
+        async with proxied(database_url) as (proxy, url):
+            fenced = Fenced()
+            settings = make_settings(nats_url=server.url, database_url=url)
+            running = await start(scripted(fenced.process), with_settings=settings)
+            async with JobClient(make_settings(nats_url=server.url, statement_timeout=10.0)) as client:
+                job = await client.enqueue("scripted", {})
+                await running.events.told("job.started")
+            await eventually(lambda: proves_itself(running))
+            proxy.black_hole()
+            await server.stop()
+            silence = await fenced.silence_at_stop(running)
+            print(f"fenced after {silence:.3f} s without database and NATS")  # noqa: T201 -- for -rP
+            assert BY_RULE_3 <= silence < BY_RULE_3 + LOOK + SLACK_SECONDS
+            assert silence < BY_RULE_1
+            await server.start()
+            proxy.restore()
+            await rows.becomes(job.id, "completed")
+            assert await rows.told(job.id) == ["fenced", "released", "claimed"]
+            await running.worker.close()
+    finally:
+        await server.stop()
+
+
+async def test_without_nats_alone_nothing_is_stopped(
+    start: StartWorker, rows: Rows, make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    server = NatsServer(tmp_path)
+    await server.start()
+    try:
+        settings = make_settings(nats_url=server.url)
+        gate = Gate()
+        running = await start(scripted(gate.process), with_settings=settings)
+        async with JobClient(settings) as client:
+            job = await client.enqueue("scripted", {})
+            await gate.met()
+        await server.stop()
+        await running.events.told("worker.degraded")
+        looks = count_rounds(running.worker._parts.fences)
+        await rounds_pass(looks, int(1.5 * FAST["stale_threshold"] / LOOK))
+        assert not running.worker._parts.presence.reachable()
+        [run] = running.worker._parts.hand.runs.values()
+        assert run.stop is None
+        gate.open()
+        assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
+        await server.start()
+        await running.stream_is_empty()
+        await running.worker.close()
+    finally:
+        await server.stop()
+
+
+# --- what ignores its stop ---
+
+
+class Stubborn:
+    """A plain function that ends when the test says so, and not before."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def process(self, job: Job[Any]) -> Any:
+        self.end.wait(30)
+        return job.payload
+
+
+@pytest.fixture
+def stubborn() -> Any:
+    made = Stubborn()
+    yield made
+    made.end.set()
+
+
+async def test_a_thread_that_ignores_its_stop_is_condemned_with_its_process(
+    client: JobClient, settings: Settings, rows: Rows, stubborn: Stubborn
+) -> None:
+    swallowed = asyncio.Event()
+
+    async def slow_to_leave(job: Job[Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await swallowed.wait()  # cancelled once more, it ends
+            raise
+
+    gate = Gate()
+    plain = scripted(stubborn.process, kind="plain")
+    coroutine = scripted(slow_to_leave, kind="coroutine")
+    async with tied(plain, coroutine, scripted(gate.process), settings=settings) as (running, ties):
+        assert ties.ids == [running.worker.id]
+        culprit, slow, innocent = [
+            await client.enqueue(kind, {}) for kind in ("plain", "coroutine", "scripted")
+        ]
+        await running.events.told("job.started", times=3)
+        looks = count_rounds(running.worker._parts.fences)
+        await rounds_pass(looks, 4)
+        assert ties.condemned == []
+        await client.cancel(culprit.id, slow.id)
+        await eventually(lambda: is_condemned(ties))
+        told_at = running.worker._parts.hand.runs[culprit.id].told_at
+        assert told_at is not None
+        at, culprits, reason = ties.condemned[0]
+        assert 2 * BEAT < at - told_at < 2 * BEAT + LOOK + SLACK_SECONDS
+        await rounds_pass(looks, 4)
+        assert {tuple(each) for _, found, _ in ties.condemned for each in found} == {(culprit.id, 1)}
+        assert culprits == [(culprit.id, 1)]
+        assert str(culprit.id) in reason
+        told = [event["job_id"] for event in running.events.of("job.stop_ignored")]
+        assert told == [str(culprit.id)]  # once
+        stubborn.end.set()
+        swallowed.set()
+        gate.open()
+        await rows.becomes(innocent.id, "completed")
+        await rows.becomes(slow.id, "cancelled")
+
+
+async def is_condemned(ties: RecordedTies) -> None:
+    assert ties.condemned
+
+
+async def test_a_thread_that_is_told_to_drain_is_not_condemned(
+    client: JobClient, settings: Settings, stubborn: Stubborn
+) -> None:
+    async with tied(scripted(stubborn.process), settings=settings) as (running, ties):
+        await client.enqueue("scripted", {})
+        await running.events.told("job.started")
+        [run] = running.worker._parts.hand.runs.values()
+        looks = count_rounds(running.worker._parts.fences)
+        run.signal(Stop.SHUTDOWN)
+        await rounds_pass(looks, 2 * 4 + 4)
+        assert ties.condemned == []
+        stubborn.end.set()
+
+
+async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
+    client: JobClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        isolated_runner, "_GRACE_HEARTBEATS", 1000
+    )  # else its process is ended before the fence looks
+    async with tied(perilous.Stubborn, settings=settings) as (running, ties):
+        job = await client.enqueue("stubborn", {})
+        await running.events.told("job.started")
+        run = running.worker._parts.hand.runs[job.id]
+
+        async def timed_out() -> None:
+            assert run.stop is Stop.TIMEOUT
+
+        await eventually(timed_out)
+        await rounds_pass(count_rounds(running.worker._parts.fences), 2 * 4 + 4)
+        assert ties.condemned == []
+        assert running.worker._parts.hand.runs == {job.id: run}
+
+
+async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, settings: Settings) -> None:
+    announced: list[float] = []
+    gate = Gate()
+
+    async def be_quiet(job: Job[Any]) -> None:
+        before = boottime()
+        await job.quiet(job.payload["seconds"])
+        announced.append(before + job.payload["seconds"])
+        await gate.process(job)
+
+    async with tied(scripted(be_quiet), scripted(echo, kind="echo"), settings=settings) as (running, ties):
+        for place, seconds in enumerate((100.0, 40.0, 0.0), start=1):
+            await client.enqueue("scripted", {"seconds": seconds})
+            await gate.met()
+            assert len(ties.quiet) == place
+            # Others' phases are not cut short by a shorter one.
+            assert announced[0] <= ties.quiet[-1] < announced[0] + 5
+        gate.open()
+        await running.events.told("job.completed", times=3)
+
+
+@pytest.mark.unhurried
+async def test_a_quiet_phase_ends_with_its_run(client: JobClient, settings: Settings) -> None:
+    """Else nobody would see that the event loop hangs in another job."""
+
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(job.payload["seconds"])
+        await gate.process(job)
+
+    async def leave(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+
+    gate = Gate()
+    async with tied(scripted(be_quiet), scripted(leave, kind="leave"), settings=settings) as (running, ties):
+        await client.enqueue("scripted", {"seconds": 100.0})
+        await gate.met()
+        longest = ties.quiet[-1]
+        await client.enqueue("leave", {})
+        await running.events.told("job.completed")
+        assert ties.quiet[-2] > longest
+        assert ties.quiet[-1] == longest
+        gate.open()
+        await running.events.told("job.completed", times=2)
+        assert ties.quiet[-1] < boottime()

@@ -1,0 +1,136 @@
+"""What waits is asked without harm, and shown as far as it is known."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from jsworker.client import JobClient
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.stream.jetstream import Stream
+from jsworker.telemetry.figures import packed, unpacked
+from jsworker.telemetry.gauges import of_fleet
+from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.fleet_survey import FleetSurvey
+from tests.support.proxy import Proxy, proxied
+from tests.worker.rows import Rows
+
+KINDS = ["here", "idle"]
+
+
+@pytest.fixture
+async def cut_off(settings: Settings) -> AsyncIterator[tuple[Proxy, Stream]]:
+    """A stream whose server can be made silent."""
+    async with proxied(settings.nats_url) as (proxy, url):
+        stream = Stream(
+            settings.model_copy(update={"nats_url": url}),
+            installation_id=None,
+            events=Events(),
+            client_name="test",
+        )
+        await stream.connect()
+        await stream.ensure(KINDS)
+        yield proxy, stream
+        await stream.close()
+
+
+async def test_a_silent_stream_hides_nothing_of_the_table(
+    client: JobClient, database: Database, cut_off: tuple[Proxy, Stream], rows: Rows
+) -> None:
+    proxy, stream = cut_off
+    await client.enqueue_many("here", [{}] * 3)
+    await client.enqueue("elsewhere", {}, delay=60)
+    await register(rows, ["elsewhere"])
+    await rows.query("UPDATE jsworker.jobs SET queued_at = now() - interval '1 h' WHERE kind = 'here'")
+    survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
+    assert survey.latest is None
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    assert found.queues["here"].jobs == {"scheduled": 0, "queued": 3, "processing": 0}
+    assert found.queues["here"].oldest_seconds == pytest.approx(3600, abs=60)
+    assert found.queues["elsewhere"].jobs["scheduled"] == 1
+    assert found.queues["elsewhere"].drift is None  # nobody works on it: no consumer
+    assert found.queues["idle"].drift == 0
+
+    proxy.black_hole()
+    survey._pace.hurry()  # the machine may be slow
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    assert found.queues["here"].jobs["queued"] == 3
+    assert found.queues["here"].drift is None
+
+
+async def register(rows: Rows, kinds: list[str]) -> None:
+    await rows.query(
+        "INSERT INTO jsworker.workers"
+        " (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)"
+        " VALUES ('other-1-0badf00d', 'other', 1, %s, 1, '1', '5 s', 'stopped')",
+        kinds,
+    )
+
+
+async def test_kinds_that_no_worker_is_for_are_counted_together(
+    client: JobClient, database: Database, cut_off: tuple[Proxy, Stream], rows: Rows
+) -> None:
+    """Producers invent kinds as they like; one INSERT can bring hundreds of thousands."""
+    _, stream = cut_off
+    junk = 20_000
+    await rows.query(
+        """
+        INSERT INTO jsworker.jobs (
+          id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at)
+        SELECT gen_random_uuid(), 'junk-' || n, '{}', 'queued', 1, n <= 100, now(), now() - interval '1 h'
+        FROM generate_series(1, %s) AS n
+        """,
+        junk,
+    )
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, run_at)"
+        " VALUES (gen_random_uuid(), 'a-later-one', '{}', 'scheduled', now() + interval '1 h')"
+    )
+    await client.enqueue("here", {})
+    await register(rows, ["elsewhere", *(f"served-{n:03}" for n in range(300))])
+    survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    assert list(found.queues)[:3] == [*KINDS, "elsewhere"]
+    assert len(found.queues) == MOST_KINDS + 1
+    others = found.queues[OTHER_KINDS]
+    assert others.jobs == {"scheduled": 1, "queued": junk, "processing": 0}
+    assert (others.to_publish, others.drift) == (100, None)
+    assert others.oldest_seconds == pytest.approx(3600, abs=60)
+    assert found.queues["here"].jobs["queued"] == 1
+    registry = CollectorRegistry()
+    registry.register(Given(found))
+    assert len(unpacked(packed(registry))) > 0
+
+
+class Given(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        yield from of_fleet(self._fleet)
+
+
+async def test_a_count_that_takes_too_long_is_not_repeated_soon(
+    settings: Settings, cut_off: tuple[Proxy, Stream]
+) -> None:
+    _, stream = cut_off
+    async with proxied(settings.database_url) as (proxy, url):
+        slow = Database(url, statement_timeout=0.2)
+        survey = FleetSurvey(KINDS, database=slow, health=DatabaseHealth(Events()), stream=stream)
+        proxy.black_hole()
+        await survey.step()
+        proxy.restore()
+        await survey.step()  # rests
+        assert survey.latest is None
+        await slow.close()

@@ -1,0 +1,354 @@
+"""Errors that would harm whoever stores, shows or judges them: the attempt fails, the worker goes on."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from jsworker.client import JobClient
+from jsworker.core.job import Job
+from jsworker.core.processor import Backoff
+from jsworker.core.settings import Settings
+from jsworker.worker.pipeline.outcomes import describe
+from jsworker.worker.worker import Worker
+from tests.worker.processors import KIND, LATER, Gate, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+MARKER = "hunter2-do-not-show"
+
+TEXTS = {
+    "a\0b": "ValueError: a\\0b",
+    "a\ud800b": "ValueError: a\\ud800b",
+    "é漢\U0001f600": "ValueError: é漢\U0001f600",
+    "": "ValueError",
+    "one\ntwo\r\nthree": "ValueError: one",
+    "\n\n": "ValueError",
+}
+
+
+async def test_texts_that_postgresql_refuses_are_escaped(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    texts = list(TEXTS)
+
+    async def process(job: Job[Any]) -> None:
+        raise ValueError(texts[job.payload["text"]])
+
+    running = await start(scripted(process, max_attempts=1))
+    jobs = await client.enqueue_many(KIND, [{"text": number} for number in range(len(texts))])
+    for job, shown in zip(jobs, TEXTS.values(), strict=True):
+        row = await rows.becomes(job.id, "failed")
+        assert row["last_error"].split("\n")[0] == shown
+        assert row["failure_reason"] == "attempts"
+    told = await running.events.told("job.failed", times=len(texts))
+    assert {event["error"] for event in told} == set(TEXTS.values())
+
+
+async def test_a_huge_text_is_cut_and_the_traceback_stays(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        raise ValueError("x" * 2**20)
+
+    running = await start(scripted(process, max_attempts=1))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    assert 4000 < len(row["last_error"]) < 10_000
+    assert "characters left out" in row["last_error"]
+    assert "in process" in row["last_error"]
+    [told] = await running.events.told("job.failed")
+    assert len(told["error"]) <= 500
+
+
+def test_a_chain_of_errors_is_described_however_long_it_is() -> None:
+    """Raised by no test: pytest cannot show a group of errors that has such a chain among its causes."""
+    text = describe(_chain(2000))
+    assert text.startswith("ValueError: 1999\n")
+    assert "characters left out" in text
+    assert len(text) < 10_000
+
+
+class Unruly(BaseException):
+    """What no `except Exception` catches."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Unspoken(BaseException):
+    def __str__(self) -> str:
+        raise Unruly("not even this")
+
+    __repr__ = __str__
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        return 42  # type: ignore[return-value]  # noqa: PLE0307 -- what sloppy libraries do
+
+
+def _chain(links: int) -> Exception:
+    error = ValueError("0")
+    for depth in range(links):
+        further = ValueError(str(depth))
+        further.__cause__ = error
+        error = further
+    return error
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "Unruly": lambda: Unruly("unruly"),
+    "CancelledError": asyncio.CancelledError,
+    "StopIteration": lambda: StopIteration(1),
+    "StopAsyncIteration": StopAsyncIteration,
+    "BaseExceptionGroup": lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("x")]),
+    "MemoryError": lambda: MemoryError("no more"),
+    "TimeoutError": lambda: TimeoutError("the processor's own"),
+    "Unspeakable": Unspeakable,
+    "Unspoken": Unspoken,
+    "NoText": NoText,
+    "ValueError": lambda: _chain(50),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "thread"])
+async def test_whatever_a_processor_raises_is_an_attempt_and_stops_nobody(
+    client: JobClient, rows: Rows, start: StartWorker, *, plain: bool
+) -> None:
+    """`sys.exit()` in a library, or a poisoned job, must not end one worker after the other."""
+
+    def blocking(job: Job[Any]) -> Any:
+        if "raise" in job.payload:
+            error = RAISED[job.payload["raise"]]()
+            raise error
+        return "fine"
+
+    async def process(job: Job[Any]) -> Any:
+        return blocking(job)
+
+    processor = scripted(blocking if plain else process, max_attempts=2)
+    running = await start(processor)
+    bad = await client.enqueue_many(KIND, [{"raise": name} for name in RAISED])
+    good = await client.enqueue_many(KIND, [{}] * 10)
+    for name, job in zip(RAISED, bad, strict=True):
+        row = await rows.becomes(job.id, "failed")
+        assert (name, row["failure_reason"], row["attempts"], row["errors"]) == (name, "attempts", 2, 2)
+        assert name in row["last_error"]
+        assert "Traceback" in row["last_error"]
+    for job in good:
+        await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
+    assert len(processor.failed) == len(bad)
+
+
+async def test_an_awaited_task_that_somebody_else_cancelled_is_an_ordinary_error(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """The worker did not ask for it, so handing the job back at once would run it for ever."""
+
+    async def process(job: Job[Any]) -> None:
+        inner = asyncio.create_task(asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(inner.cancel)
+        await inner
+
+    await start(scripted(process, max_attempts=2))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["errors"]) == ("attempts", 2)
+    assert row["last_error"].startswith("CancelledError")
+
+
+async def cancels_itself(job: Job[Any]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancels_itself_and_raises(job: Job[Any]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise ValueError("with a cancellation on its way")
+
+
+async def leaves_a_scope_behind(job: Job[Any]) -> None:
+    """As a cancel scope does that was entered and never left: it cancels for as long as there is a task."""
+    task = asyncio.current_task()
+    assert task is not None
+    ends_at = asyncio.get_running_loop().time() + 0.5
+
+    def cancel() -> None:
+        loop = asyncio.get_running_loop()
+        if not task.done() and loop.time() < ends_at:
+            task.cancel()
+            loop.call_soon(cancel)
+
+    asyncio.get_running_loop().call_soon(cancel)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise ValueError("in its scope")
+
+
+@pytest.mark.parametrize(
+    ("process", "error"),
+    [
+        (cancels_itself, "CancelledError: cancelled, but not by jsworker"),
+        (cancels_itself_and_raises, "ValueError: with a cancellation on its way"),
+        (leaves_a_scope_behind, "ValueError: in its scope"),
+    ],
+)
+async def test_a_run_that_cancels_its_own_task_has_failed_an_attempt(
+    client: JobClient, rows: Rows, start: StartWorker, process: Any, error: str
+) -> None:
+    """The worker did not ask for it, so handing the job back at once would run it for ever."""
+    processor = scripted(process, max_attempts=2)
+    running = await start(processor)
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["attempts"], row["errors"]) == ("attempts", 2, 2)
+    assert row["last_error"].startswith(error)
+    assert "Traceback" in row["last_error"]
+    await running.events.told("job.failed")
+    assert not running.events.of("job.released")
+    assert len(processor.failed) == 1
+
+
+async def test_a_run_that_cancels_itself_while_its_worker_drains_is_handed_back(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        met.set()
+        while not job.should_stop:  # noqa: ASYNC110 -- what a processor has to do
+            await asyncio.sleep(0.005)
+        await cancels_itself(job)
+
+    met = asyncio.Event()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await met.wait()
+    assert await running.worker.close() == 0
+    row = await rows.job(job.id)
+    assert (row["status"], row["errors"], row["attempts"]) == ("queued", 0, 0)
+
+
+async def test_the_end_of_an_applications_event_loop_is_no_error_of_its_jobs(
+    client: JobClient, rows: Rows, settings: Settings
+) -> None:
+    """It cancels every task there is, and a worker that nobody has closed is among them."""
+    gate = Gate()
+    before = asyncio.all_tasks()
+    worker = Worker([scripted(gate.process)], settings)
+    await worker.start()
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    tasks = asyncio.all_tasks() - before
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)  # and for no other, just as asyncio.run
+    row = await rows.job(job.id)
+    assert (row["status"], row["errors"], row["attempts"]) == ("queued", 0, 0)
+    await worker._opened.aclose()
+
+
+class Broken(Backoff):
+    def delay(self, _attempt: int) -> float:
+        raise RuntimeError("no idea how long")
+
+
+async def test_a_backoff_that_raises_is_replaced_by_the_usual_one(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        raise ValueError("boom")
+
+    await start(scripted(process, backoff=Broken()))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert row["errors"] == 1
+
+
+VIOLATIONS = {
+    "unique": "INSERT INTO accounts VALUES (:email, 1)",
+    "check": "INSERT INTO accounts VALUES (:email || '2', -1)",
+    "not null": "INSERT INTO accounts VALUES (:email || '2', NULL)",
+    "no such column": f"SELECT '{MARKER}', :email, nothing",
+}
+EMAILS = (MARKER, f"two\n{MARKER}\nlines", f"\n\n{MARKER}", f"[SQL: {MARKER}")
+
+
+async def _violate(engine: AsyncEngine, payload: dict[str, Any]) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(sqlalchemy.text(VIOLATIONS[payload["violate"]]), {"email": payload["email"]})
+
+
+async def test_the_row_that_a_database_error_repeats_is_neither_stored_nor_told(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    await rows.query(
+        "CREATE TABLE accounts (email text PRIMARY KEY, balance int NOT NULL CHECK (balance > 0))"
+    )
+    for email in EMAILS:
+        await rows.query("INSERT INTO accounts VALUES (%s, 1)", email)
+    dsn = settings.database_dsn().replace("postgresql://", "postgresql+psycopg://")
+    engine = create_async_engine(dsn)
+
+    async def process(job: Job[Any]) -> None:
+        if job.payload["how"] == "in a group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_violate(engine, job.payload))
+        elif job.payload["how"] == "wrapped":
+            try:
+                await _violate(engine, job.payload)
+            except sqlalchemy.exc.DBAPIError as error:
+                raise ValueError(f"cannot book: {error}") from error
+        await _violate(engine, job.payload)
+
+    running = await start(scripted(process, max_attempts=1))
+    jobs = await client.enqueue_many(
+        KIND,
+        [
+            {"violate": violation, "email": email, "how": how}
+            for violation in VIOLATIONS
+            for email in EMAILS
+            for how in ("alone", "in a group", "wrapped")
+        ],
+    )
+    for job in jobs:
+        row = await rows.becomes(job.id, "failed")
+        assert "psycopg.errors." in row["last_error"]
+        assert "in _violate" in row["last_error"]  # the traceback is still there
+        assert MARKER not in row["last_error"], row["last_error"]
+        assert MARKER not in str(await rows.timeline(job.id))
+    await running.events.told("job.failed", times=len(jobs))
+    assert MARKER not in str(running.events.events)
+    await engine.dispose()
+
+
+async def test_the_drivers_own_error_hides_its_row_too(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    await rows.query("CREATE TABLE accounts (email text PRIMARY KEY)")
+
+    def process(job: Job[Any]) -> None:
+        with psycopg.connect(settings.database_dsn()) as connection:
+            for _ in range(2):
+                connection.execute("INSERT INTO accounts VALUES (%s)", [job.payload["email"]])
+
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {"email": MARKER})
+    row = await rows.becomes(job.id, "scheduled")
+    assert row["last_error"].startswith("UniqueViolation: duplicate key")
+    assert MARKER not in row["last_error"]

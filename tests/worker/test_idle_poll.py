@@ -1,0 +1,237 @@
+"""The idle poll: jobs whose message went to somebody who never answers are claimed from the table."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.client import JobClient
+from jsworker.core.clock import boottime
+from jsworker.core.job import Job
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from tests.conftest import FAST
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.processors import KIND, Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import Running, StartWorker, new_worker
+
+SCAN = FAST["scan_interval"]
+
+
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    """Nothing is delivered again in a test's time."""
+    return make_settings(ack_wait=120.0)
+
+
+@pytest.fixture
+async def swallow(
+    client: JobClient, settings: Settings, js: JetStreamContext, rows: Rows
+) -> Callable[[int], Any]:
+    """Enqueue jobs whose messages are delivered to somebody who never answers."""
+    first = new_worker(scripted(echo), settings=settings)  # makes the consumer
+    await first.worker.start()
+    await first.end()
+
+    async def enqueue_and_pull(count: int) -> list[UUID]:
+        ids = [(await client.enqueue(KIND, {"n": number})).id for number in range(count)]
+        pull = await js.pull_subscribe_bind(consumer=KIND, stream=settings.stream)
+        pulled = 0
+        while pulled < count:
+            try:
+                pulled += len(await pull.fetch(count - pulled, timeout=5))
+            except nats.errors.TimeoutError:
+                raise AssertionError(f"{pulled} of {count} messages came") from None
+        await pull.unsubscribe()
+        return ids
+
+    return enqueue_and_pull
+
+
+class Taken:
+    """The claims that a worker began without a message."""
+
+    def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.claims: list[tuple[float, UUID]] = []
+        [consumer] = running.worker._parts.consumers
+        take = consumer.take
+
+        def note(job_id: UUID) -> None:
+            self.claims.append((boottime(), job_id))
+            take(job_id)
+
+        monkeypatch.setattr(consumer, "take", note)
+
+
+async def test_a_job_whose_message_nobody_answers_is_claimed_after_two_scans(
+    swallow: Callable[[int], Any], start: StartWorker, rows: Rows
+) -> None:
+    ids = await swallow(3)
+    running = await start(scripted(echo))
+    for job_id in ids:
+        row = await rows.becomes(job_id, "completed")
+        assert (row["fencing_token"], row["dispatch"], row["result"]["n"]) == (1, 1, ids.index(job_id))
+        assert await rows.told(job_id) == []  # a claim like any other
+        waited = (row["claimed_at"] - row["queued_at"]).total_seconds()
+        assert 2 * SCAN <= waited < 2 * SCAN + 8
+    assert running.events.of("message.republished") == []
+
+
+class Order:
+    """The jobs that were run, in this order; each keeps its slot for a while."""
+
+    def __init__(self) -> None:
+        self.ran: list[UUID] = []
+
+    async def process(self, job: Job[Any]) -> None:
+        self.ran.append(job.id)
+        await asyncio.sleep(0.05)  # the work itself
+
+
+async def enqueue_behind(client: JobClient, rows: Rows, count: int) -> list[UUID]:
+    """Enqueue jobs whose messages are in the stream, as old as all others."""
+    ids = [job.id for job in await client.enqueue_many(KIND, [{}] * count)]
+    await client.publish_pending()
+
+    async def all_are_marked() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+
+    await eventually(all_are_marked)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = clock_timestamp() - interval '1 minute'")
+    return ids
+
+
+async def test_half_of_the_slots_of_a_busy_worker_are_for_such_jobs(
+    client: JobClient, swallow: Callable[[int], Any], start: StartWorker, rows: Rows, settings: Settings
+) -> None:
+    forgotten = set(await swallow(40))
+    behind = await enqueue_behind(client, rows, 400)
+    order = Order()
+    await start(scripted(order.process), with_settings=settings.model_copy(update={"concurrency": 4}))
+
+    async def all_have_run() -> None:
+        assert {*order.ran} == {*forgotten, *behind}
+
+    await eventually(all_have_run, seconds=60)
+    assert len(order.ran) == len(forgotten) + len(behind)
+    places = [place for place, job_id in enumerate(order.ran) if job_id in forgotten]
+    # Neither after the others, which are as old and whose messages come all the time, nor instead of them.
+    assert places[-1] < 0.75 * len(order.ran)
+    assert places[-1] - places[0] > 1.5 * len(forgotten)
+
+
+async def test_a_busy_worker_takes_such_jobs_one_after_the_other_until_none_is_left(
+    client: JobClient,
+    swallow: Callable[[int], Any],
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+) -> None:
+    """Not as many as one scan finds: its own scans are rare here, and the next one comes too late."""
+    rarely = make_settings(
+        concurrency=4, scan_interval=120.0, stale_threshold=240.0, crash_threshold=None, ack_wait=600.0
+    )
+    forgotten = await swallow(100)
+    behind = await enqueue_behind(client, rows, 100)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 hour'")
+    order = Order()
+    running = await start(scripted(order.process), with_settings=rarely)
+    await rows.becomes(behind[0], "completed", seconds=30)
+    for _ in range(2):  # what was delivered before the first of them was so a scan ago in the second
+        await running.worker._parts.poll.step()
+    for job_id in forgotten:
+        await rows.becomes(job_id, "completed", seconds=30)
+
+
+async def test_a_deep_backlog_is_left_to_its_messages(
+    client: JobClient,
+    start: StartWorker,
+    rows: Rows,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await start(scripted(echo, kind="other"))  # makes the stream
+    ids = await enqueue_behind(client, rows, 200)
+    order = Order()
+    running = await start(
+        scripted(order.process), with_settings=settings.model_copy(update={"concurrency": 4})
+    )
+    taken = Taken(running, monkeypatch)
+    for job_id in ids:
+        await rows.becomes(job_id, "completed", seconds=30)
+    assert order.ran == ids
+    assert taken.claims == []
+
+
+async def test_rows_that_postgresql_refuses_are_not_tried_again_and_again(
+    swallow: Callable[[int], Any],
+    start: StartWorker,
+    rows: Rows,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    *refused, last = await swallow(31)
+    constraint = f"CHECK (NOT (status = 'processing' AND id <= '{refused[-1]}'))"
+    await rows.query(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT test_refused {constraint}")
+    running = await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
+    taken = Taken(running, monkeypatch)
+    scans = count_rounds(running.worker._parts.repairs)
+    await rows.becomes(last, "completed")  # they stand before it
+    await rounds_pass(scans, 4)
+    tries = [job_id for _, job_id in taken.claims if job_id in refused]
+    assert len(refused) <= len(tries) <= (len(scans) + 2) * len(refused)
+
+
+async def test_hundreds_of_rows_that_are_set_aside_keep_no_later_one_from_its_turn(
+    swallow: Callable[[int], Any], start: StartWorker, rows: Rows, database: Database, settings: Settings
+) -> None:
+    """More than a scan puts off: the search itself must step past them."""
+    *refused, last = await swallow(501)
+    constraint = f"CHECK (NOT (status = 'processing' AND id <= '{refused[-1]}'))"
+    await rows.query(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT test_refused {constraint}")
+    error = RowRefused("23514", "test_refused")
+    await RefusedRows(database, worker_id=None).note("claim", [(job_id, error) for job_id in refused])
+    await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
+    await rows.becomes(last, "completed", seconds=30)
+
+
+async def test_a_worker_without_free_slots_takes_nothing(
+    swallow: Callable[[int], Any],
+    start: StartWorker,
+    rows: Rows,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [forgotten] = await swallow(1)
+    gate = Gate()
+    running = await start(
+        scripted(gate.process), with_settings=settings.model_copy(update={"concurrency": 1})
+    )
+    taken = Taken(running, monkeypatch)
+    async with JobClient(settings) as client:
+        own = await client.enqueue(KIND, {})
+    assert (await gate.met()).id == own.id
+    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 minute'")
+    await rounds_pass(count_rounds(running.worker._parts.scans), 4)
+    assert taken.claims == []
+    gate.open()
+    await rows.becomes(forgotten, "completed")
+    assert [job_id for _, job_id in taken.claims] == [forgotten]

@@ -1,0 +1,219 @@
+"""Somebody else's open transaction holds the lock of one row: that job waits, and nobody else does."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.settings import Settings
+from jsworker.worker.pipeline.claiming import Claimer, Take
+from jsworker.worker.pipeline.intake import Consumer
+from tests.support.polling import eventually
+from tests.worker.processors import Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import Running, StartWorker
+
+HELD_SECONDS = 2.5
+"""Longer than a statement may take: whoever waits for the lock takes the database for silent."""
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings(
+        heartbeat_interval=2.5,
+        statement_timeout=2.0,
+        crash_threshold=None,
+        stale_threshold=60.0,
+        ack_wait=90.0,
+    )
+
+
+@pytest.fixture
+def holder(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url) as connection:
+        yield connection
+
+
+def lock(holder: psycopg.Connection[Any], *job_ids: Any) -> None:
+    rows = holder.execute("SELECT FROM jsworker.jobs WHERE id = ANY(%s) FOR UPDATE", [list(job_ids)])
+    assert rows.rowcount == len(job_ids)
+
+
+def never_silent(running: Running) -> bool:
+    return not [event for event in running.events.of("worker.degraded") if event["what"] == "postgresql"]
+
+
+async def test_a_queued_job_behind_a_lock_keeps_its_message_and_keeps_nobody_waiting(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    locked, *others = [(await client.enqueue("scripted", {"n": n})).id for n in range(20)]
+    lock(holder, locked)
+    running = await start(scripted(echo))
+    await running.events.told("job.completed", times=len(others))
+    await asyncio.sleep(HELD_SECONDS)
+    later = await client.enqueue("scripted", {})
+    await rows.becomes(later.id, "completed")
+    assert (await rows.job(locked))["status"] == "queued"
+    assert never_silent(running)
+    holder.rollback()
+    row = await rows.becomes(locked, "completed")
+    assert (row["fencing_token"], row["attempts"], row["dispatch"]) == (1, 1, 1)
+    assert running.events.of("job.skipped") == []
+    await running.stream_is_empty()
+
+
+@pytest.mark.parametrize("from_the_table", [False, True])
+async def test_hundreds_of_locked_rows_leave_room_to_the_other_jobs_of_their_kind(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    settings: Settings,
+    *,
+    from_the_table: bool,
+) -> None:
+    locked = [job.id for job in await client.enqueue_many("scripted", [{}] * 300)]
+    for job_id in locked:
+        await eventually(partial(marked, rows, job_id))
+    if from_the_table:  # as if their messages were lost: the idle poll finds them
+        await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 hour'")
+    lock(holder, *locked)
+    running = await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 10}))
+    healthy = [job.id for job in await client.enqueue_many("scripted", [{}] * 100)]
+    for job_id in healthy:
+        await rows.becomes(job_id, "completed", seconds=60.0)
+    assert never_silent(running)
+    assert (await rows.job(locked[0]))["status"] == "queued"
+    holder.rollback()
+    for job_id in locked:
+        assert (await rows.becomes(job_id, "completed", seconds=120.0))["fencing_token"] == 1
+
+
+async def test_a_row_that_was_locked_for_a_moment_is_claimed_without_its_message_coming_again(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    make_settings: Callable[..., Settings],
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As relays lock rows that they mark: jobs must not wait for their messages because of that."""
+    calm = make_settings(
+        heartbeat_interval=25.0,
+        statement_timeout=20.0,
+        crash_threshold=None,
+        stale_threshold=600.0,
+        scan_interval=300.0,
+        ack_wait=1300.0,
+    )
+    claim, put_off = Claimer.take, Consumer._put_off
+    claims, waiting = 0, []
+
+    async def counted(claimer: Claimer, ids: Sequence[UUID]) -> Take:
+        nonlocal claims
+        answer = await claim(claimer, ids)
+        claims += 1
+        if claims == 2:
+            holder.rollback()
+        return answer
+
+    def noted(consumer: Consumer, ids: Iterable[UUID], *seconds: float) -> None:
+        given = list(ids)
+        waiting.extend(given)
+        put_off(consumer, given, *seconds)
+
+    monkeypatch.setattr(Claimer, "take", counted)
+    monkeypatch.setattr(Consumer, "_put_off", noted)
+    job = await client.enqueue("scripted", {})
+    await eventually(lambda: marked(rows, job.id))
+    lock(holder, job.id)
+    await start(scripted(echo), with_settings=calm)
+    await rows.becomes(job.id, "completed", seconds=60.0)
+    assert claims == 3
+    assert waiting == []
+
+
+async def test_a_message_is_not_acknowledged_while_its_row_is_locked(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    make_settings: Callable[..., Settings],
+) -> None:
+    """Without sweeps, which would find the row: the message is its only way to a worker."""
+    rarely = make_settings(
+        heartbeat_interval=2.5,
+        statement_timeout=2.0,
+        crash_threshold=None,
+        stale_threshold=600.0,
+        scan_interval=300.0,
+        ack_wait=1300.0,
+    )
+    job = await client.enqueue("scripted", {})
+    await eventually(lambda: marked(rows, job.id))
+    lock(holder, job.id)
+    running = await start(scripted(echo), with_settings=rarely)
+    await asyncio.sleep(1.0)
+    assert (await running.worker._stream.state()).messages == 1
+    holder.rollback()
+    await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
+
+
+async def marked(rows: Rows, job_id: Any) -> None:
+    assert not (await rows.job(job_id))["needs_publish"]
+
+
+async def test_large_results_do_not_wait_behind_outcomes_whose_rows_are_locked(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    settings: Settings,
+) -> None:
+    gate = Gate()
+    running = await start(
+        scripted(gate.process), with_settings=settings.model_copy(update={"concurrency": 40})
+    )
+    locked = [job.id for job in await client.enqueue_many("scripted", [{}] * 30)]  # twenty seconds of waiting
+    for _ in locked:
+        await gate.met()
+    lock(holder, *locked)
+    gate.open()
+    await asyncio.sleep(HELD_SECONDS)  # all of them wait for their lock alone
+    large = await client.enqueue("scripted", {"text": "x" * 100_000})
+    await rows.becomes(large.id, "completed")
+    assert never_silent(running)
+    assert (await rows.job(locked[0]))["status"] == "processing"
+    holder.rollback()
+    for job_id in locked:
+        await rows.becomes(job_id, "completed", seconds=30.0)
+
+
+async def test_outcomes_behind_locks_keep_nobody_waiting(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    jobs = [job.id for job in await client.enqueue_many("scripted", [{}] * 8)]
+    for _ in jobs:
+        await gate.met()
+    locked, others = jobs[:5], jobs[5:]
+    lock(holder, *locked)
+    gate.open()
+    await running.events.told("job.completed", times=len(others))
+    await asyncio.sleep(HELD_SECONDS)
+    later = await client.enqueue("scripted", {})
+    await rows.becomes(later.id, "completed")
+    assert never_silent(running)
+    holder.rollback()
+    for job_id in locked:
+        row = await rows.becomes(job_id, "completed")
+        assert (row["fencing_token"], row["attempts"]) == (1, 1)
+    assert not {"job.lost", "job.released", "job.fenced"} & set(running.events.names())

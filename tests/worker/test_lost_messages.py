@@ -1,0 +1,358 @@
+"""Messages get lost in every way: their jobs are published again, and no others, however deep the queue."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.client import JobClient
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.wire import WireMessage
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.recovery import lost_messages
+from jsworker.worker.recovery.lost_messages import Repair
+from tests.stream.nats_server import NatsServer
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.processors import echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import Running, StartWorker
+
+LOST = "lost"
+"""A kind that the watching worker does not process, so that no idle poll is faster than the repair."""
+
+DEEP = 20_000
+
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+async def stream(settings: Settings, database: Database) -> AsyncIterator[Stream]:
+    opened = Stream(
+        settings,
+        installation_id=await workers.installation_id(database),
+        events=Events(),
+        client_name="repairing",
+    )
+    await opened.connect()
+    await opened.ensure([LOST])
+    yield opened
+    await opened.close()
+
+
+async def post(client: JobClient, rows: Rows, count: int) -> list[UUID]:
+    """Enqueue jobs and wait until their messages are in the stream and marked so."""
+    ids = [(await client.enqueue(LOST, {"n": number})).id for number in range(count)]
+
+    async def marked() -> None:
+        assert await rows.value(
+            "SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish AND stream_seq > 0"
+        ) == len(ids)
+
+    await eventually(marked)
+    return ids
+
+
+async def age(rows: Rows) -> None:
+    """Let jobs be old enough to be looked at."""
+    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 minute'")
+
+
+async def seq_of(rows: Rows, job_id: UUID) -> int:
+    return int((await rows.job(job_id))["stream_seq"])
+
+
+def republished(running: Running) -> int:
+    return sum(event["jobs"] for event in running.events.of("message.republished"))
+
+
+async def dispatched_again(rows: Rows) -> set[UUID]:
+    told = await rows.query("SELECT job_id FROM jsworker.job_events WHERE event = 'republished'")
+    return {row["job_id"] for row in told}
+
+
+# --- every way to lose a message ---
+
+Break = Callable[[JetStreamContext, str, Rows, list[UUID]], Awaitable[set[int]]]
+"""Loses messages of three jobs in a stream and returns whose, by their places."""
+
+
+async def purge(js: JetStreamContext, stream: str, _rows: Rows, _ids: list[UUID]) -> set[int]:
+    await js.purge_stream(stream)
+    return {0, 1, 2}
+
+
+async def delete_consumer(js: JetStreamContext, stream: str, _rows: Rows, _ids: list[UUID]) -> set[int]:
+    await js.delete_consumer(stream, LOST)
+    return set()  # the messages wait for the next consumer
+
+
+async def delete_stream(js: JetStreamContext, stream: str, _rows: Rows, _ids: list[UUID]) -> set[int]:
+    await js.delete_stream(stream)
+    return {0, 1, 2}
+
+
+async def delete_one(js: JetStreamContext, stream: str, rows: Rows, ids: list[UUID]) -> set[int]:
+    assert await js.delete_msg(stream, await seq_of(rows, ids[1]))
+    return {1}
+
+
+async def delete_first_and_last(js: JetStreamContext, stream: str, rows: Rows, ids: list[UUID]) -> set[int]:
+    for place in (0, 2):
+        assert await js.delete_msg(stream, await seq_of(rows, ids[place]))
+    return {0, 2}
+
+
+async def mistake_the_number(_js: JetStreamContext, _stream: str, rows: Rows, ids: list[UUID]) -> set[int]:
+    """After a loss of files, a number may name another job's message, in a stream of the same date."""
+    await rows.query(
+        "UPDATE jsworker.jobs SET stream_seq = %s WHERE id = %s", await seq_of(rows, ids[2]), ids[0]
+    )
+    return {0}
+
+
+async def restore_older_files(_js: JetStreamContext, _stream: str, rows: Rows, ids: list[UUID]) -> set[int]:
+    await rows.query("UPDATE jsworker.jobs SET stream_seq = 1000 WHERE id = %s", ids[1])
+    return {1}
+
+
+async def answer_for_a_stranger(js: JetStreamContext, stream: str, _rows: Rows, _ids: list[UUID]) -> set[int]:
+    pull = await js.pull_subscribe_bind(consumer=LOST, stream=stream)
+    [message] = await pull.fetch(1)
+    await message.ack_sync()
+    await pull.unsubscribe()
+    return {0}
+
+
+@pytest.fixture
+async def posted(client: JobClient, rows: Rows, stream: Stream) -> list[UUID]:  # the stream has the consumer
+    return await post(client, rows, 3)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        purge,
+        delete_consumer,
+        delete_stream,
+        delete_one,
+        delete_first_and_last,
+        mistake_the_number,
+        restore_older_files,
+        answer_for_a_stranger,
+    ],
+    ids=lambda lose: lose.__name__,
+)
+async def test_what_is_gone_is_published_again_and_nothing_else(
+    posted: list[UUID], js: JetStreamContext, start: StartWorker, rows: Rows, lose: Break
+) -> None:
+    running = await start(scripted(echo, kind="other"))
+    scans = count_rounds(running.worker._parts.repairs)
+    ids = posted
+    lost = {ids[place] for place in await lose(js, running.worker._stream.name, rows, ids)}
+    await age(rows)
+
+    async def all_found() -> None:
+        assert await dispatched_again(rows) >= lost
+
+    await eventually(all_found)
+    await rounds_pass(scans, 3)
+    assert await dispatched_again(rows) == lost
+    assert republished(running) == len(lost)
+    for job_id in ids:
+        row = await rows.job(job_id)
+        assert (row["status"], row["dispatch"]) == ("queued", 2 if job_id in lost else 1)
+
+    doing = await start(scripted(echo, kind=LOST))
+    for place, job_id in enumerate(ids):
+        row = await rows.becomes(job_id, "completed")
+        assert (row["fencing_token"], row["result"]) == (1, {"n": place})
+    await doing.stream_is_empty()
+    assert republished(running) + republished(doing) == len(lost)
+
+
+async def test_jobs_outlive_the_store_of_their_server(
+    make_settings: Callable[..., Settings], start: StartWorker, rows: Rows, tmp_path: Path
+) -> None:
+    server = NatsServer(tmp_path)
+    await server.start()
+    try:
+        settings = make_settings(nats_url=server.url)
+        running = await start(scripted(echo, kind="other"), with_settings=settings)
+        async with JobClient(settings) as client:
+            ids = await post(client, rows, 3)
+        await server.stop()
+        await asyncio.to_thread(shutil.rmtree, tmp_path / f"store-{server.port}")
+        await server.start()
+        await age(rows)
+
+        async def all_found() -> None:
+            assert await dispatched_again(rows) == set(ids)
+
+        await eventually(all_found)
+        doing = await start(scripted(echo, kind=LOST), with_settings=settings)
+        for job_id in ids:
+            await rows.becomes(job_id, "completed")
+        await doing.stream_is_empty()
+        assert republished(running) + republished(doing) == 3
+        await doing.worker.close(force=True)
+        await running.worker.close(force=True)
+    finally:
+        await server.stop()
+
+
+# --- deep queues ---
+
+
+class Repairing:
+    """A repair of the test's own, scan by scan."""
+
+    def __init__(self, database: Database, stream: Stream) -> None:
+        self.stream = stream
+        events = Events()
+        self.heard = Recorder()
+        events.on("*", self.heard)
+        self.repair = Repair(
+            worker_id="repairing",
+            scan_interval=0.4,
+            database=database,
+            health=DatabaseHealth(events),
+            refused_rows=RefusedRows(database, worker_id="repairing"),
+            stream=stream,
+            events=events,
+            on_requeued=lambda: None,
+            search=Search("it", statement_timeout=5.0, database=database, events=events, rest=0),
+        )
+
+    async def scan(self, times: int) -> None:
+        for _ in range(times):
+            await self.repair.step()
+
+    @property
+    def jobs(self) -> int:
+        return sum(event["jobs"] for event in self.heard.of("message.republished"))
+
+
+@pytest.fixture
+def repairing(database: Database, stream: Stream) -> Repairing:
+    return Repairing(database, stream)
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_messages, "_PAGE", 6)
+    monkeypatch.setattr(lost_messages, "_LOOKED_UP", 2)
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_page_may_hold_gone_and_present_messages_and_pages_begin_anew(
+    client: JobClient, js: JetStreamContext, rows: Rows, repairing: Repairing
+) -> None:
+    ids = await post(client, rows, 15)
+    await age(rows)
+    lost = {ids[0], ids[3], ids[7], ids[14]}
+    for job_id in lost:  # numbers tell of the first and the last, only a look of those in between
+        assert await js.delete_msg(repairing.stream.name, await seq_of(rows, job_id))
+    await repairing.scan(8 + 1)  # two looks a scan, and the end is an end too
+    await repairing.scan(8 + 1)
+    assert await dispatched_again(rows) == lost
+    assert repairing.jobs == len(lost)
+    late = ids[1]  # its page has long been turned
+    assert await js.delete_msg(repairing.stream.name, await seq_of(rows, late))
+    await repairing.scan(2 * (8 + 1))
+    assert await dispatched_again(rows) == {*lost, late}
+    assert repairing.jobs == len(lost) + 1
+    assert not repairing.heard.of("worker.degraded")
+
+
+@pytest.fixture
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no message be looked up by its number."""
+    monkeypatch.setattr(lost_messages, "_LOOKED_UP", 0)
+
+
+@pytest.mark.usefixtures("no_look")
+@pytest.mark.parametrize(
+    "lose", [purge, restore_older_files, answer_for_a_stranger], ids=lambda lose: lose.__name__
+)
+async def test_numbers_alone_tell_what_is_gone_from_a_deep_queue(
+    posted: list[UUID], js: JetStreamContext, rows: Rows, repairing: Repairing, lose: Break
+) -> None:
+    lost = {posted[place] for place in await lose(js, repairing.stream.name, rows, posted)}
+    await age(rows)
+    await repairing.scan(1)
+    assert await dispatched_again(rows) == lost
+    await repairing.scan(3)
+    assert repairing.jobs == len(lost)
+
+
+@pytest.mark.usefixtures("no_look")
+async def test_what_a_kind_s_consumer_has_answered_for_is_gone_behind_others_messages(
+    client: JobClient, js: JetStreamContext, rows: Rows, repairing: Repairing
+) -> None:
+    await repairing.stream.publish(WireMessage(new_job_id(), "another", 1))
+    ids = await post(client, rows, 2)
+    await answer_for_a_stranger(js, repairing.stream.name, rows, ids)
+    assert (await repairing.stream.state()).first_seq == 1
+    await age(rows)
+    await repairing.scan(1)
+    assert await dispatched_again(rows) == {ids[0]}
+
+
+@pytest.mark.usefixtures("no_look")
+async def test_the_same_number_in_another_stream_is_another_message(
+    posted: list[UUID], js: JetStreamContext, rows: Rows, repairing: Repairing
+) -> None:
+    stream = repairing.stream
+    await js.delete_stream(stream.name)
+    await stream.ensure([LOST])
+    new = [WireMessage(new_job_id(), LOST, 1) for _ in posted]  # under the numbers of the lost ones
+    await stream.publish_many(new)
+    await age(rows)
+    await repairing.scan(1)
+    assert await dispatched_again(rows) == set(posted)
+
+
+async def test_a_deep_backlog_is_never_published_again(
+    make_settings: Callable[..., Settings], start: StartWorker, rows: Rows, repairing: Repairing
+) -> None:
+    async with JobClient(make_settings(statement_timeout=10.0)) as client:
+        for _ in range(DEEP // 5000):
+            await client.enqueue_many(LOST, [{}] * 5000)
+        await client.publish_pending()
+
+    async def all_are_marked() -> None:
+        waiting = "SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish AND stream_seq IS NOT NULL"
+        assert await rows.value(waiting) == DEEP
+
+    await eventually(all_are_marked, seconds=60)
+    await age(rows)
+    running = await start(scripted(echo, kind="other"))
+    scans = count_rounds(running.worker._parts.repairs)
+    await repairing.scan(30)
+    await rounds_pass(scans, 3)
+    assert (repairing.jobs, republished(running)) == (0, 0)
+    assert repairing.heard.events == []
+    assert await rows.value("SELECT max(dispatch) FROM jsworker.jobs") == 1
+    state = await repairing.stream.state()
+    assert (state.messages, state.last_seq) == (DEEP, DEEP)

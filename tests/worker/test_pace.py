@@ -1,0 +1,110 @@
+"""Searches that have become slow rest in between, and the relay goes on with what has become due lately."""
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.events import Events
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.worker.health import DatabaseHealth, PublishingHealth
+from jsworker.worker.maintenance import scan_pace as pace_module
+from jsworker.worker.maintenance.relay import Relay
+from jsworker.worker.maintenance.scan_pace import Pace
+from tests.worker.rows import Rows
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(pace_module, "boottime", made)
+    return made
+
+
+def search(pace: Pace, clock: Clock, seconds: float) -> None:
+    with pace.timed():
+        clock.now += seconds
+
+
+def failing_search(pace: Pace, clock: Clock, seconds: float) -> None:
+    with pace.timed():
+        clock.now += seconds
+        raise OSError("gone")
+
+
+def test_a_quick_search_is_due_at_once(clock: Clock) -> None:
+    pace = Pace()
+    assert pace.is_due
+    search(pace, clock, 0.02)
+    assert pace.is_due
+
+
+def test_a_slow_search_rests_fifty_times_its_own_duration(clock: Clock) -> None:
+    pace = Pace()
+    search(pace, clock, 0.3)
+    search(pace, clock, 0.2)
+    clock.now += 9.9
+    assert not pace.is_due
+    clock.now += 0.2
+    assert pace.is_due
+
+
+def test_a_single_slow_search_is_no_reason_to_rest(clock: Clock) -> None:
+    pace = Pace()
+    for seconds in (0.01, 3.0, 0.01, 3.0):
+        search(pace, clock, seconds)
+        assert pace.is_due
+
+
+def test_a_search_that_fails_rests_at_once(clock: Clock) -> None:
+    pace = Pace()
+    with pytest.raises(OSError, match="gone"):
+        failing_search(pace, clock, 0.2)
+    clock.now += 9.9
+    assert not pace.is_due
+    clock.now += 0.2
+    assert pace.is_due
+
+
+def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> None:
+    pace = Pace()
+    search(pace, clock, 0.2)
+    search(pace, clock, 0.2)
+    pace.hurry()
+    assert pace.is_due
+
+
+@pytest.fixture
+def relay(client: JobClient) -> Relay:
+    assert client._link is not None
+    return Relay(
+        database=client.database,
+        health=DatabaseHealth(Events()),
+        publishing=PublishingHealth(Events()),
+        stream=client._link._stream,
+        refused_rows=RefusedRows(client.database, worker_id="relaying"),
+    )
+
+
+async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_afterwards(
+    client: JobClient, relay: Relay, rows: Rows, clock: Clock
+) -> None:
+    for pace in (relay._publishing, relay._promoting):
+        search(pace, clock, 1.0)
+        search(pace, clock, 1.0)
+    old, new = [(await client.enqueue("elsewhere", {}, delay=3600.0)).id for _ in range(2)]
+    await rows.query("UPDATE jsworker.jobs SET run_at = now() - interval '1 minute' WHERE id = %s", old)
+    await rows.query("UPDATE jsworker.jobs SET run_at = now() - interval '1 second' WHERE id = %s", new)
+    await relay.step()
+    assert [(await rows.job(job))["status"] for job in (old, new)] == ["scheduled", "queued"]
+    assert not (await rows.job(new))["needs_publish"]
+    clock.now += 51.0
+    await relay.step()
+    row = await rows.job(old)
+    assert (row["status"], row["needs_publish"]) == ("queued", False)

@@ -1,0 +1,151 @@
+"""JetStream is there and stores nothing: jobs are claimed from the table, at full speed, meanwhile."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from jsworker.client import JobClient
+from jsworker.core.settings import Settings
+from jsworker.doctor.checks import examine
+from jsworker.doctor.finding import Level
+from jsworker.doctor.gather import gather
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import enqueue
+from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import Running, StartWorker
+
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
+
+JOBS = 200
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    """Scans are rare: were jobs claimed by them alone, a few at a time, no test would see its end."""
+    return make_settings(concurrency=2, scan_interval=15.0, ack_wait=120.0)
+
+
+async def fill(js: JetStreamContext, settings: Settings) -> None:
+    """Let the stream hold one message, which nobody takes, and refuse all others."""
+    info = await js.stream_info(settings.stream)
+    await js.publish(f"{settings.subject_prefix}.nobody", b"filler")
+    await js.update_stream(info.config, max_msgs=1)
+    with pytest.raises(APIError, match="maximum messages exceeded"):
+        await js.publish(f"{settings.subject_prefix}.nobody", b"another")
+
+
+async def empty(js: JetStreamContext, settings: Settings) -> None:
+    """Let the stream store messages again."""
+    await js.update_stream((await js.stream_info(settings.stream)).config, max_msgs=-1)
+    await js.purge_stream(settings.stream, subject=f"{settings.subject_prefix}.nobody")
+
+
+async def insert(database: Database, count: int) -> list[UUID]:
+    """Queue jobs whose messages are the relay's."""
+    new = [NewJob(new_job_id(), f'{{"n": {number}}}') for number in range(count)]
+    for each in new:
+        await enqueue.enqueue(database, KIND, each, publish_after=0.0)
+    return [each.id for each in new]
+
+
+async def all_complete(rows: Rows, ids: list[UUID]) -> None:
+    async def check() -> None:
+        done = "SELECT count(*) FROM jsworker.jobs WHERE status = 'completed' AND id = ANY(%s)"
+        assert await rows.value(done, ids) == len(ids)
+
+    await eventually(check, seconds=30)
+
+
+def told(running: Running, name: str) -> list[dict[str, Any]]:
+    return [event for event in running.events.of(name) if event["what"] == "publishing"]
+
+
+async def doctor_says(settings: Settings) -> Level:
+    findings = examine(await gather(settings, []))
+    [level] = [finding.level for finding in findings if finding.check == "nats.publishing"]
+    return level
+
+
+async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
+    start: StartWorker, rows: Rows, database: Database, js: JetStreamContext, settings: Settings
+) -> None:
+    running = await start(scripted(echo))
+    await fill(js, settings)
+    await all_complete(rows, await insert(database, JOBS))  # in much less time than a few for each scan
+    [degraded] = told(running, "worker.degraded")
+    assert degraded["reason"].endswith("maximum messages exceeded")
+    assert told(running, "worker.restored") == []
+    vitals = running.worker.vitals()
+    assert vitals is not None
+    assert not vitals.readiness.publishing
+    assert vitals.readiness.pulling
+    assert await doctor_says(settings) == "error"
+    last_seq = (await js.stream_info(settings.stream)).state.last_seq
+    await empty(js, settings)
+
+    async def publishes_again() -> None:
+        await all_complete(rows, await insert(database, 1))
+        assert told(running, "worker.restored")
+
+    await eventually(publishes_again, seconds=40)
+    vitals = running.worker.vitals()
+    assert vitals is not None
+    assert vitals.readiness.publishing
+    assert await doctor_says(settings) == "ok"
+    ids = await insert(database, 20)
+    await all_complete(rows, ids)
+    await running.stream_is_empty()
+    assert (await js.stream_info(settings.stream)).state.last_seq >= last_seq + 10
+    assert await rows.query("SELECT DISTINCT attempts, stalls, errors, fencing_token FROM jsworker.jobs") == [
+        {"attempts": 1, "stalls": 0, "errors": 0, "fencing_token": 1}
+    ]
+    assert await rows.query("SELECT * FROM jsworker.job_events") == []
+
+
+async def test_messages_of_producers_tell_that_the_stream_stores_again(
+    start: StartWorker, rows: Rows, database: Database, js: JetStreamContext, settings: Settings
+) -> None:
+    """Nothing is left to the relay, so that it has nothing to try with."""
+    running = await start(scripted(echo))
+    await fill(js, settings)
+    await all_complete(rows, await insert(database, 3))
+    await empty(js, settings)
+
+    async def restored() -> None:
+        async with JobClient(settings) as client:
+            await client.enqueue(KIND, {})
+        assert told(running, "worker.restored")
+
+    await eventually(restored, seconds=40)
+    await running.stream_is_empty()
+    assert len(told(running, "worker.degraded")) == 1
+
+
+async def test_the_table_is_worked_off_at_the_pace_of_its_jobs(
+    start: StartWorker,
+    rows: Rows,
+    database: Database,
+    js: JetStreamContext,
+    make_settings: Callable[..., Settings],
+) -> None:
+    """Its ticks are rare here, and at each a worker with two slots takes a few jobs."""
+    settings = make_settings(concurrency=2, scan_interval=25.0, relay_interval=10.0, ack_wait=150.0)
+    running = await start(scripted(echo), with_settings=settings)
+    await fill(js, settings)
+    ids = await insert(database, 4 * JOBS)
+    await all_complete(rows, ids)
+    assert told(running, "worker.degraded")

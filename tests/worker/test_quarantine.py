@@ -1,0 +1,344 @@
+"""Quarantine: a job whose next stall would be its last runs alone, and harms nobody but itself."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings, variable_of
+from jsworker.worker.isolation import isolated_runner
+from jsworker.worker.pipeline.kinds import resolve_kinds
+from jsworker.worker.worker import Worker
+from tests.support.polling import eventually
+from tests.worker.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative
+from tests.worker.processors import Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import Running, StartWorker
+from tests.worker.slow_start import SlowStart
+
+
+@pytest.fixture
+async def running(settings: Settings) -> Any:
+    """A worker that was given the class, and so can make its processor in another process."""
+    started = Running(Worker([Perilous, Stubborn, scripted(echo)], settings))
+    started.worker.on("*", started.events)
+    await started.worker.start()
+    yield started
+    await started.end()
+
+
+def children() -> list[psutil.Process]:
+    """Quarantined processes of this one."""
+    return [
+        each
+        for each in psutil.Process().children()
+        if "jsworker.worker.isolation.isolated_child" in each.cmdline()
+    ]
+
+
+async def nothing_is_left() -> None:
+    async def none() -> None:
+        assert children() == []
+
+    await eventually(none)
+
+
+@pytest.mark.parametrize("size", [0, 50_000], ids=["small", "large"])
+async def test_the_job_runs_in_another_process_under_the_same_token(
+    running: Running, client: JobClient, rows: Rows, size: int
+) -> None:
+    job = await client.enqueue("perilous", {"does": "return", "text": "x" * size})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+    assert (row["result"]["token"], row["fencing_token"], row["result"]["attempt"]) == (1, 1, 1)
+    [started] = running.events.of("job.started")
+    assert started["quarantined"] is True
+    await nothing_is_left()
+
+
+async def test_a_job_that_has_stalls_left_runs_beside_the_others(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "return"}, max_stalls=2)
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] == os.getpid()
+    again = await client.enqueue("perilous", {"does": "return"}, max_stalls=3, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET stalls = 2, attempts = 2, run_at = now() WHERE id = %s", again.id
+    )
+    row = await rows.becomes(again.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+
+
+@pytest.mark.parametrize(("stalls", "alone"), [(1, False), (2, True)])
+async def test_after_two_stalls_a_job_runs_alone_however_many_it_is_allowed(
+    running: Running, client: JobClient, rows: Rows, stalls: int, *, alone: bool
+) -> None:
+    job = await client.enqueue("perilous", {"does": "return"}, max_stalls=100, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET stalls = %s, attempts = %s, run_at = now() WHERE id = %s",
+        *(stalls, stalls, job.id),
+    )
+    row = await rows.becomes(job.id, "completed")
+    assert (row["result"]["pid"] != os.getpid()) is alone
+
+
+@pytest.mark.parametrize(
+    ("does", "how"), [("be killed", "was killed by SIGKILL"), ("exit", "ended with exit code 3")]
+)
+async def test_a_job_that_takes_its_process_down_fails_alone(
+    running: Running, client: JobClient, rows: Rows, does: str, how: str
+) -> None:
+    job = await client.enqueue("perilous", {"does": does})
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["stalls"], row["errors"], row["attempts"]) == ("stalled", 1, 0, 1)
+    assert how in row["last_error"]
+    assert "alone" in row["last_error"]
+    neighbour = await client.enqueue("scripted", {"n": 1})
+    await rows.becomes(neighbour.id, "completed")
+    [stalled] = running.events.of("job.stalled")
+    assert stalled["job_id"] == str(job.id)
+    [failed] = [event for event in await rows.timeline(job.id) if event["event"] == "failed"]
+    assert how in failed["error"]
+
+
+async def test_a_crash_that_is_not_the_last_stall_is_told_and_followed_by_a_pause(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "be killed"}, max_stalls=100, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET stalls = 6, attempts = 6, run_at = now() WHERE id = %s", job.id
+    )
+    [stalled] = await running.events.told("job.stalled")
+    assert (stalled["job_id"], stalled["counted"]) == (str(job.id), True)
+    row = await rows.job(job.id)
+    assert (row["status"], row["stalls"], row["errors"]) == ("scheduled", 7, 0)
+    pause = "SELECT extract(epoch FROM run_at - clock_timestamp())::float8 FROM jsworker.jobs WHERE id = %s"
+    assert 60 < await rows.value(pause, job.id) < 192
+
+
+@pytest.mark.parametrize(
+    ("does", "how"),
+    [("blocks", "was killed by SIGKILL before the job began: it had not started"), ("exits", "exit code 3")],
+)
+async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
+    start: StartWorker,
+    client: JobClient,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    does: str,
+    how: str,
+) -> None:
+    if does == "blocks":
+        monkeypatch.setattr(isolated_runner, "_START_SECONDS", 0.0)  # the watchdog's are enough
+    monkeypatch.setenv("IMPORT", does)
+    await start(SlowStart)
+    job = await client.enqueue("slow-start", {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert (row["errors"], row["stalls"], row["attempts"]) == (1, 0, 1)
+    assert row["last_error"].startswith("the process in which the job was to run alone")
+    assert how in row["last_error"]
+    await nothing_is_left()
+    monkeypatch.setenv("IMPORT", "works")
+    monkeypatch.setattr(isolated_runner, "_START_SECONDS", 60.0)
+    again = await client.enqueue("slow-start", {})
+    await rows.becomes(again.id, "completed")
+
+
+async def test_an_exception_is_an_error_as_anywhere(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "raise"}, max_attempts=1)
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["errors"], row["stalls"]) == ("attempts", 1, 0)
+    assert row["last_error"].startswith("ValueError: raised in quarantine")
+
+
+async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "report"})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["stage"], row["progress"], row["checkpoint"]) == ("alone", 0.5, {"seen": None})
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_it_has_printed_and_logged_is_written_before_its_process_is_ended(
+    start: StartWorker,
+    client: JobClient,
+    rows: Rows,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    await start(Talkative)
+    job = await client.enqueue("talkative", {"lines": 5000})
+    await rows.becomes(job.id, "completed", seconds=60.0)
+    captured = capfd.readouterr()
+    assert captured.out.count("printed in quarantine") == 1
+    assert captured.err.count("logged in quarantine") == 5000
+
+
+async def test_programs_that_the_job_starts_heed_signals(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "end a program"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"code": -signal.SIGTERM}
+
+
+async def test_its_own_transaction_completes_the_job_once(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "complete"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"by": "its transaction"}
+    assert await rows.value("SELECT count(*) FROM effects") == 0
+    await running.events.told("job.completed")
+
+
+async def test_a_completed_job_stays_completed_when_its_process_dies_right_after(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "complete and be killed"})
+    await running.events.told("job.completed")
+    row = await rows.job(job.id)
+    assert (row["status"], row["stalls"], row["result"]) == ("completed", 0, {"by": "its transaction"})
+
+
+async def test_a_process_whose_event_loop_hangs_is_killed_in_time(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("perilous", {"does": "block"})
+    row = await rows.becomes(job.id, "failed")
+    assert row["failure_reason"] == "stalled"
+    assert "has not ticked for 1.5 s" in row["last_error"]
+    await nothing_is_left()
+
+
+async def test_an_announced_quiet_phase_is_respected(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "be quiet and block"})
+    row = await rows.becomes(job.id, "completed")
+    assert row["fencing_token"] == 1
+
+
+async def test_a_plain_function_that_ignores_its_time_out_is_ended_with_its_process(
+    running: Running, client: JobClient, rows: Rows
+) -> None:
+    job = await client.enqueue("stubborn", {})
+    row = await rows.becomes(job.id, "failed")
+    assert row["failure_reason"] == "stalled"
+    assert "although it was told to stop: timeout" in row["last_error"]
+    await nothing_is_left()
+
+
+async def test_cancel_ends_it(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait"})
+    await rows.becomes(job.id, "processing")
+    await client.cancel(job.id)
+    await rows.becomes(job.id, "cancelled")
+    await nothing_is_left()
+
+
+async def test_a_lost_job_is_stopped_there_too(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait"})
+    await running.events.told("job.started")
+    await rows.take_back(job.id)
+    await running.events.told("job.lost")
+    await nothing_is_left()
+    assert (await rows.job(job.id))["status"] == "scheduled"
+
+
+async def test_it_is_told_that_its_worker_drains(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait to be told"})
+    await running.events.told("job.started")
+    assert await running.worker.close() == 0
+    assert (await rows.job(job.id))["status"] == "completed"
+
+
+async def test_shutdown_hands_it_back(running: Running, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("perilous", {"does": "wait"})
+    await running.events.told("job.started")
+    assert await running.worker.close(force=True) == 0
+    row = await rows.job(job.id)
+    assert (row["status"], row["attempts"], row["stalls"]) == ("queued", 0, 0)
+    await nothing_is_left()
+
+
+async def test_the_process_dies_with_its_owner(client: JobClient, rows: Rows, settings: Settings) -> None:
+    environment = {variable_of(name): str(getattr(settings, name)) for name in settings.model_fields_set}
+    command = [sys.executable, "-m", "jsworker", "run", "tests.worker.perilous:Perilous"]
+    job = await client.enqueue("perilous", {"does": "wait"}, max_stalls=20)
+    await rows.query("UPDATE jsworker.jobs SET stalls = 19, attempts = 19 WHERE id = %s", job.id)
+    with subprocess.Popen(command, env={**os.environ, **environment}) as supervisor:  # noqa: ASYNC220 -- starts at once
+
+        async def family() -> tuple[psutil.Process, psutil.Process]:
+            for worker in psutil.Process(supervisor.pid).children():
+                for each in worker.children():
+                    if "jsworker.worker.isolation.isolated_child" in each.cmdline():
+                        return worker, each
+            raise AssertionError("nothing in quarantine yet")
+
+        try:
+            worker, quarantined = await eventually(family)
+            worker.kill()
+
+            async def gone() -> None:
+                assert not quarantined.is_running()
+
+            await eventually(gone)
+        finally:
+            supervisor.terminate()
+
+
+async def test_an_instance_that_nobody_else_can_make_runs_in_its_worker_and_says_so(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    running = await start(Shaped("square"))
+    job = await client.enqueue("shaped", {})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"] == {"pid": os.getpid(), "shape": "square", "attempt": 1}
+    [told] = running.events.of("worker.degraded")
+    assert told["what"] == "quarantine of kind shaped"
+
+
+async def test_a_class_with_arguments_that_may_be_left_out_is_made_again(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    await start(Shaped)
+    job = await client.enqueue("shaped", {})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+    assert row["result"]["shape"] == "plain"
+
+
+async def test_an_instance_at_module_level_is_found_again(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    await start(SHAPED)
+    job = await client.enqueue("shaped", {})
+    row = await rows.becomes(job.id, "completed")
+    assert row["result"]["pid"] != os.getpid()
+    assert row["result"]["shape"] == "round"
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        (Perilous, "tests.worker.perilous:Perilous"),
+        (Perilous(), "tests.worker.perilous:Perilous"),
+        (SHAPED, "tests.worker.perilous:SHAPED"),
+        (Shaped("square"), None),
+        (scripted(Gate().process), None),
+    ],
+)
+def test_origins(
+    given: JobProcessor[Any] | type[JobProcessor[Any]], origin: str | None, settings: Settings
+) -> None:
+    [kind] = resolve_kinds([given], settings).values()
+    assert kind.origin == origin

@@ -1,0 +1,263 @@
+"""Retention: workers delete what ended long ago, by the way, and never to the harm of anything else."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.clock import boottime
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions.prune import FIRST_LIMIT
+from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.maintenance import retention as module
+from jsworker.worker.maintenance.retention import Retention
+from jsworker.worker.worker import WorkerDied
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.processors import KIND, Gate, echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+DAY = 86_400.0
+MakeSettings = Callable[..., Settings]
+
+OLD_JOBS = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), 'old', '{}', 'completed', 1, 1, clock_timestamp() - interval '2 days', 1
+FROM generate_series(1, %s)
+"""
+TIMELINES = "INSERT INTO jsworker.job_events (job_id, event) SELECT id, 'released' FROM jsworker.jobs"
+LEFT = "SELECT count(*) FROM jsworker.jobs WHERE kind = 'old'"
+WORKERS = """
+INSERT INTO jsworker.workers
+  (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)
+SELECT 'other-' || n, 'elsewhere', 1, '{}', 1, '1', '5 s', %s, clock_timestamp() - %s * interval '1 second'
+FROM generate_series(1, %s) AS n
+"""
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(retention=DAY)
+
+
+@pytest.fixture
+def one_pass_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PASS_SECONDS", 0.05)
+
+
+class Alone:
+    """A retention without a worker, stepped by the test."""
+
+    def __init__(self, database: Database) -> None:
+        self.told = Recorder()
+        events = Events()
+        events.on("*", self.told)
+        self.health = DatabaseHealth(events)
+        self.retention = Retention(
+            retention=DAY,
+            database=database,
+            health=self.health,
+            events=events,
+            refused_rows=RefusedRows(database, worker_id="pruning"),
+        )
+
+    @property
+    def rests_for(self) -> float:
+        return self.retention._rests_until - boottime()
+
+    async def step_at_once(self) -> None:
+        self.retention._rests_until = 0.0
+        await self.retention.step()
+
+    async def finish(self) -> None:
+        """Step until nothing is left."""
+        await self.step_at_once()
+        while self.retention._ended is not None:
+            await self.step_at_once()
+
+
+@pytest.fixture
+def alone(database: Database) -> Alone:
+    return Alone(database)
+
+
+@pytest.mark.usefixtures("patient")
+class TestWorker:
+    async def test_it_deletes_what_is_old_while_it_works(
+        self, client: JobClient, rows: Rows, start: StartWorker
+    ) -> None:
+        await rows.query(OLD_JOBS, 300)
+        await rows.query(TIMELINES)
+        running = await start(scripted(echo))
+        job = await client.enqueue(KIND, {})
+        await rows.becomes(job.id, "completed")
+        told = await running.events.told("jobs.pruned")
+        assert told == [{"jobs": 300, "entries": 300}]
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs") == 1
+        assert await rows.value("SELECT count(*) FROM jsworker.job_events") == 0
+
+    @pytest.mark.usefixtures("one_pass_after_the_other")
+    async def test_it_begins_again(self, rows: Rows, start: StartWorker) -> None:
+        running = await start(scripted(echo))
+        for times in (1, 2):
+            await rows.query(OLD_JOBS, 1)
+            await running.events.told("jobs.pruned", times=times)
+
+    async def test_without_retention_everything_stays(
+        self, rows: Rows, start: StartWorker, make_settings: MakeSettings
+    ) -> None:
+        await rows.query(OLD_JOBS, 1)
+        running = await start(scripted(echo), with_settings=make_settings(retention="none"))
+        parts = running.worker._parts
+        assert parts.retention._task is None
+        await rounds_pass(count_rounds(parts.relay), 5)
+        assert await rows.value(LEFT) == 1
+
+    @pytest.mark.usefixtures("one_pass_after_the_other")
+    async def test_several_delete_each_job_once(self, rows: Rows, start: StartWorker) -> None:
+        workers = [await start(scripted(echo)) for _ in range(3)]
+        await rows.query(OLD_JOBS, 5000)
+
+        async def all_gone() -> None:
+            assert await rows.value(LEFT) == 0
+            told = [event["jobs"] for each in workers for event in each.events.of("jobs.pruned")]
+            assert sum(told) == 5000
+
+        await eventually(all_gone, seconds=30)
+
+    @pytest.mark.usefixtures("one_pass_after_the_other")
+    async def test_it_ends_before_the_jobs_do(
+        self, client: JobClient, rows: Rows, start: StartWorker
+    ) -> None:
+        gate = Gate()
+        running = await start(scripted(gate.process))
+        parts = running.worker._parts
+        await client.enqueue(KIND, {})
+        await gate.met()
+        running.worker.stop()
+
+        async def ended() -> None:
+            assert parts.retention._task is not None
+            assert parts.retention._task.done()
+
+        await eventually(ended)
+        await rows.query(OLD_JOBS, 1)
+        await rounds_pass(count_rounds(parts.relay), 5)
+        assert await rows.value(LEFT) == 1
+        gate.open()
+
+    async def test_a_bug_in_it_stops_the_worker(self, start: StartWorker) -> None:
+        async def broken() -> None:
+            raise ZeroDivisionError("a bug")
+
+        running = await start(scripted(echo))
+        running.may_die = True
+        parts = running.worker._parts
+        await rounds_pass(
+            count_rounds(parts.retention), 2
+        )  # a worker that ends while it connects is another test
+        parts.retention._step = broken
+        parts.retention.wake()
+        await running.events.told("worker.stopped")
+        assert isinstance(running.worker._error, WorkerDied)
+        assert str(running.worker._error) == "retention ended in ZeroDivisionError: a bug"
+
+
+class TestPace:
+    async def test_a_round_is_short_and_a_rest_follows(self, alone: Alone, rows: Rows) -> None:
+        await rows.query(OLD_JOBS, 50_000)
+        began = boottime()
+        await alone.retention.step()
+        took = boottime() - began
+        left = await rows.value(LEFT)
+        assert 0 < left < 50_000
+        assert alone.rests_for == pytest.approx(9 * took, rel=0.5)
+        await alone.retention.step()  # too early
+        assert await rows.value(LEFT) == left
+
+    async def test_the_more_workers_run_the_longer_each_rests(self, alone: Alone, rows: Rows) -> None:
+        await rows.query(WORKERS, "running", 1, 20)
+        await rows.query(OLD_JOBS, 50_000)
+        began = boottime()
+        await alone.retention.step()
+        took = boottime() - began
+        assert alone.rests_for == pytest.approx(199 * took, rel=0.5)
+
+    async def test_a_pass_ends_with_a_long_rest_and_one_word(self, alone: Alone, rows: Rows) -> None:
+        await rows.query(OLD_JOBS, 2500)
+        await alone.finish()
+        assert await rows.value(LEFT) == 0
+        assert alone.rests_for > 59
+        assert alone.told.of("jobs.pruned") == [{"jobs": 2500, "entries": 0}]
+
+    async def test_a_long_pass_is_told_of_in_between(
+        self, alone: Alone, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_TOLD_SECONDS", 0.0)
+        await rows.query(OLD_JOBS, 2500)
+        await alone.finish()
+        told = [event["jobs"] for event in alone.told.of("jobs.pruned")]
+        assert len(told) > 1
+        assert sum(told) == 2500
+
+    async def test_nothing_old_is_not_worth_a_word(self, alone: Alone) -> None:
+        await alone.finish()
+        assert alone.told.names() == []
+
+    async def test_workers_that_are_long_dead_are_forgotten(self, alone: Alone, rows: Rows) -> None:
+        await rows.query(WORKERS, "running", 2 * DAY, 3)
+        await alone.finish()
+        assert await rows.value("SELECT count(*) FROM jsworker.workers") == 0
+
+
+class TestTrouble:
+    async def test_while_the_database_does_not_answer_nothing_is_asked(
+        self, alone: Alone, rows: Rows
+    ) -> None:
+        await rows.query(OLD_JOBS, 1)
+        alone.health._up.clear()
+        await alone.step_at_once()
+        assert await rows.value(LEFT) == 1
+        alone.health._up.set()
+        await alone.step_at_once()
+        assert await rows.value(LEFT) == 0
+
+    async def test_a_batch_that_takes_too_long_is_told_and_the_next_ones_are_smaller(
+        self, rows: Rows, settings: Settings
+    ) -> None:
+        await rows.query(OLD_JOBS, 10)
+        database = Database(settings.database_dsn(), statement_timeout=0.3)
+        alone = Alone(database)
+        async with rows.connection.transaction():
+            await rows.query("LOCK TABLE jsworker.jobs IN ACCESS EXCLUSIVE MODE")
+            await alone.retention.step()
+            [failed] = alone.told.of("prune.failed")
+            assert "did not answer within 0.3 s" in failed["reason"]
+            assert alone.health.up  # heartbeats tell that, not a statement that may have been too large
+            assert alone.retention._limit == FIRST_LIMIT // 4
+            assert alone.rests_for > 59
+
+        async def answered() -> None:
+            await alone.finish()
+            assert await rows.value(LEFT) == 0
+
+        await eventually(answered)
+        await database.close()
+
+    async def test_a_refusal_is_told(self, alone: Alone, rows: Rows) -> None:
+        await rows.query("ALTER TABLE jsworker.job_events RENAME TO hidden")
+        await alone.retention.step()
+        [failed] = alone.told.of("prune.failed")
+        assert "42P01" in failed["reason"]

@@ -1,0 +1,168 @@
+"""Searches that take longer than a statement may: they are made all the same, and nothing else suffers."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import TextClause, text
+
+from jsworker.client import JobClient
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Pool
+from jsworker.ownership.transitions import heartbeat, republish, reset
+from jsworker.worker.maintenance.throttled_scan import Search
+from tests.worker.lives import Lives
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+LEAST = 0.5
+TIMEOUT = 1.0
+
+
+class Searching:
+    """A search whose statement takes as long as the test says."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.heard = Recorder()
+        events = Events()
+        events.on("*", self.heard)
+        self.search = Search("that", statement_timeout=LEAST, database=database, events=events)
+        self.given: list[float] = []
+
+    async def make(self, takes: float) -> list[Any] | None:
+        async def ask(seconds: float) -> list[Any]:
+            self.given.append(seconds)
+            statement = text("SELECT 1 FROM pg_sleep(CAST(:takes AS float))")
+            return list(await self.database.run(statement, {"takes": takes}, seconds=seconds))
+
+        return await self.search.make(ask)
+
+
+@pytest.fixture
+def searching(database: Database) -> Searching:
+    return Searching(database)
+
+
+async def test_a_search_that_goes_unanswered_gets_more_time_and_is_told_once(searching: Searching) -> None:
+    assert searching.search.is_slow is False
+    assert await searching.make(3 * LEAST) is None
+    assert searching.search.is_slow
+    assert await searching.make(1.2 * LEAST) == [(1,)]
+    assert await searching.make(0.0) == [(1,)]
+    assert await searching.make(0.0) == [(1,)]
+    assert searching.given == [LEAST, 2 * LEAST, 2 * LEAST, LEAST]
+    [degraded] = searching.heard.of("worker.degraded")
+    assert degraded["what"] == "looking for that"
+    assert (
+        "did not answer within 0.5 s, but answers at once otherwise; is a transaction open"
+        in degraded["reason"]
+    )
+    assert [event["what"] for event in searching.heard.of("worker.restored")] == ["looking for that"]
+
+
+async def test_a_search_is_given_ten_times_its_time_at_most(searching: Searching) -> None:
+    searching.search._seconds = 8 * LEAST
+    searching.search._grow(DatabaseUnavailable("it did not answer"))
+    searching.search._grow(DatabaseUnavailable("it did not answer"))
+    assert await searching.make(0.0) == [(1,)]
+    assert searching.given == [10 * LEAST]
+
+
+async def test_a_search_that_went_unanswered_rests(searching: Searching) -> None:
+    assert searching.search.is_due
+    await searching.make(2 * LEAST)
+    assert not searching.search.is_due
+
+
+async def test_a_quick_search_beside_a_slow_one_does_not_end_its_rest(searching: Searching) -> None:
+    await searching.make(2 * LEAST)
+    await searching.make(0.0)
+    assert not searching.search.is_due
+
+
+async def test_a_database_that_answers_nothing_is_no_slow_search(settings: Settings) -> None:
+    nobody = Database("postgresql://nobody@127.0.0.1:1/nothing", statement_timeout=0.5)
+    searching = Searching(nobody)
+    with pytest.raises(DatabaseUnavailable):
+        await searching.make(0.0)
+    assert searching.given == [LEAST]
+    assert searching.heard.names() == []
+    assert searching.search.is_due  # once it answers again, silent owners are looked for at once
+    await nobody.close()
+
+
+async def test_a_connection_that_breaks_is_no_slow_search(searching: Searching) -> None:
+    async def ask(_: float) -> list[Any]:
+        raise DatabaseUnavailable("terminating connection due to administrator command")
+
+    with pytest.raises(DatabaseUnavailable):
+        await searching.search.make(ask)
+    assert not searching.search.is_slow
+    assert searching.search.is_due
+
+
+async def test_who_lives_is_not_late_at_the_end_of_a_long_search(
+    client: JobClient, settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the brake for mass events would hold the jobs of the one owner who is dead."""
+    lives = Lives(client.database, rows, settings)
+    for name in ("one", "two", "three"):
+        await lives.add(name)
+    dead = await lives.hold("dead", silent_for=60.0)
+    slow = "WHERE status || '' = 'processing' AND (SELECT pg_sleep(1.5) IS NOT NULL)"
+    sql = str(reset.LATE.text)
+    assert sql.count("WHERE status || '' = 'processing'") == 1
+    monkeypatch.setattr(reset, "LATE", text(sql.replace("WHERE status || '' = 'processing'", slow)))
+    found = await reset.look_for_late(client.database, heartbeat_interval=0.5, limit=10, seconds=10.0)
+    assert [row.id for row in found.suspects] == [dead]
+    assert found.owners == 4
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[TextClause]:
+    """Statements that take longer than a statement may, as behind millions of dead rows."""
+    slowed: list[TextClause] = []
+    execute = Pool.execute
+
+    async def execute_slowly(self: Pool, statement: TextClause, *arguments: Any, **rest: Any) -> Any:
+        if statement in slowed:
+            await execute(self, text(f"SELECT pg_sleep({1.5 * TIMEOUT})"), None)
+        return await execute(self, statement, *arguments, **rest)
+
+    monkeypatch.setattr(Pool, "execute", execute_slowly)
+    monkeypatch.setattr("jsworker.worker.components._SWEEPER_REST", 1)
+    return slowed
+
+
+async def test_while_every_search_is_slow_jobs_are_done_and_those_of_the_dead_taken_back(
+    client: JobClient, settings: Settings, start: StartWorker, rows: Rows, slow: list[TextClause]
+) -> None:
+    times = {"statement_timeout": TIMEOUT, "heartbeat_interval": 1.2 * TIMEOUT}
+    limits = {"crash_threshold": None, "stale_threshold": 30.0, "ack_wait": 60.0}
+    running = await start(scripted(echo), with_settings=settings.model_copy(update=times | limits))
+    slow += [reset.LATE, heartbeat.STRAYS, republish.WAITING, republish.WAITING_BESIDES, republish.POSTED]
+    running.worker._parts.heartbeat.look_for_strays()
+    lives = Lives(client.database, rows, settings)
+    dead = await lives.add("dead", job=False)
+    orphan = await lives.hold(dead.id, silent_for=60.0, stale_after=2.0)
+    done = [(await client.enqueue(KIND, {"n": n})).id for n in range(20)]
+    await rows.becomes(orphan, "queued", seconds=25)
+    for job_id in done:
+        await rows.becomes(job_id, "completed")
+    told = {event["what"] for event in running.events.of("worker.degraded")}
+    assert told <= {
+        f"looking for {what}"
+        for what in (
+            *("silent owners", "claims in nobody's hand", "lost messages"),
+            f"waiting jobs of {KIND}",
+        )
+    }
+    assert {"looking for silent owners", "looking for claims in nobody's hand"} <= told
+    assert "heartbeat.failed" not in running.events.names()
+    slow.clear()
+    await running.events.told("worker.restored")

@@ -1,0 +1,78 @@
+"""Somebody changes stream or consumers while workers run: noticed, told and put right."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.core.settings import Settings
+from jsworker.stream.shape import INSTALLATION
+from tests.support.polling import eventually
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.running import StartWorker
+
+pytestmark = pytest.mark.unhurried
+
+
+@pytest.fixture
+async def jetstream(settings: Settings) -> AsyncIterator[JetStreamContext]:
+    """An operator's connection."""
+    connection = await nats.connect(settings.nats_url)
+    yield connection.jetstream()
+    await connection.close()
+
+
+async def edit_consumer(jetstream: JetStreamContext, stream: str, **changes: Any) -> None:
+    config = (await jetstream.consumer_info(stream, KIND)).config
+    await jetstream.add_consumer(stream, config, **changes)
+
+
+async def test_an_ack_wait_that_was_made_shorter_is_put_right_and_told(
+    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+) -> None:
+    running = await start(scripted(echo))
+    await edit_consumer(jetstream, settings.stream, ack_wait=1.0, max_deliver=3)
+
+    async def put_right() -> None:
+        consumer = f"consumer {KIND} of stream {settings.stream}"
+        told = [each for each in running.events.of("stream.changed") if each["what"] == consumer]
+        assert [(each["setting"], each["was"], each["is"]) for each in told] == [
+            ("ack_wait", 1.0, settings.ack_wait),
+            ("max_deliver", 3, -1),
+        ]
+
+    await eventually(put_right)
+    config = (await jetstream.consumer_info(settings.stream, KIND)).config
+    assert (config.ack_wait, config.max_deliver) == (settings.ack_wait, -1)
+
+
+async def test_a_longer_ack_wait_is_left_to_the_worker_that_asked_for_it(
+    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+) -> None:
+    await start(scripted(echo))
+    await edit_consumer(jetstream, settings.stream, ack_wait=settings.ack_wait + 60.0, max_deliver=3)
+
+    async def looked() -> None:
+        config = (await jetstream.consumer_info(settings.stream, KIND)).config
+        assert (config.ack_wait, config.max_deliver) == (settings.ack_wait + 60.0, -1)
+
+    await eventually(looked)
+
+
+async def test_what_cannot_be_put_right_is_told_once_and_so_is_its_end(
+    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+) -> None:
+    running = await start(scripted(echo))
+    config = (await jetstream.stream_info(settings.stream)).config
+    own = config.metadata or {}
+    await jetstream.update_stream(config, metadata=own | {INSTALLATION: "another"})
+    [degraded] = await running.events.told("worker.degraded")
+    assert degraded["what"] == "stream settings"
+    assert f"stream {settings.stream} belongs to another installation" in degraded["reason"]
+    await running.worker._parts.shape._step()
+    await jetstream.update_stream(config, metadata=own)
+    [restored] = await running.events.told("worker.restored")
+    assert restored["what"] == "stream settings"
+    assert len(running.events.of("worker.degraded")) == 1

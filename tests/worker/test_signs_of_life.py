@@ -1,0 +1,426 @@
+"""Heartbeat, progress, checkpoint and quiet phases: what they write and how long others wait for them."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.client import JobClient
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, InvalidJson, Retry
+from jsworker.core.job import Job
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions import heartbeat
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.processors import AT_ONCE, KIND, Gate, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+async def test_heartbeats_renew_every_run_in_one_rhythm_and_keep_its_message(
+    client: JobClient,
+    rows: Rows,
+    js: JetStreamContext,
+    make_settings: Callable[..., Settings],
+    start: StartWorker,
+) -> None:
+    """The stream would deliver a message again that nobody answers for as long as this."""
+    settings = make_settings(ack_wait=3.0)
+    gate = Gate()
+    running = await start(scripted(gate.process), with_settings=settings)
+    jobs = await client.enqueue_many(KIND, [{}] * 3)
+    for _ in jobs:
+        await gate.met()
+    deadline = asyncio.get_running_loop().time() + settings.ack_wait + 0.5
+    while asyncio.get_running_loop().time() < deadline:
+        for job in jobs:
+            assert await rows.silence(job.id) < settings.stale_threshold / 2
+        await asyncio.sleep(0.1)
+    consumer = await js.consumer_info(settings.stream, KIND)
+    assert (consumer.num_redelivered, consumer.num_ack_pending) == (0, 3)
+    gate.open()
+    for job in jobs:
+        await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
+
+
+async def test_progress_is_stored_and_told_and_keeps_what_is_left_out(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await job.update_progress(stage="clone", progress=0.0, message="starting")
+        await job.update_progress(progress=1.0)
+        await job.update_progress(stage="x" * 300, message="a\0b\ud800" + "y" * 3000)
+
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["stage"], row["progress"]) == ("x" * 200, 1.0)
+    assert row["message"].startswith("a\\0b\\ud800yyy")
+    assert len(row["message"]) < 2020
+    told = running.events.of("job.progress")
+    assert [(event["stage"], event["progress"]) for event in told[:2]] == [("clone", 0.0), (None, 1.0)]
+    assert {event["job_id"] for event in told} == {str(job.id)}
+
+
+@pytest.mark.parametrize("progress", [-0.1, 1.1, math.nan, math.inf])
+async def test_progress_outside_its_range_is_refused_before_it_is_written(
+    client: JobClient, rows: Rows, start: StartWorker, progress: float
+) -> None:
+    async def process(job: Job[Any]) -> str:
+        with pytest.raises(ValueError, match="must be between 0 and 1") as refusal:
+            await job.update_progress(stage="never", progress=progress)
+        return str(refusal.value)
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["result"], row["stage"]) == (f"progress={progress!r} must be between 0 and 1", None)
+
+
+async def test_the_next_run_finds_the_checkpoint(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    seen: list[Any] = []
+
+    async def process(job: Job[Any]) -> None:
+        seen.append(job.checkpoint)
+        await job.save_checkpoint({"page": job.attempt, "text": "é"})
+        assert job.checkpoint == {"page": job.attempt, "text": "é"}
+        if job.attempt < 3:
+            raise Retry
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "completed")
+    assert seen == [None, {"page": 1, "text": "é"}, {"page": 2, "text": "é"}]
+    assert row["checkpoint"] == {"page": 3, "text": "é"}
+
+
+async def test_a_checkpoint_that_cannot_be_stored_is_refused_and_the_last_one_stays(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> int:
+        await job.save_checkpoint("good")
+        for value in (object(), {"a": "\0"}, math.nan, "\ud800", 10**400):
+            with pytest.raises(InvalidJson, match="checkpoint"):
+                await job.save_checkpoint(value)
+        assert job.checkpoint == "good"
+        return 1
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "completed"))["checkpoint"] == "good"
+
+
+async def test_a_quiet_phase_lengthens_the_patience_of_others_and_takes_it_back_afterwards(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(1.0)
+        await job.quiet(0.5)  # replaces the first one
+        await gate.process(job)
+
+    gate = Gate()
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    row = await rows.job(job.id)
+    stale = timedelta(seconds=settings.stale_threshold)
+    assert settings.crash_threshold is not None
+    crash = timedelta(seconds=settings.crash_threshold)
+    half = timedelta(seconds=0.5)
+    assert (row["stale_after"], row["crash_after"]) == (stale + half, crash + half)
+
+    async def taken_back() -> None:
+        row = await rows.job(job.id)
+        assert (row["stale_after"], row["crash_after"]) == (stale, crash)
+
+    await eventually(taken_back)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of one quiet phase is on its way to the database while the job announces the next one."""
+    set_patience, taking_back, go_on = heartbeat.set_patience, asyncio.Event(), asyncio.Event()
+
+    async def slow_to_take_back(*arguments: Any, **named: Any) -> None:
+        if named["stale_after"] == settings.stale_threshold:
+            taking_back.set()
+            await go_on.wait()
+        await set_patience(*arguments, **named)
+
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(0.1)
+        await taking_back.wait()
+        asyncio.get_running_loop().call_later(0.2, go_on.set)
+        await job.quiet(3600.0)
+        await go_on.wait()
+        await gate.process(job)
+
+    monkeypatch.setattr(heartbeat, "set_patience", slow_to_take_back)
+    gate = Gate()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    await rounds_pass(count_rounds(running.worker._parts.beats), 3)
+    row = await rows.job(job.id)
+    assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
+    assert running.worker._parts.hand.runs[job.id].quiet_seconds == 3600.0
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_heartbeat_takes_back_no_patience_while_more_is_asked_for(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other way round: a heartbeat finds one quiet phase over while the next one is being announced."""
+    set_patience, announcing, go_on = heartbeat.set_patience, asyncio.Event(), asyncio.Event()
+
+    async def slow_to_announce(*arguments: Any, **named: Any) -> None:
+        if named["stale_after"] == settings.stale_threshold + 3600:
+            announcing.set()
+            await go_on.wait()
+        await set_patience(*arguments, **named)
+
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(0.001)
+        await job.quiet(3600.0)
+        await gate.process(job)
+
+    monkeypatch.setattr(heartbeat, "set_patience", slow_to_announce)
+    gate = Gate()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await announcing.wait()
+    run = running.worker._parts.hand.runs[job.id]
+
+    async def first_is_over() -> None:
+        assert boottime() > run.quiet_until > 0
+
+    await eventually(first_is_over)
+    looking = asyncio.create_task(running.worker._parts.quiet.follow())
+    await asyncio.sleep(0)  # it looks
+    go_on.set()
+    await gate.met()
+    await looking
+    row = await rows.job(job.id)
+    assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
+    assert run.quiet_seconds == 3600.0
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_quiet_phase_may_be_ended_early(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+        await job.quiet(0)
+        await gate.process(job)
+
+    gate = Gate()
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    assert (await rows.job(job.id))["stale_after"] == timedelta(seconds=settings.stale_threshold)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_neighbours_of_a_quiet_job_get_its_patience_and_lose_it_with_its_end(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+        await quiet_gate.process(job)
+
+    before_gate, quiet_gate, later_gate = Gate(), Gate(), Gate()
+    await start(
+        scripted(before_gate.process, kind="before"),
+        scripted(be_quiet, kind="quiet"),
+        scripted(later_gate.process, kind="later"),
+    )
+    before = await client.enqueue("before", {})
+    await before_gate.met()
+    quiet = await client.enqueue("quiet", {})
+    await quiet_gate.met()
+    stale = timedelta(seconds=settings.stale_threshold)
+    hour = timedelta(seconds=3600)
+    assert hour < (await rows.job(before.id))["stale_after"] <= stale + hour
+    later = await client.enqueue("later", {})
+    await later_gate.met()
+    row = await rows.job(later.id)
+    assert hour - timedelta(seconds=60) < row["stale_after"] <= stale + hour
+    assert settings.crash_threshold is not None
+    assert row["stale_after"] - row["crash_after"] == stale - timedelta(seconds=settings.crash_threshold)
+    quiet_gate.open()
+    await rows.becomes(quiet.id, "completed")
+
+    async def taken_back() -> None:
+        for job in (before, later):
+            assert (await rows.job(job.id))["stale_after"] == stale
+
+    await eventually(taken_back)
+    before_gate.open()
+    later_gate.open()
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, 1e300])
+async def test_quiet_phases_that_no_date_can_hold_are_refused(
+    client: JobClient, rows: Rows, start: StartWorker, seconds: float
+) -> None:
+    async def process(job: Job[Any]) -> str:
+        with pytest.raises(ValueError, match=r"quiet for .* must be from 0 to 1000000000") as refusal:
+            await job.quiet(seconds)
+        return type(refusal.value).__name__
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "completed"))["result"] == "ValueError"
+
+
+async def test_a_kind_without_a_stale_threshold_is_never_stale_and_may_still_be_quiet(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(1.0)
+
+    await start(scripted(process, stale_threshold=None, backoff=AT_ONCE))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "completed"))["stale_after"] is None
+
+
+async def test_a_row_in_nobodys_hand_is_released_and_run(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """As after a claim whose answer was lost."""
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'processing', worker_id = %s, fencing_token = 1, attempts = 1, "
+        "max_attempts = 5, max_stalls = 3, claimed_at = clock_timestamp() - interval '1 minute', "
+        "last_activity_at = clock_timestamp(), stale_after = interval '1 hour' WHERE id = %s",
+        running.worker.id,
+        job.id,
+    )
+    met = await gate.met()
+    assert (met.id, met.fencing_token, met.attempt, met.cleared) == (job.id, 2, 1, True)
+    assert met.clear_reason == "claimed, but the claim's answer was lost"
+    [told] = await running.events.told("job.released")
+    assert told["reason"] == "in nobody's hand"
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_locked_row_is_not_lost_and_silences_no_other(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    running.worker._database._statement_timeout = settings.statement_timeout  # it waits for the lock
+    locked, free = await client.enqueue_many(KIND, [{}] * 2)
+    for _ in range(2):
+        await gate.met()
+    async with rows.connection.transaction():
+        await rows.query("SELECT 1 FROM jsworker.jobs WHERE id = %s FOR UPDATE", locked.id)
+        before = (await rows.job(free.id))["last_activity_at"]
+
+        async def renewed() -> None:
+            found = await rows.job(free.id)
+            assert found["last_activity_at"] > before + timedelta(seconds=2 * settings.heartbeat_interval)
+
+        await eventually(renewed)
+    gate.open()
+    for job in (locked, free):
+        assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
+    assert not running.events.of("job.lost") + running.events.of("heartbeat.failed")
+
+
+async def test_a_worker_whose_row_was_deleted_registers_again(
+    rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    running = await start(scripted(Gate().process))
+    await rows.query("DELETE FROM jsworker.workers")
+
+    async def is_back() -> None:
+        found = await rows.query("SELECT id, state, kinds, concurrency FROM jsworker.workers")
+        me = running.worker.id
+        concurrency = settings.concurrency
+        assert found == [{"id": me, "state": "running", "kinds": [KIND], "concurrency": concurrency}]
+
+    await eventually(is_back)
+
+
+async def test_a_login_that_is_refused_for_a_moment_is_no_error_of_a_job_that_reports(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await job.update_progress(stage="one")
+        await job.save_checkpoint({"page": 1})
+
+    def refused_at_first(write: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        tries = count()
+
+        async def call(*arguments: Any, **rest: Any) -> None:
+            if not next(tries):
+                raise DatabaseRefused("PostgreSQL refused the login")
+            await write(*arguments, **rest)
+
+        return call
+
+    for name in ("update_progress", "save_checkpoint"):
+        monkeypatch.setattr(heartbeat, name, refused_at_first(getattr(heartbeat, name)))
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["errors"], row["checkpoint"], row["stage"]) == (0, {"page": 1}, None)
+
+
+async def test_a_neighbour_whose_own_phase_is_just_being_ended_gets_patience_all_the_same(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """What is known of its row is out of date as long as its end is on its way to PostgreSQL."""
+
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+        await quiet_gate.process(job)
+
+    before_gate, quiet_gate = Gate(), Gate()
+    running = await start(scripted(before_gate.process, kind="before"), scripted(be_quiet, kind="quiet"))
+    before = await client.enqueue("before", {})
+    await before_gate.met()
+    run = running.worker._parts.hand.runs[before.id]
+    await run.patience_lock.acquire()
+    run.quiet_seconds = 5000.0
+    quiet = await client.enqueue("quiet", {})
+    hour = timedelta(seconds=3600)
+
+    async def announced() -> None:
+        assert ((await rows.job(quiet.id))["stale_after"] or timedelta()) > hour
+
+    await eventually(announced)
+    run.quiet_seconds = 0.0
+    run.patience_lock.release()
+    await quiet_gate.met()
+    assert (await rows.job(before.id))["stale_after"] > hour
+    before_gate.open()
+    quiet_gate.open()

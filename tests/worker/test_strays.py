@@ -1,0 +1,160 @@
+"""Claims in nobody's hand are looked for when an answer may have been lost, and now and then anyway."""
+
+import math
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from jsworker.client import JobClient
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions import heartbeat, workers
+from tests.conftest import FAST
+from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+EVERY = 12
+SLEEP = text("SELECT pg_sleep(60)")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A mark for each look."""
+    taken: list[float] = []
+    strays = heartbeat.strays
+
+    async def noted(*arguments: Any, **rest: Any) -> Any:
+        taken.append(rest["older_than"])
+        return await strays(*arguments, **rest)
+
+    monkeypatch.setattr(heartbeat, "strays", noted)
+    return taken
+
+
+async def test_heartbeats_look_for_them_rarely_while_every_answer_comes(
+    start: StartWorker, looks: list[float]
+) -> None:
+    running = await start(scripted(echo))
+    beats = count_rounds(running.worker._parts.beats)
+    looks.clear()
+    await rounds_pass(beats, EVERY)
+    assert len(looks) <= 2
+
+    async def looked() -> None:
+        assert looks
+
+    await eventually(looked)  # without a reason, sooner or later
+
+
+async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, looks: list[float]) -> None:
+    running = await start(scripted(echo))
+    heartbeat, beats = running.worker._parts.heartbeat, count_rounds(running.worker._parts.beats)
+    heartbeat._look_for_strays_at = math.inf
+    await rounds_pass(beats, 1)  # one that had begun
+    heartbeat._search._grow(DatabaseUnavailable("it took too long"))
+    heartbeat._search._pace._rested_at = math.inf
+    looks.clear()
+    heartbeat.look_for_strays()
+    await rounds_pass(beats, 2)
+    assert looks == []
+    heartbeat._doubted_at = -math.inf
+    heartbeat._search._pace.hurry()
+    await rounds_pass(beats, 2)
+    assert looks
+
+
+@pytest.mark.parametrize("whose", ["everybody's", "the kind's own"])
+async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale(
+    start: StartWorker, settings: Settings, looks: list[float], whose: str
+) -> None:
+    if whose == "everybody's":
+        running = await start(scripted(echo))
+    else:
+        own = scripted(echo, stale_threshold=FAST["stale_threshold"])
+        running = await start(
+            own, with_settings=settings.model_copy(update={"stale_threshold": 600.0, "ack_wait": 900.0})
+        )
+    heartbeat, database = running.worker._parts.heartbeat, running.worker._database
+    heartbeat._look_for_strays_at = math.inf
+    assert await heartbeat._search.make(lambda seconds: database.run(SLEEP, seconds=seconds)) is None
+    assert heartbeat._search.must_rest
+    looks.clear()
+    heartbeat.look_for_strays()
+
+    async def looked() -> None:
+        assert looks
+
+    await eventually(looked, seconds=FAST["stale_threshold"])
+
+
+async def test_a_heartbeat_sends_two_statements_also_when_it_looks(
+    start: StartWorker, looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(echo))
+    beats, heartbeat, seen = running.worker._parts.beats, running.worker._parts.heartbeat, workers.seen
+    step = beats._step
+    notes: list[str] = []
+    sent: list[tuple[int, int]] = []
+
+    async def noted(*arguments: Any, **rest: Any) -> None:
+        notes.append(rest["state"])
+        await seen(*arguments, **rest)
+
+    async def counted() -> None:
+        notes.clear()
+        looks.clear()
+        await step()
+        if not heartbeat._is_doubtful():
+            sent.append((len(notes), len(looks)))
+
+    async def both_sent() -> None:
+        assert set(sent) == {(1, 0), (0, 1)}
+
+    monkeypatch.setattr(workers, "seen", noted)
+    monkeypatch.setattr(beats, "_step", counted)
+    await eventually(both_sent)
+    await rounds_pass(count_rounds(beats), EVERY)
+    await both_sent()
+
+
+async def test_and_each_time_after_an_answer_was_lost(start: StartWorker, looks: list[float]) -> None:
+    running = await start(scripted(echo))
+    running.worker._parts.health.failed(DatabaseUnavailable("lost"))
+    running.worker._parts.health.answered()
+    beats = count_rounds(running.worker._parts.beats)
+    looks.clear()
+    await rounds_pass(beats, 4)
+    assert len(looks) >= 3
+
+
+async def test_and_again_at_once_while_somebody_locks_the_row(
+    client: JobClient, rows: Rows, start: StartWorker, looks: list[float]
+) -> None:
+    running = await start(scripted(echo))
+    heartbeat, beats = running.worker._parts.heartbeat, count_rounds(running.worker._parts.beats)
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'processing', worker_id = %s, fencing_token = 1, attempts = 1, "
+        "max_attempts = 5, max_stalls = 3, claimed_at = clock_timestamp() - interval '1 minute', "
+        "last_activity_at = clock_timestamp() WHERE id = %s",
+        running.worker.id,
+        job.id,
+    )
+
+    async def no_longer_doubts() -> None:
+        assert not heartbeat._is_doubtful()
+
+    await eventually(no_longer_doubts, seconds=30)
+    async with rows.connection.transaction():
+        await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
+        heartbeat._look_for_strays_at = -math.inf  # the routine look, and no other comes
+        await rounds_pass(beats, 2)
+        heartbeat._look_for_strays_at = math.inf
+        looks.clear()
+        await rounds_pass(beats, 4)
+        assert looks
+    await rows.becomes(job.id, "completed", seconds=30)

@@ -1,0 +1,150 @@
+"""Messages that no consumer takes: removed after a while, unless jobs of their kind wait."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from nats.js import JetStreamContext
+
+from jsworker.client import JobClient
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.stream.jetstream import Stream
+from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.recovery import unconsumed as module
+from jsworker.worker.recovery.unconsumed import Unconsumed
+from tests.support.polling import eventually
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+
+class Alone:
+    """A removal without a worker, stepped by the test, on a stream with a consumer of one kind."""
+
+    def __init__(self, database: Database, stream: Stream, events: Events) -> None:
+        self.told = Recorder()
+        events.on("*", self.told)
+        self.stream = stream
+        self.unconsumed = Unconsumed(
+            database=database, health=DatabaseHealth(events), stream=stream, events=events
+        )
+
+    async def publish(self, kind: str, *, times: int) -> None:
+        for number in range(times):
+            await self.stream.publish_raw(self.stream.subject_of(kind), str(number).encode())
+
+    async def step_after(self, seconds: float) -> None:
+        """Step as if the subjects were first seen so much earlier."""
+        for kind, seen in self.unconsumed._seen.items():
+            self.unconsumed._seen[kind] = module._Seen(seen.at - seconds, seen.stream_created, seen.last_seq)
+        await self.unconsumed.step()
+
+    async def left(self) -> int:
+        return (await self.stream.state()).messages
+
+
+@pytest.fixture
+async def alone(settings: Settings, database: Database, client: JobClient) -> AsyncIterator[Alone]:
+    events = Events()
+    stream = Stream(settings, installation_id=None, events=events, client_name="test")
+    await stream.connect()
+    await stream.ensure([KIND])
+    yield Alone(database, stream, events)
+    await stream.close()
+
+
+@pytest.mark.parametrize("subject", ["*", ">"])
+async def test_a_subject_that_is_a_wildcard_costs_no_message(alone: Alone, subject: str) -> None:
+    await alone.publish(KIND, times=3)
+    await alone.publish(subject, times=1)
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert await alone.left() == 4
+
+
+async def test_a_subject_that_postgresql_cannot_hold_keeps_no_other_from_its_removal(alone: Alone) -> None:
+    await alone.publish("n\x00ul", times=1)
+    await alone.publish("ghost", times=1)
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert "ghost" not in await alone.stream.unconsumed()
+    assert not alone.told.of("row.refused")
+
+
+async def test_what_no_consumer_takes_is_removed_after_an_hour(alone: Alone) -> None:
+    await alone.publish(KIND, times=1)
+    await alone.publish("ghost", times=2)
+    await alone.publish("No-Kind_At$All", times=1)
+    assert await alone.stream.unconsumed() == {"ghost": 2, "No-Kind_At$All": 1}
+    await alone.unconsumed.step()
+    await alone.publish("ghost", times=1)  # after the first sight
+    await alone.step_after(3500.0)
+    assert await alone.left() == 5
+    await alone.step_after(200.0)
+    assert await alone.left() == 2
+    assert await alone.stream.unconsumed() == {"ghost": 1}
+    told = {
+        event["what"].split(",")[0]: (event["was"], event["is"]) for event in alone.told.of("stream.changed")
+    }
+    prefix = alone.stream.subject_of("")
+    assert told[f"messages of {prefix}ghost"] == (3, 1)
+    assert told[f"messages of {prefix}No-Kind_At$All"] == (1, 0)
+    await alone.step_after(3500.0)  # the one that came later was first seen later
+    assert await alone.left() == 2
+    await alone.step_after(3600.0)
+    assert await alone.left() == 1
+
+
+async def test_messages_of_jobs_that_wait_are_left_alone(alone: Alone, client: JobClient, rows: Rows) -> None:
+    job = await client.enqueue("ghost", {})
+
+    async def published() -> None:
+        assert await alone.left() == 1
+
+    await eventually(published)
+    await alone.unconsumed.step()
+    await alone.step_after(4000.0)
+    assert await alone.left() == 1
+    await client.cancel(job.id)
+    await alone.step_after(4000.0)
+    assert await alone.left() == 0
+
+
+async def test_a_subject_that_gets_its_consumer_is_forgotten(alone: Alone) -> None:
+    await alone.publish("late", times=1)
+    await alone.unconsumed.step()
+    await alone.stream.ensure(["late"])
+    await alone.step_after(4000.0)
+    assert await alone.left() == 1
+
+
+async def test_another_stream_of_the_same_name_is_looked_at_anew(alone: Alone, client: JobClient) -> None:
+    await alone.publish("ghost", times=1)
+    await alone.unconsumed.step()
+    await alone.stream.connection.client.jsm().delete_stream(alone.stream.name)
+    await alone.stream.ensure([KIND])
+    await alone.publish("ghost", times=1)
+    await alone.step_after(4000.0)
+    assert await alone.left() == 1
+
+
+async def test_where_nats_refuses_it_is_told_once(alone: Alone, js: JetStreamContext) -> None:
+    await alone.publish("ghost", times=1)
+    config = (await js.stream_info(alone.stream.name)).config
+    await js.update_stream(replace(config, deny_purge=True))
+    for _ in range(3):
+        await alone.step_after(4000.0)
+    assert await alone.left() == 1
+    [degraded] = alone.told.of("worker.degraded")
+    assert degraded["what"] == "removal of messages that no consumer takes"
+
+
+async def test_a_worker_looks(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEFT_SECONDS", 0.0)
+    monkeypatch.setattr("jsworker.worker.components.LOOK_SECONDS", 0.05)
+    running = await start(scripted(echo))
+    await running.worker._stream.publish_raw(running.worker._stream.subject_of("ghost"), b"")
+    await running.stream_is_empty()

@@ -1,0 +1,239 @@
+"""Rule 3: jobs of an owner whom nobody finds on NATS are taken back long before they are stale; no others."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from jsworker.client import JobClient
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.stream.jetstream import Stream
+from jsworker.stream.liveness import Answer
+from jsworker.worker.presence import Presence
+from jsworker.worker.recovery import late_rows
+from tests.conftest import FAST
+from tests.stream.nats_server import NatsServer
+from tests.support.fleet import Fleet, WorkerProcess, fleet_of
+from tests.support.leaks import nothing_left
+from tests.support.polling import eventually
+from tests.support.proxy import proxied
+from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.lives import Lives, ended_pid
+from tests.worker.processors import Gate, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+STALE_SECONDS = 4.0
+BOUND_SECONDS = FAST["crash_threshold"] + 1.2 * FAST["scan_interval"] + 1.0
+SLACK_SECONDS = 1.0
+"""What a machine that others keep busy may add; still sooner than the stale rule."""
+
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(database_url: str) -> AsyncIterator[None]:
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings(stale_threshold=STALE_SECONDS, ack_wait=30.0)
+
+
+@pytest.fixture
+def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
+    with fleet_of(settings, tmp_path) as running:
+        yield running
+
+
+async def job_of(worker: WorkerProcess, place: int) -> UUID:
+    return UUID((await worker.tells("start", times=place + 1))[place]["job"])
+
+
+async def test_only_an_owner_whose_connection_is_gone_is_taken_for_crashed(
+    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows
+) -> None:
+    trusting = fleet.start(concurrency=1, crash_threshold="none")
+    killed, frozen = await fleet.started(2, concurrency=1)
+    await trusting.tells("worker.started")
+    await client.enqueue_many("held", [{}] * 3)
+    jobs = [await job_of(worker, 0) for worker in (killed, frozen, trusting)]
+
+    async def all_answer() -> None:
+        assert await rows.value("SELECT bool_and(answers) FROM jsworker.workers")
+
+    await eventually(all_answer)
+    rescuer = await start(scripted(echo, kind="held"))
+    frozen.send(signal.SIGSTOP)
+    killed.kill()
+    trusting.kill()
+
+    for job_id in jobs:
+        await rows.becomes(job_id, "completed")
+    silences: dict[str, float] = {}
+    for worker, job_id, cause in zip(
+        (killed, frozen, trusting), jobs, ("crashed", "stale", "stale"), strict=True
+    ):
+        reset, claimed = await rows.timeline(job_id)
+        [owner] = worker.lines("worker.started")
+        assert (reset["event"], claimed["event"]) == ("reset", "claimed")
+        assert (reset["detail"]["cause"], reset["detail"]["owner"]) == (cause, owner["worker_id"])
+        assert (reset["worker_id"], reset["fencing_token"]) == (rescuer.worker.id, 1)
+        silences[cause] = await rows.value(
+            "SELECT extract(epoch FROM e.at - w.last_seen_at)::float8 FROM jsworker.job_events AS e"
+            " JOIN jsworker.workers AS w ON w.id = e.detail ->> 'owner'"
+            " WHERE e.job_id = %s AND e.event = 'reset'",
+            job_id,
+        )
+    print(f"taken back after seconds of silence: {silences}")  # noqa: T201 -- a measurement for -rP
+    assert silences["crashed"] < BOUND_SECONDS + SLACK_SECONDS
+    assert silences["crashed"] >= FAST["crash_threshold"] - 0.1  # the worker's row is written after its jobs'
+    assert silences["stale"] >= STALE_SECONDS - 0.1
+    causes = [event["cause"] for event in rescuer.events.of("stale.recovered")]
+    assert sorted(causes) == ["crashed", "stale", "stale"]
+
+
+async def test_an_owner_whom_nobody_finds_keeps_its_jobs_as_long_as_its_heart_beats(
+    start: StartWorker, rows: Rows, make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    gate = Gate()
+    beyond = NatsServer(tmp_path)  # the far side of a partition
+    await beyond.start()
+    try:
+        own = make_settings(stale_threshold=STALE_SECONDS, ack_wait=30.0, nats_url=beyond.url)
+        owner = await start(scripted(gate.process), with_settings=own)
+        asker = await start(scripted(echo, kind="held"))
+        async with JobClient(own) as client:
+            job = await client.enqueue("scripted", {})
+        await gate.met()
+        await eventually(lambda: finds_nobody(asker.worker._parts.presence, owner.worker.id))
+        scans = count_rounds(asker.worker._parts.scans)
+        began = await rows.value("SELECT clock_timestamp()")
+
+        async def longer_than_the_threshold() -> None:
+            passed = (await rows.value("SELECT clock_timestamp()") - began).total_seconds()
+            assert passed > FAST["crash_threshold"]
+
+        await rounds_pass(scans, 4)
+        await eventually(longer_than_the_threshold)
+        await finds_nobody(asker.worker._parts.presence, owner.worker.id)
+        row = await rows.job(job.id)
+        assert (row["status"], row["worker_id"]) == ("processing", owner.worker.id)
+        assert owner.worker._parts.presence.answers
+        gate.open()
+        assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
+        assert await rows.told(job.id) == []
+        await owner.worker.close(force=True)
+    finally:
+        await beyond.stop()
+
+
+async def test_the_silence_of_an_owner_that_never_answered_proves_nothing(
+    database: Database, start: StartWorker, rows: Rows, settings: Settings
+) -> None:
+    lives = Lives(database, rows, settings)
+    # Another host, so that only silence speaks.
+    elsewhere: dict[str, Any] = {
+        "hostname": "elsewhere",
+        "boot_id": "another",
+        "pid": ended_pid(),
+        "job": False,
+    }
+    await lives.add("answered", answers=True, **elsewhere)
+    await lives.add("never-answered", answers=False, **elsewhere)
+    silent = {"silent_for": 10.0, "crash_after": 0.9}
+    held = {name: await lives.hold(name, **silent) for name in ("answered", "never-answered", "unregistered")}
+    no_threshold = await lives.hold("answered", silent_for=10.0)
+    running = await start(scripted(echo))
+    scans = count_rounds(running.worker._parts.scans)
+
+    await rows.becomes(held["answered"], "queued")
+    assert (await rows.timeline(held["answered"]))[0]["detail"]["cause"] == "crashed"
+    await rounds_pass(scans, 3)
+    for job_id in (held["never-answered"], held["unregistered"], no_threshold):
+        assert (await rows.job(job_id))["status"] == "processing"
+
+
+async def test_who_answers_for_a_dead_owner_holds_its_jobs_up_for_a_while_only(
+    database: Database, start: StartWorker, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_rows, "BELIEVED_SECONDS", 4 * FAST["scan_interval"])
+    lives = Lives(database, rows, settings)
+    await lives.add("dead", answers=True, job=False, hostname="elsewhere", boot_id="another", pid=ended_pid())
+    job = await lives.hold("dead", silent_for=10.0, stale_after=None, crash_after=0.9)
+    forger = await nats.connect(settings.nats_url)
+    asked: list[Msg] = []
+
+    async def answer(message: Msg) -> None:
+        asked.append(message)
+        await message.respond(b"alive")
+
+    try:
+        await forger.subscribe("jsworker.worker.dead", cb=answer)
+        await start(scripted(echo))
+        await rows.becomes(job, "queued")
+        assert len(asked) >= 2
+        [reset] = await rows.timeline(job)
+        assert reset["detail"]["cause"] == "crashed"
+        assert reset["detail"]["reason"].endswith("no answer stands for its heartbeats any more")
+    finally:
+        await forger.close()
+
+
+async def no_stacks(_: bytes) -> bytes:
+    return b""
+
+
+async def test_who_has_just_connected_knows_nothing_yet(settings: Settings) -> None:
+    interval = 0.4
+    async with proxied(settings.nats_url) as (proxy, url):
+        own = settings.model_copy(update={"nats_url": url})
+        stream = Stream(own, installation_id=None, events=Events(), client_name="asking")
+        presence = Presence(stream, worker_id="asking", heartbeat_interval=interval, tell_stacks=no_stacks)
+        await stream.connect()
+        try:
+            assert await presence.ask("nobody") is Answer.UNKNOWN  # nothing is proven yet
+            for _ in range(2):
+                began = time.monotonic()
+                await eventually(lambda: reaches_itself(presence))
+                assert presence.answers
+                assert await presence.ask("asking") is Answer.UNKNOWN
+                await eventually(lambda: finds_nobody(presence))
+                assert time.monotonic() - began >= 2 * interval
+                assert await presence.ask("asking") is Answer.ALIVE
+                lost = asyncio.Event()
+                stream.on_disconnect(lost.set)
+                proxy.break_connections()
+                await lost.wait()
+                assert not presence.reachable()
+                assert await presence.ask("nobody") is Answer.UNKNOWN
+                await eventually(lambda: is_back(stream))  # sooner than the next step has a look
+            await eventually(lambda: reaches_itself(presence))
+        finally:
+            await stream.close()
+
+
+async def reaches_itself(presence: Presence) -> None:
+    await presence.step()
+    assert presence.reachable()
+
+
+async def finds_nobody(presence: Presence, worker_id: str = "nobody") -> None:
+    await presence.step()
+    assert await presence.ask(worker_id) is Answer.NO_RESPONDERS
+
+
+async def is_back(stream: Stream) -> None:
+    assert stream.connected

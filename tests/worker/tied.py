@@ -1,0 +1,59 @@
+"""Workers with somebody who supervises them, and keeps what they tell."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from jsworker.core.clock import boottime
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
+from jsworker.worker.worker import Worker
+from tests.worker.running import Running
+
+
+@dataclass
+class RecordedTies:
+    """Keeps what a worker told whoever supervises it.
+
+    Attributes:
+        begun: jobs whose outcome is not written yet.
+        condemned: boot time, culprits and reason of each call.
+    """
+
+    ids: list[str] = field(default_factory=list)
+    begun: list[UUID] = field(default_factory=list)
+    quiet: list[float] = field(default_factory=list)
+    condemned: list[tuple[float, list[tuple[UUID, int]], str]] = field(default_factory=list)
+
+    def registered(self, worker_id: str) -> None:
+        self.ids.append(worker_id)
+
+    def began(self, job_id: UUID) -> None:
+        self.begun.append(job_id)
+
+    def ended(self, job_id: UUID) -> None:
+        if job_id in self.begun:
+            self.begun.remove(job_id)
+
+    def quiet_until(self, boottime: float) -> None:
+        self.quiet.append(boottime)
+
+    def condemn(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+        self.condemned.append((boottime(), list(culprits), reason))
+
+
+@asynccontextmanager
+async def tied(
+    *processors: JobProcessor[Any] | type[JobProcessor[Any]], settings: Settings
+) -> AsyncIterator[tuple[Running, RecordedTies]]:
+    """Run a worker that is supervised."""
+    ties = RecordedTies()
+    running = Running(Worker(processors, settings, ties=ties))
+    running.worker.on("*", running.events)
+    await running.worker.start()
+    try:
+        yield running, ties
+    finally:
+        await running.end()
