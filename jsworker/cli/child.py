@@ -5,13 +5,13 @@ import sys
 from typing import NoReturn
 
 from jsworker.cli.process_exit import LEAVE_SECONDS, leave_within
-from jsworker.supervisor.child_start import Birth, be_born
+from jsworker.supervisor.child_start import ChildStart, start_as_child
 
 
 def main() -> NoReturn:
     """Work on the targets among the arguments until the parent says stop, or is dead."""
-    birth, targets = Birth.read(sys.argv[1:])
-    be_born(birth.parent)
+    start, targets = ChildStart.read(sys.argv[1:])
+    start_as_child(start.parent)
     # Behind the first steps, because it takes most of a second; with the garbage collector on, which finds
     # nothing in it, a fifth longer.
     gc.disable()
@@ -22,7 +22,7 @@ def main() -> NoReturn:
     gc.enable()
     # A job may print what this terminal's encoding does not hold.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
-    code = work(targets, birth)
+    code = work(targets, start)
     leave_within(LEAVE_SECONDS, code)
     sys.exit(code)
 

@@ -17,7 +17,7 @@ from jsworker.core.events import Event
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
 from jsworker.supervisor.child_link import Link
-from jsworker.supervisor.child_start import Birth
+from jsworker.supervisor.child_start import ChildStart
 from jsworker.telemetry.logs import configure_logs, log_events
 from jsworker.worker.recovery.dead_owners import Death
 from jsworker.worker.watchdog import told_while_slow
@@ -30,24 +30,24 @@ _LEAVING_SECONDS: Final = 2 * LEAVE_SECONDS
 """The event loop's end and the interpreter's."""
 
 
-def work(targets: Sequence[str], birth: Birth) -> int:
+def work(targets: Sequence[str], start: ChildStart) -> int:
     """Work on these targets until the parent says stop, and return the exit code."""
-    link = Link(birth.open_link(), parent=birth.parent, begun=birth.take_over_begun())
+    link = Link(start.open_link(), parent=start.parent, begun=start.take_over_begun())
     with ExitStack() as last, ExitStack() as loop:
         # The error is told in here, for behind this line a thread may keep the process from going on.
-        code = exit_code_of(lambda: _work(targets, birth, link, loop))
+        code = exit_code_of(lambda: _work(targets, start, link, loop))
         last.callback(leave_within(LEAVE_SECONDS, code))
     return code
 
 
-def _work(targets: Sequence[str], birth: Birth, link: Link, loop: ExitStack) -> int:
+def _work(targets: Sequence[str], start: ChildStart, link: Link, loop: ExitStack) -> int:
     try:
         settings = load_settings()
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of whoever asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
         processors = [_load(target) for target in targets]
-        runner.run(_run(processors, settings, birth, link))
+        runner.run(_run(processors, settings, start, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
             report(error)
@@ -67,7 +67,7 @@ def _tell_slow(**facts: object) -> None:
 async def _run(
     processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
     settings: Settings,
-    birth: Birth,
+    start: ChildStart,
     link: Link,
 ) -> None:
     is_watched = settings.http_port is not None
@@ -75,9 +75,9 @@ async def _run(
         worker = Worker(
             processors,
             settings,
-            connect_seconds=birth.connect_seconds,
-            ties=link,
-            surveys=is_watched and birth.number == 1,  # the same for all, so one of them asks
+            connect_seconds=start.connect_seconds,
+            supervision=link,
+            surveys=is_watched and start.number == 1,  # the same for all, so one of them asks
         )
     log_events(worker.events, worker_id=worker.id)
     running = asyncio.create_task(worker.run(), name="jsworker run")

@@ -22,7 +22,7 @@ _MARGIN: Final = " |+-"
 """What stands before the lines of an exception group."""
 _FRAME: Final = re.compile(rf'[{_MARGIN}]*File "(?P<file>[^"]*)", line (?P<line>\d+)(, in (?P<function>.*))?')
 _LEADS_THERE: Final = re.compile(
-    r"[/\\](jsworker[/\\]runtime|anyio|asyncio|concurrent[/\\]futures)[/\\]|[/\\]threading\.py$"
+    r"[/\\](jsworker[/\\]worker|anyio|asyncio|concurrent[/\\]futures)[/\\]|[/\\]threading\.py$"
 )
 """Files through which a worker comes to a processor, wherever they are installed."""
 _INSTALLED_ANYWHERE: Final = re.compile(

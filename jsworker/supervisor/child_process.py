@@ -34,7 +34,7 @@ from jsworker.supervisor.child_messages import (
     Wake,
     line_of,
 )
-from jsworker.supervisor.child_start import Birth, signals_held_back
+from jsworker.supervisor.child_start import ChildStart, signals_held_back
 from jsworker.worker.tick_watch import Silence
 
 _READ_BYTES: Final = 65_536
@@ -153,7 +153,7 @@ class Child:
         self._socket, theirs = socket.socketpair()
         try:
             with theirs, self._shared(concurrency) as begun:
-                birth = Birth(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
+                birth = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
                 self._process = _start(command, environment, birth)
         except BaseException:
             self._socket.close()
@@ -340,7 +340,7 @@ class Child:
 def _start(
     command: Sequence[str],
     environment: Mapping[str, str],
-    birth: Birth,
+    birth: ChildStart,
 ) -> subprocess.Popen[bytes]:
     with signals_held_back():
         return subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's

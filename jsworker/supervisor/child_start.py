@@ -25,7 +25,7 @@ _HELD_BACK: Final = _FOR_THE_PARENT | {signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class ChildStart:
     """What a parent gives its child on the command line.
 
     Attributes:
@@ -80,7 +80,7 @@ class Birth:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Start a process in here: until ``be_born`` no signal ends it that a handler should see."""
+    """Start a process in here: until ``start_as_child`` no signal ends it that a handler should see."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield
@@ -88,7 +88,7 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def be_born(parent: int) -> None:
+def start_as_child(parent: int) -> None:
     """Prepare this process to be a child: SIGTERM ends it, Ctrl-C is the parent's business.
 
     SIGTERM also comes when the parent dies (Linux).

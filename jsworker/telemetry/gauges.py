@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from jsworker.telemetry.kind_labels import KindLabels
 from jsworker.telemetry.logs import lines_dropped
-from jsworker.telemetry.worker_status import Fleet, Patient, Vitals
+from jsworker.telemetry.worker_status import Fleet, Patient, WorkerStatus
 
 
 class Gauges(Collector):
@@ -38,7 +38,7 @@ def of_logs() -> Metric:
     )
 
 
-def of_worker(vitals: Vitals, kinds: KindLabels) -> Iterator[Metric]:
+def of_worker(vitals: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
     """Yield the gauges of one process."""
     in_flight = _gauge("runs_in_flight", "Runs in hand: waiting for a slot, running or settling.", "kind")
     by_label: dict[str, int] = {}

@@ -51,7 +51,7 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class WorkerStatus:
     """A worker at this moment.
 
     Attributes:
@@ -125,7 +125,7 @@ class Patient(Protocol):
         """What happens to it."""
         ...
 
-    def vitals(self) -> Vitals | None:
+    def vitals(self) -> WorkerStatus | None:
         """Return how it is; None before it has started."""
         ...
 

@@ -16,11 +16,11 @@ from jsworker.stream.jetstream import Stream
 from jsworker.stream.puller import Puller
 from jsworker.worker.health import DatabaseHealth, PublishingHealth
 from jsworker.worker.heartbeat import Heartbeat
-from jsworker.worker.isolation.isolated_runner import Ward
+from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.loop_lag import LoopLag
 from jsworker.worker.maintenance.dead_letters import DeadLetters
-from jsworker.worker.maintenance.failover_watch import LineageWatch
+from jsworker.worker.maintenance.failover_watch import FailoverWatch
 from jsworker.worker.maintenance.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
@@ -35,7 +35,7 @@ from jsworker.worker.pipeline.execution import Executor
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.large_values import Values
-from jsworker.worker.pipeline.run import Hand, Run
+from jsworker.worker.pipeline.run import InFlight, Run
 from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
@@ -51,7 +51,7 @@ from jsworker.worker.recovery.table_poll import IdlePoll
 from jsworker.worker.recovery.unconsumed import LOOK_SECONDS, Unconsumed
 from jsworker.worker.run_tracing import RunTracing
 from jsworker.worker.stacks import Stacks
-from jsworker.worker.supervision import Ties
+from jsworker.worker.supervision import Supervision
 from jsworker.worker.watchdog import Watchdog
 
 _PROBE_SECONDS: Final = 0.5
@@ -70,13 +70,13 @@ _RECONCILE_ROUNDS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class WorkerContext:
     """What the parts are wired to: opened before them, closed after them.
 
     Attributes:
         me: this worker's row of the registry.
         migration: revision of the database's schema when the worker started.
-        ties: whoever supervises this process, if anybody does.
+        supervision: whoever supervises this process, if anybody does.
         siblings: workers whose jobs that one takes back itself.
         died: told name and error of a part that ended in an error.
         heart_died: told the same of the heartbeat.
@@ -91,14 +91,14 @@ class Surroundings:
     sessions: Sessions
     stream: Stream
     events: Events
-    ties: Ties | None
+    supervision: Supervision | None
     siblings: Collection[str]
     died: Callable[[str, BaseException], None]
     heart_died: Callable[[str, BaseException], None]
     surveys: bool
 
 
-class Parts:
+class Components:
     """Everything that works in a worker, wired and not started yet.
 
     Attributes:
@@ -106,12 +106,12 @@ class Parts:
         before_pulling: loops that run before the first message is asked for, in their order.
     """
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: WorkerContext) -> None:
         """Wire the parts; nothing runs yet."""
         self._around = around
         self.database = around.database
         self.stream = around.stream
-        self.hand = Hand()
+        self.in_flight = InFlight()
         self.lag = LoopLag()
         self.health = DatabaseHealth(around.events)
         self._complaints: dict[str, str] = {}
@@ -119,8 +119,12 @@ class Parts:
         self.publishing = PublishingHealth(around.events)
         self.late = LateRows(scan_interval=around.settings.scan_interval)
         self.schema = SchemaLevel(around.migration, database=around.database)
-        self.ward = Ward(worker_id=around.me.id, settings=around.settings, events=around.events)
-        stacks = Stacks(worker_id=around.me.id, hand=self.hand, ask_alone=self.ward.ask_stacks)
+        self.isolated_runner = IsolatedRunner(
+            worker_id=around.me.id, settings=around.settings, events=around.events
+        )
+        stacks = Stacks(
+            worker_id=around.me.id, in_flight=self.in_flight, ask_alone=self.isolated_runner.ask_stacks
+        )
         self.presence = Presence(
             around.stream,
             worker_id=around.me.id,
@@ -161,8 +165,8 @@ class Parts:
             worker_id=around.me.id,
             statement_timeout=around.settings.statement_timeout,
             database=around.database,
-            hand=self.hand,
-            ties=around.ties,
+            in_flight=self.in_flight,
+            supervision=around.supervision,
         )
         self.watchdog = Watchdog(
             timeout=around.settings.watchdog_timeout, lag=self.lag, quiet=self.quiet, events=around.events
@@ -213,10 +217,10 @@ class Parts:
             database=around.database,
             health=self.health,
             refused_rows=self.refused_rows,
-            hand=self.hand,
+            in_flight=self.in_flight,
             settler=self.settler,
             presence=self.presence,
-            ties=around.ties,
+            supervision=around.supervision,
             events=around.events,
             on_requeued=self.wake_relay,
             on_ignored=self._note_ignored,
@@ -260,12 +264,12 @@ class Parts:
             slots=self.slots,
             services=services,
             values=Values(worker_id=around.me.id, database=around.database),
-            ward=self.ward,
-            hand=self.hand,
+            isolated_runner=self.isolated_runner,
+            in_flight=self.in_flight,
             settler=self.settler,
             tracing=self.tracing,
             events=around.events,
-            ties=around.ties,
+            supervision=around.supervision,
             on_room=self.wake_pullers,
             on_requeued=self.wake_relay,
             died=around.died,
@@ -289,7 +293,7 @@ class Parts:
             kind,
             claimer=claimer,
             health=self.health,
-            hand=self.hand,
+            in_flight=self.in_flight,
             slots=self.slots,
             dead_letters=self.dead_letters,
             events=around.events,
@@ -313,11 +317,11 @@ class Parts:
         self.fences = Loop("fence", self.heartbeat.fence.step, interval=beat / _FENCE_LOOKS, died=died)
         self.presences = Loop("presence", self.presence.step, interval=beat, died=died)
         self.probes = Loop("probe", self._probe, interval=_PROBE_SECONDS, died=died)
-        watch = LineageWatch(
+        watch = FailoverWatch(
             database=self.database,
             health=self.health,
             events=self._around.events,
-            on_changed=self.heartbeat.look_for_strays,
+            on_changed=self.heartbeat.look_for_orphaned_claims,
         )
 
         async def look() -> None:
@@ -394,7 +398,7 @@ class Parts:
             database=around.database,
             health=self.health,
             refused_rows=self.refused_rows,
-            hand=self.hand,
+            in_flight=self.in_flight,
             nats_connected=lambda: around.stream.connected,
             publishing_refused=lambda: self.publishing.refused,
             on_more=self._look_into_the_table,
@@ -496,4 +500,4 @@ class Parts:
         await self.health.probe(self.heartbeat.seen)
 
     def _note_ignored(self, run: Run) -> None:
-        self.executor.note_ignored(run, gives_up=self._around.ties is None)
+        self.executor.note_ignored(run, gives_up=self._around.supervision is None)

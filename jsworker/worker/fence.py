@@ -8,10 +8,10 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
-from jsworker.worker.pipeline.run import Hand, Phase, Run, Stop
+from jsworker.worker.pipeline.run import InFlight, Phase, Run, Stop
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
-from jsworker.worker.supervision import Ties
+from jsworker.worker.supervision import Supervision
 
 _GRACE_HEARTBEATS: Final = 2
 """For so many intervals a run may go on after it was told to stop; the fence leaves as much time."""
@@ -30,10 +30,10 @@ class Fence:
         *,
         heartbeat_interval: float,
         statement_timeout: float,
-        hand: Hand,
+        in_flight: InFlight,
         heard_at: Callable[[], float],
         presence: Presence,
-        ties: Ties | None,
+        supervision: Supervision | None,
         on_ignored: Callable[[Run], None],
         events: Events,
     ) -> None:
@@ -45,16 +45,16 @@ class Fence:
             hand: what this process has in hand.
             heard_at: boot time at which the last answered heartbeat was sent.
             presence: whether others who ask find this worker.
-            ties: to whom it is told that a run ignores its stop; None: nobody can end it.
+            supervision: to whom it is told that a run ignores its stop; None: nobody can end it.
             on_ignored: called once with each run that ignores its stop.
             events: the worker's own.
         """
         self._heartbeat_interval = heartbeat_interval
         self._statement_timeout = statement_timeout
-        self._hand = hand
+        self._in_flight = in_flight
         self._heard_at = heard_at
         self._presence = presence
-        self._ties = ties
+        self._supervision = supervision
         self._on_ignored = on_ignored
         self._events = events
 
@@ -64,7 +64,7 @@ class Fence:
         unheard = now - self._heard_at() > 1.5 * self._heartbeat_interval
         gone = unheard and not self._presence.reachable()
         ignoring: list[Run] = []
-        for run in self._hand.runs.values():
+        for run in self._in_flight.runs.values():
             if run.is_overdue(now):
                 run.signal(Stop.TIMEOUT)
             if unheard:
@@ -73,7 +73,7 @@ class Fence:
                 ignoring.append(run)
         if ignoring:
             self._condemn(ignoring)
-        for run in self._hand.given_up:
+        for run in self._in_flight.given_up:
             if now - run.cancelled_at > self._grace_of(run):
                 run.cancel_again()
 
@@ -122,7 +122,7 @@ class Fence:
         for run in runs:
             if not run.ignores_stop:
                 self._on_ignored(run)
-        if self._ties is not None:
+        if self._supervision is not None:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
-            self._ties.condemn([run.held for run in runs], f"its process was ended, because {named}")
+            self._supervision.condemn([run.held for run in runs], f"its process was ended, because {named}")

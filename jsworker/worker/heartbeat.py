@@ -22,11 +22,11 @@ from jsworker.ownership.transitions.workers import WorkerRow
 from jsworker.worker.fence import Fence
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.throttled_scan import Search
-from jsworker.worker.pipeline.run import Hand, Phase, Run, Stop
+from jsworker.worker.pipeline.run import InFlight, Phase, Run, Stop
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.supervision import Ties
+from jsworker.worker.supervision import Supervision
 
 _UNHEARD = (DatabaseUnavailable, DatabaseRefused)
 _STRAYS_EVERY_HEARTBEATS = 12
@@ -51,10 +51,10 @@ class Heartbeat:
         database: Database,
         health: DatabaseHealth,
         refused_rows: RefusedRows,
-        hand: Hand,
+        in_flight: InFlight,
         settler: Settler,
         presence: Presence,
-        ties: Ties | None,
+        supervision: Supervision | None,
         events: Events,
         on_requeued: Callable[[], None],
         on_ignored: Callable[[Run], None],
@@ -67,8 +67,8 @@ class Heartbeat:
             worker: who beats; its interval is the loop's.
             statement_timeout: seconds until a heartbeat counts as unheard.
             ack_wait: seconds after which JetStream redelivers a message that nobody speaks for.
-            database, health, refused_rows, hand, settler, presence, events: the worker's own.
-            ties: whoever supervises this process.
+            database, health, refused_rows, in_flight, settler, presence, events: the worker's own.
+            supervision: whoever supervises this process.
             on_requeued: called when a row in nobody's hand went back to the queue.
             on_ignored: called once with each run that ignores its stop.
             search: for rows in nobody's hand.
@@ -78,10 +78,10 @@ class Heartbeat:
         self.fence = Fence(
             heartbeat_interval=worker.heartbeat_interval,
             statement_timeout=statement_timeout,
-            hand=hand,
+            in_flight=in_flight,
             heard_at=lambda: self.heard_at,
             presence=presence,
-            ties=ties,
+            supervision=supervision,
             on_ignored=on_ignored,
             events=events,
         )
@@ -92,7 +92,7 @@ class Heartbeat:
         self._refused_rows = refused_rows
         self._refused: set[Held] = set()
         """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
-        self._hand = hand
+        self._in_flight = in_flight
         self._settler = settler
         self._presence = presence
         self._events = events
@@ -106,7 +106,7 @@ class Heartbeat:
         self._heard_before = False
         self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * worker.heartbeat_interval
         self._doubted_at = -math.inf
-        self._wants_strays = False
+        self._wants_orphaned_claims = False
 
     def heard_for(self) -> float:
         """Return for how many seconds heartbeats have been answered without a gap.
@@ -125,7 +125,7 @@ class Heartbeat:
         """
         return boottime() - self._gap_at < seconds
 
-    def look_for_strays(self) -> None:
+    def look_for_orphaned_claims(self) -> None:
         """Look with the next heartbeats: what this process has ended may be running again in its name."""
         self._doubted_at = boottime()
 
@@ -142,7 +142,7 @@ class Heartbeat:
     async def step(self) -> None:
         """Send one heartbeat for all runs in hand and act on the answer."""
         started = boottime()
-        runs = {run.held: run for run in self._hand.runs.values()}
+        runs = {run.held: run for run in self._in_flight.runs.values()}
         try:
             # The runs first: whatever is wrong with the worker's own row must not silence them.
             self._refused &= runs.keys()
@@ -150,7 +150,7 @@ class Heartbeat:
             beat = await heartbeat.heartbeat(
                 self._database,
                 worker_id=self._worker.id,
-                hand=runs,
+                in_flight=runs,
                 besides=self._refused,
                 refusals=refusals,
             )
@@ -196,8 +196,8 @@ class Heartbeat:
     def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         self._heard_since = None
         self._health.failed(error)
-        self._events.emit("heartbeat.failed", reason=str(error), in_hand=len(self._hand.runs))
-        for run in self._hand.runs.values():
+        self._events.emit("heartbeat.failed", reason=str(error), in_hand=len(self._in_flight.runs))
+        for run in self._in_flight.runs.values():
             self.fence.check(run)
 
     def _renew(self, runs: Iterable[Run], started: float) -> None:
@@ -254,8 +254,8 @@ class Heartbeat:
         an interval are enough.
         """
         doubtful = self._is_doubtful()
-        self._wants_strays |= doubtful or boottime() >= self._look_for_strays_at
-        looks = self._wants_strays and not self._search.must_rest
+        self._wants_orphaned_claims |= doubtful or boottime() >= self._look_for_strays_at
+        looks = self._wants_orphaned_claims and not self._search.must_rest
         if doubtful or not looks:
             try:
                 await self.seen()
@@ -264,7 +264,7 @@ class Heartbeat:
         found = await self._search.make(self._strays) if looks else None
         if found is None:
             return {}
-        self._wants_strays = False
+        self._wants_orphaned_claims = False
         self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._worker.heartbeat_interval
         return found
 
@@ -278,8 +278,8 @@ class Heartbeat:
         found = await heartbeat.strays(
             self._database,
             worker_id=self._worker.id,
-            hand=self._hand.held(),
-            claiming=list(self._hand.claiming),
+            in_flight=self._in_flight.held(),
+            claiming=list(self._in_flight.claiming),
             older_than=2 * self._statement_timeout,
             past_refused=self._refused_rows.any_of("release", "fail"),
             ended=ended,
@@ -289,18 +289,18 @@ class Heartbeat:
     def _release_strays(self, strays: dict[Held, bool]) -> None:
         """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
         for held, ended in strays.items():
-            if held[0] not in self._hand and held not in self._hand.releasing:
-                self._hand.releasing.add(held)
+            if held[0] not in self._in_flight and held not in self._in_flight.releasing:
+                self._in_flight.releasing.add(held)
                 release = self._settler.let_go(held, "claimed, but the claim's answer was lost", ended=ended)
                 release.add_done_callback(partial(self._released, held))
 
     def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
-        self._hand.releasing.discard(held)
+        self._in_flight.releasing.discard(held)
         if release.cancelled() or release.exception() is not None:
             return
         settled = release.result()
         if settled is None or settled is Settled.LOCKED:
-            self._wants_strays = True  # it is still in nobody's hand
+            self._wants_orphaned_claims = True  # it is still in nobody's hand
         if settled is not Settled.QUEUED:
             return
         job_id, token = held

@@ -10,8 +10,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.heartbeat import Held
-from jsworker.worker.pipeline.run import Hand, Phase, Run
-from jsworker.worker.supervision import Ties
+from jsworker.worker.pipeline.run import InFlight, Phase, Run
+from jsworker.worker.supervision import Supervision
 
 _PAUSE_SECONDS: Final = 0.02
 """Before rows are tried again that a heartbeat, say, had locked, and between looks at claims on their way."""
@@ -26,7 +26,13 @@ class QuietPhases:
     """
 
     def __init__(
-        self, *, worker_id: str, statement_timeout: float, database: Database, hand: Hand, ties: Ties | None
+        self,
+        *,
+        worker_id: str,
+        statement_timeout: float,
+        database: Database,
+        in_flight: InFlight,
+        supervision: Supervision | None,
     ) -> None:
         """Begin without a quiet phase.
 
@@ -35,13 +41,13 @@ class QuietPhases:
             statement_timeout: seconds.
             database: where the rows are.
             hand: what this process has in hand.
-            ties: whoever supervises this process, and is told when its event loop may be silent.
+            supervision: whoever supervises this process, and is told when its event loop may be silent.
         """
         self._worker_id = worker_id
         self._patience_seconds = 2 * statement_timeout
         self._database = database
-        self._hand = hand
-        self._ties = ties
+        self._in_flight = in_flight
+        self._supervision = supervision
         self.until = 0.0
 
     @property
@@ -52,8 +58,8 @@ class QuietPhases:
     def announce(self) -> None:
         """Note that a phase has begun or ended, and tell whoever supervises the process."""
         self._look()
-        if self._ties is not None:
-            self._ties.quiet_until(self.until)
+        if self._supervision is not None:
+            self._supervision.quiet_until(self.until)
 
     async def cover_others(self) -> None:
         """Give the other runs of this process as much patience as the phase that has just been announced.
@@ -72,7 +78,7 @@ class QuietPhases:
     async def follow(self) -> None:
         """Take back patience that is needed no more, and give it to runs that lack it; once a heartbeat."""
         self._look()
-        over = [run for run in self._hand.runs.values() if self._is_over(run)]
+        over = [run for run in self._in_flight.runs.values() if self._is_over(run)]
         try:
             await self._end_own(run for run in over if run.quiet_until)
             await self._write([run for run in over if not run.quiet_until and self._is_over(run)], 0.0)
@@ -82,13 +88,13 @@ class QuietPhases:
 
     def _look(self) -> None:
         """Find the end of the last phase: a run in quarantine is quiet in a process of its own."""
-        ends = (run.quiet_until for run in self._hand.runs.values() if run.is_quiet_here)
+        ends = (run.quiet_until for run in self._in_flight.runs.values() if run.is_quiet_here)
         self.until = max(ends, default=0.0)
 
     async def _wait_for_claims(self) -> None:
-        under_way = set(self._hand.claiming)
+        under_way = set(self._in_flight.claiming)
         for _ in range(int(self._patience_seconds / _PAUSE_SECONDS)):
-            if not under_way & self._hand.claiming.keys():
+            if not under_way & self._in_flight.claiming.keys():
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -99,7 +105,7 @@ class QuietPhases:
         # What is being changed at this moment may be the end of an earlier phase.
         lacking = [
             run
-            for run in self._hand.runs.values()
+            for run in self._in_flight.runs.values()
             if run.quiet_seconds < seconds or run.patience_lock.locked()
         ]
         return not await self._write(lacking, seconds)

@@ -7,18 +7,18 @@ from typing import Final
 from jsworker.core.errors import JsworkerError
 from jsworker.core.settings import Settings
 from jsworker.stream.puller import Puller
-from jsworker.worker.components import Parts
+from jsworker.worker.components import Components
 from jsworker.worker.pipeline.run import Stop
 
 _LEAST_FLUSH_SECONDS: Final = 0.5
 
 
 class Shutdown:
-    """Ends what ``Parts`` does. A part that fails keeps none of the others from ending."""
+    """Ends what ``Components`` does. A part that fails keeps none of the others from ending."""
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         settings: Settings,
         *,
         forced: asyncio.Event,
@@ -32,14 +32,14 @@ class Shutdown:
             forced: set when nobody wants to wait for running jobs any more.
             died: told name and error of a part that had ended in an error.
         """
-        self._parts = parts
+        self._components = components
         self._settings = settings
         self._forced = forced
         self._died = died
 
     async def work(self) -> int:
         """Take every step and return how many runs did not end; others take their jobs back later."""
-        self._parts.heartbeat.state = "draining"
+        self._components.heartbeat.state = "draining"
         await self._stop_pulling()
         await self._drain()
         left = await self._hand_back()
@@ -56,23 +56,23 @@ class Shutdown:
 
     async def _stop_pulling(self) -> None:
         """What was delivered and not claimed goes back at once; claims on their way are still decided."""
-        parts = self._parts
-        parts.slots.close()
-        await parts.retention.stop()
+        components = self._components
+        components.slots.close()
+        await components.retention.stop()
         # All at once: each waits for seconds when NATS has frozen.
-        await asyncio.gather(*(self.stop_puller(puller) for puller in parts.pullers))
-        await parts.table.stop()
-        for consumer in parts.consumers:
+        await asyncio.gather(*(self.stop_puller(puller) for puller in components.pullers))
+        await components.table.stop()
+        for consumer in components.consumers:
             await consumer.flush()
-        for run in parts.slots.take_waiting():
-            parts.executor.hand_back(run, "the worker was stopped before the job began")
+        for run in components.slots.take_waiting():
+            components.executor.hand_back(run, "the worker was stopped before the job began")
 
     async def _drain(self) -> None:
         """Tell every run to stop and wait for its end, at most the shutdown time-out."""
-        for run in self._parts.hand.runs.values():
+        for run in self._components.in_flight.runs.values():
             run.drain()
         forced = asyncio.create_task(self._forced.wait())
-        drained = asyncio.create_task(self._parts.executor.wait(self._settings.shutdown_timeout))
+        drained = asyncio.create_task(self._components.executor.wait(self._settings.shutdown_timeout))
         await asyncio.wait({forced, drained}, return_when=asyncio.FIRST_COMPLETED)
         for waiting in (forced, drained):
             waiting.cancel()
@@ -80,14 +80,14 @@ class Shutdown:
 
     async def _hand_back(self) -> int:
         """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
-        for run in self._parts.hand.runs.values():
+        for run in self._components.in_flight.runs.values():
             run.signal(Stop.SHUTDOWN)
         # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
-        if not await self._parts.executor.wait(self._settings.statement_timeout):
-            for run in self._parts.hand.runs.values():
+        if not await self._components.executor.wait(self._settings.statement_timeout):
+            for run in self._components.in_flight.runs.values():
                 run.cancel_again()
-            await self._parts.executor.wait(self._settings.statement_timeout)
-        return await self._parts.executor.abandon()
+            await self._components.executor.wait(self._settings.statement_timeout)
+        return await self._components.executor.abandon()
 
     async def _publish_the_rest(self) -> None:
         """Send released jobs to the others now, not with their next relay tick.
@@ -95,43 +95,43 @@ class Shutdown:
         Not the whole outbox: whoever waits for this end kills a process that takes too long, and other relays
         publish it as well.
         """
-        parts = self._parts
-        await parts.reconciliation.stop()
-        await parts.scans.stop()
-        await parts.repairs.stop()
-        await parts.burial.close()
+        components = self._components
+        await components.reconciliation.stop()
+        await components.scans.stop()
+        await components.repairs.stop()
+        await components.burial.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
-        parts.publisher.end()
+        components.publisher.end()
         # One time-out for all of them: a forced end has left little of the parent's patience.
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._settings.statement_timeout
-        await parts.relay.finish(ends_at - clock())
+        await components.relay.finish(ends_at - clock())
         try:
             async with asyncio.timeout_at(ends_at):
-                await parts.publisher.publish_latest()
+                await components.publisher.publish_latest()
         except TimeoutError:
             pass  # what was taken is due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._died("relay", error)
-        await parts.dead_letters.close(ends_at - clock())
-        await parts.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
+        await components.dead_letters.close(ends_at - clock())
+        await components.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
 
     async def _end_loops(self) -> None:
         """Heartbeat last: a long drain must not look like a death."""
-        parts = self._parts
-        for consumer in parts.consumers:
+        components = self._components
+        for consumer in components.consumers:
             await consumer.close()
-        await parts.tracing.close()
-        await parts.settler.close()
-        await parts.probes.stop()
-        await parts.presences.stop()
-        await parts.fences.stop()
-        await parts.beats.stop()
-        if parts.health.up:
+        await components.tracing.close()
+        await components.settler.close()
+        await components.probes.stop()
+        await components.presences.stop()
+        await components.fences.stop()
+        await components.beats.stop()
+        if components.health.up:
             await self._sign_off()
 
     async def _sign_off(self) -> None:
         try:
-            await self._parts.heartbeat.seen("stopped")
+            await self._components.heartbeat.seen("stopped")
         except JsworkerError as error:
-            self._parts.health.failed(error)
+            self._components.health.failed(error)

@@ -19,7 +19,7 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import is_ours
 from jsworker.telemetry.logs import bound_facts
-from jsworker.worker.pipeline.run import Hand, Phase, Run
+from jsworker.worker.pipeline.run import InFlight, Phase, Run
 
 _MOST_PLACES: Final = 60
 """Of one stack: the innermost ones."""
@@ -43,7 +43,11 @@ class Stacks:
     """Tells where a worker's runs are, and what else it does."""
 
     def __init__(
-        self, *, worker_id: str, hand: Hand, ask_alone: Callable[[Run], Awaitable[list[Stack] | None]]
+        self,
+        *,
+        worker_id: str,
+        in_flight: InFlight,
+        ask_alone: Callable[[Run], Awaitable[list[Stack] | None]],
     ) -> None:
         """Prepare.
 
@@ -53,7 +57,7 @@ class Stacks:
             ask_alone: asks the process in which a run is alone for its stacks; None: it does not answer.
         """
         self._facts = {"worker_id": worker_id, "pid": os.getpid()}
-        self._hand = hand
+        self._in_flight = in_flight
         self._ask_alone = ask_alone
 
     async def answer(self, question: bytes) -> bytes:
@@ -61,7 +65,7 @@ class Stacks:
         if not question:
             return json.dumps(self._facts | self._of_all()).encode()
         try:
-            run = self._hand.runs.get(UUID(question.decode()))
+            run = self._in_flight.runs.get(UUID(question.decode()))
         except ValueError:
             run = None
         told = None if run is None else await self._of_run(run)
@@ -73,11 +77,11 @@ class Stacks:
         return _facts_of(run) | {"stacks": within_bounds(of_run(run))}
 
     def _of_all(self) -> dict[str, Any]:
-        runs = [run for run in self._hand.runs.values() if run.phase is not Phase.WAITING]
-        runs += self._hand.given_up
+        runs = [run for run in self._in_flight.runs.values() if run.phase is not Phase.WAITING]
+        runs += self._in_flight.given_up
         runs.sort(key=lambda run: run.began_at)
         told: dict[str, Any] = {"jobs": [], "threads": [], "tasks": [], "left_out": 0}
-        told["waiting"] = len(self._hand.runs) + len(self._hand.given_up) - len(runs)
+        told["waiting"] = len(self._in_flight.runs) + len(self._in_flight.given_up) - len(runs)
         room = _MOST_BYTES
         for what, each in self._each(runs):
             room -= len(json.dumps(each))

@@ -5,7 +5,7 @@ from typing import Protocol
 from uuid import UUID
 
 
-class Ties(Protocol):
+class Supervision(Protocol):
     """What a worker tells whoever supervises it; every call returns at once and raises nothing."""
 
     def registered(self, worker_id: str) -> None:

@@ -32,16 +32,16 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import workers
 from jsworker.stream.jetstream import Stream
-from jsworker.telemetry.worker_status import Fleet, Vitals
-from jsworker.worker.components import Parts, Surroundings
+from jsworker.telemetry.worker_status import Fleet, WorkerStatus
+from jsworker.worker.components import Components, WorkerContext
 from jsworker.worker.identity import identify
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.dead_owners import Death
-from jsworker.worker.recovery.duplicate_ids import refuse_live_namesake
+from jsworker.worker.recovery.duplicate_ids import refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.status import check_up
-from jsworker.worker.supervision import Ties
+from jsworker.worker.supervision import Supervision
 from jsworker.worker.watchdog import told_while_slow
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Worker:
         settings: Settings,
         *,
         connect_seconds: float | None = _CONNECT_SECONDS,
-        ties: Ties | None = None,
+        supervision: Supervision | None = None,
         surveys: bool = False,
     ) -> None:
         """Wire a worker; nothing connects yet.
@@ -84,7 +84,7 @@ class Worker:
             processors: what it works on, one for each kind.
             settings: limits, intervals and servers.
             connect_seconds: how long ``start`` waits for servers that do not answer; None: for ever.
-            ties: whoever supervises this process, if anybody does.
+            supervision: whoever supervises this process, if anybody does.
             surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
 
         Raises:
@@ -93,7 +93,7 @@ class Worker:
         """
         self._settings = settings
         self._connect_seconds = connect_seconds
-        self._ties = ties
+        self._supervision = supervision
         self._surveys = surveys
         self._kinds = resolve_kinds(processors, settings)
         check_timing(settings, stale_thresholds(self._kinds))
@@ -120,17 +120,17 @@ class Worker:
         """
         self.events.on(name, listener)
 
-    def vitals(self) -> Vitals | None:
+    def vitals(self) -> WorkerStatus | None:
         """Return how this worker is; None before it has started and after it has stopped."""
         if self._closing is None or self._closing.done():
             return None
         return check_up(
-            self._parts, draining=self._stopping.is_set(), recovers_by=self._settings.recovers_by()
+            self._components, draining=self._stopping.is_set(), recovers_by=self._settings.recovers_by()
         )
 
     def fleet(self) -> Fleet | None:
         """Return what the last survey found; None: no surveys, or no answer within the last minute."""
-        return None if self._closing is None else self._parts.survey.latest
+        return None if self._closing is None else self._components.survey.latest
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -193,12 +193,12 @@ class Worker:
     def bury(self, death: Death) -> None:
         """Take back the jobs of a worker that is proven to have ended, without waiting for it."""
         if self._closing is not None and not self._stopping.is_set():
-            self._parts.burial.begin(death)
+            self._components.burial.begin(death)
 
     def wake_relay(self) -> None:
         """Publish what waits now: somebody else has put jobs back into the queue."""
         if self._closing is not None:
-            self._parts.wake_relay()
+            self._components.wake_relay()
 
     async def close(self, *, force: bool = False) -> int:
         """Stop working and hand back what has not ended.
@@ -244,8 +244,8 @@ class Worker:
                 )
 
     def _wire(self) -> None:
-        self._parts = Parts(
-            Surroundings(
+        self._components = Components(
+            WorkerContext(
                 settings=self._settings,
                 kinds=self._kinds,
                 me=self._me,
@@ -254,14 +254,14 @@ class Worker:
                 sessions=self._sessions,
                 stream=self._stream,
                 events=self.events,
-                ties=self._ties,
+                supervision=self._supervision,
                 siblings=self.siblings,
                 died=self._died,
                 heart_died=self._heart_died,
                 surveys=self._surveys,
             )
         )
-        self._shutdown = Shutdown(self._parts, self._settings, forced=self._forced, died=self._died)
+        self._shutdown = Shutdown(self._components, self._settings, forced=self._forced, died=self._died)
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
@@ -286,23 +286,23 @@ class Worker:
 
     async def _begin(self) -> None:
         """Register, beat, and only then ask for messages."""
-        parts = self._parts
+        components = self._components
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
-        await parts.presence.step()
-        await self._patiently(parts.heartbeat.seen)
-        if self._ties is not None:
-            self._ties.registered(self.id)
+        await components.presence.step()
+        await self._patiently(components.heartbeat.seen)
+        if self._supervision is not None:
+            self._supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
             await self._patiently(lambda: self._refuse_namesake(name))
-        self._opened.push_async_callback(parts.lag.stop)
-        parts.lag.start()
-        if self._ties is None:  # else the supervisor watches, and kills
-            self._opened.push_async_callback(parts.watchdog.stop)
-            parts.watchdog.start()
-        for loop in parts.before_pulling:
+        self._opened.push_async_callback(components.lag.stop)
+        components.lag.start()
+        if self._supervision is None:  # else the supervisor watches, and kills
+            self._opened.push_async_callback(components.watchdog.stop)
+            components.watchdog.start()
+        for loop in components.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()
-        for puller in parts.pullers:
+        for puller in components.pullers:
             self._opened.push_async_callback(self._shutdown.stop_puller, puller)
             await puller.start()
         self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
@@ -317,22 +317,24 @@ class Worker:
             self.events.emit("recovery.off", rules=off, reason=reason)
 
     async def _refuse_namesake(self, name: str) -> None:
-        parts = self._parts
+        components = self._components
         try:
-            await refuse_live_namesake(self._database, worker=self._me, name=name, presence=parts.presence)
+            await refuse_live_duplicate(
+                self._database, worker=self._me, name=name, presence=components.presence
+            )
         except SettingsError:
-            await parts.heartbeat.seen("stopped")
+            await components.heartbeat.seen("stopped")
             raise
 
     async def _watch_pullers(self) -> None:
         try:
-            await asyncio.gather(*(puller.join() for puller in self._parts.pullers))
+            await asyncio.gather(*(puller.join() for puller in self._components.pullers))
         except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
             self._died("pull loop", error)
 
     async def _close_once_stopped(self) -> int:
         await self._stopping.wait()
-        self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._parts.hand.runs))
+        self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._components.in_flight.runs))
         self._watch.cancel()
         await asyncio.wait({self._watch})
         try:
@@ -365,7 +367,7 @@ class Worker:
         def over(state: RetryCallState) -> bool:
             nonlocal heard_at, waits
             error = state.outcome.exception() if state.outcome is not None else None
-            if self._ties is not None and isinstance(error, DatabaseBusy):
+            if self._supervision is not None and isinstance(error, DatabaseBusy):
                 heard_at = boottime()
                 if not waits:
                     waits = True

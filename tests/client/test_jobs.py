@@ -236,7 +236,7 @@ async def test_a_job_that_was_cancelled_and_is_cleared_ends_cancelled(
     running = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.beats.stop()
+    await running.worker._components.beats.stop()
     await client.cancel(job.id)
     reset = await client.clear_and_reenqueue(job.id, "both at once")
     assert reset.status == "cancelled"

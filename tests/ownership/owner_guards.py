@@ -27,7 +27,7 @@ def _held(job: Row) -> Parameters:
     return {"worker_id": WORKER, "id": job["id"], "token": job["fencing_token"]}
 
 
-def _hand(job: Row) -> Parameters:
+def _in_flight(job: Row) -> Parameters:
     return {"worker_id": WORKER, "ids": [job["id"]], "tokens": [job["fencing_token"]]}
 
 
@@ -42,12 +42,12 @@ _fail = _settling(settle._failures, lambda job_id, token: settle.Failure(job_id,
 _release = _settling(settle._returns, lambda job_id, token: settle.Return(job_id, token, "shutdown"))
 
 OWNER = [
-    Transition("HEARTBEAT", heartbeat.HEARTBEAT, "processing", _hand, _mine(_BATCH_TOKEN)),
+    Transition("HEARTBEAT", heartbeat.HEARTBEAT, "processing", _in_flight, _mine(_BATCH_TOKEN)),
     Transition(
         "STILL MINE",
         heartbeat.STILL_MINE,
         "processing",
-        _hand,
+        _in_flight,
         [flip for flip in _mine(_BATCH_TOKEN) if flip.predicate != "status=completed"],
         writes=False,
     ),
@@ -55,7 +55,7 @@ OWNER = [
         "COMPLETED BY ME",
         heartbeat.STILL_MINE,
         "completed",
-        _hand,
+        _in_flight,
         [
             *statuses(r"j\.status = 'completed'", "completed"),
             Flip("newer token", _BATCH_TOKEN, {"fencing_token": 2}),
@@ -94,7 +94,7 @@ OWNER = [
         "QUIET BESIDE",
         heartbeat.QUIET_BESIDE,
         "processing",
-        lambda job: _hand(job) | {"stale_after": [90.0], "crash_after": [75.0]},
+        lambda job: _in_flight(job) | {"stale_after": [90.0], "crash_after": [75.0]},
         _mine(_BATCH_TOKEN),
     ),
     Transition(
@@ -109,7 +109,7 @@ OWNER = [
             Flip(
                 "not being claimed", r"j\.id <> ALL[^\n]+", parameters=lambda job: {"claiming": [job["id"]]}
             ),
-            Flip("not in hand", r"NOT EXISTS \([^;]+?h\.token = j\.fencing_token\)", parameters=_hand),
+            Flip("not in hand", r"NOT EXISTS \([^;]+?h\.token = j\.fencing_token\)", parameters=_in_flight),
         ],
         columns={"claimed_at": ago(60)},
         writes=False,

@@ -154,7 +154,7 @@ async def test_the_former_owner_is_fenced(database: Database, sql: Sql, running:
     await claim_stale(database, suspect(sql, running))
     before = read_job(sql, running)
     assert await complete(database, running) is Settled.LOST
-    beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+    beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
     assert beat.lost == {(running, 1)}
     assert read_job(sql, running) == before
     assert event_names(sql, running) == ["claimed", "rejected"]

@@ -91,7 +91,7 @@ class Storm:
 
     async def heartbeat(self) -> int:
         hand = [(one[0], one[1]) for one in await self.jobs("processing")]
-        return len((await heartbeat.heartbeat(self._database, worker_id=WORKER, hand=hand)).alive)
+        return len((await heartbeat.heartbeat(self._database, worker_id=WORKER, in_flight=hand)).alive)
 
     async def complete(self) -> int:
         runs = [settle.Completion(one[0], one[1], "{}") for one in (await self.jobs("processing"))[:10]]

@@ -160,7 +160,7 @@ class TestDeadline:
                 for _ in range(4)
             ]
             await eventually(lambda: waiting(sql) == 2, "both connections for statements are taken")
-            beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(free, 1)])
+            beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(free, 1)])
             assert beat.alive == {(free, 1)}
         assert await asyncio.gather(*stuck) == [True] * 4
         await database.close()

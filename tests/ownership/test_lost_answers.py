@@ -98,7 +98,7 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
 
 
 async def find_strays(database: Database) -> list[heartbeat.Held]:
-    return await heartbeat.strays(database, worker_id=WORKER, hand=[], claiming=[], older_than=6.0)
+    return await heartbeat.strays(database, worker_id=WORKER, in_flight=[], claiming=[], older_than=6.0)
 
 
 async def test_a_claim_whose_deadline_strikes_is_undone_on_the_server(

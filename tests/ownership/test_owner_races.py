@@ -35,7 +35,7 @@ class TestHeartbeat:
         await reset_stale(database, suspect(sql, running))
         await claimed(database, running, worker_id=OTHER_WORKER)
         before = read_job(sql, running)
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
         assert beat == answer(lost=[running])
         assert read_job(sql, running) == before
 
@@ -43,10 +43,10 @@ class TestHeartbeat:
         self, database: Database, winner: Winner, running: UUID
     ) -> None:
         winner.resets(running)
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
         assert beat == answer(alive=[running], locked=[running])
         winner.commit()
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
         assert beat == answer(lost=[running])
 
     async def test_while_the_run_is_settling(
@@ -54,7 +54,7 @@ class TestHeartbeat:
     ) -> None:
         neighbour = insert_job(sql, "processing", last_activity_at=ago(20))
         winner.completes(running)
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1), (neighbour, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1), (neighbour, 1)])
         assert beat == answer(alive=[running, neighbour], locked=[running])
         age = (
             "SELECT extract(epoch FROM clock_timestamp() - last_activity_at) FROM jsworker.jobs WHERE id = %s"
@@ -62,7 +62,7 @@ class TestHeartbeat:
         assert read_value(sql, age, neighbour) < 5
         assert winner.blocked() == 0
         winner.commit()
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1), (running, 2)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1), (running, 2)])
         assert beat.completed == {(running, 1)}
         assert beat.lost == {(running, 2)}
 
@@ -71,7 +71,7 @@ class TestHeartbeat:
     ) -> None:
         job_id = insert_job(sql, "processing", cancel_requested=True)
         winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": job_id})
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(job_id, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(job_id, 1)])
         assert beat == answer(alive=[job_id], cancelled=[job_id], locked=[job_id])
 
     async def test_of_one_locked_row_waits_alone(

@@ -417,7 +417,7 @@ async def test_heartbeats_are_hot_updates(databases: TestDatabases, migrated: st
         held = [(insert_job(sql, "processing"), 1) for _ in range(runs)]
         database = Database(url, statement_timeout=10.0)
         for _ in range(beats):
-            assert len((await heartbeat.heartbeat(database, worker_id=WORKER, hand=held)).alive) == runs
+            assert len((await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=held)).alive) == runs
         await database.close()  # a connection reports its figures when it ends
 
         def updates() -> dict[str, int]:

@@ -112,7 +112,7 @@ class TestCompletionAgainstReset:
         self, database: Database, sql: Sql, running: UUID
     ) -> None:
         late = suspect(sql, running)
-        await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
         assert await reset_stale(database, late) == []
 
     async def test_two_sweepers_count_one_stall(

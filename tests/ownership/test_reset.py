@@ -182,7 +182,7 @@ async def test_a_batch_takes_what_it_may(database: Database, sql: Sql) -> None:
     stale = insert_job(sql, "processing", last_activity_at=ago(60))
     renewed = insert_job(sql, "processing", last_activity_at=ago(60))
     seen = [suspect(sql, stale), suspect(sql, renewed)]
-    await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(renewed, 1)])
+    await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(renewed, 1)])
     assert [one.id for one in await reset_stale(database, *seen)] == [stale]
     taken = await reset.reset_crashed(database, worker_id=OTHER_WORKER, crashed=seen, reason="r")
     assert taken.resets == []

@@ -113,6 +113,6 @@ class TestClaimOfTheDead:
 
 async def test_a_heartbeat_is_faster_than_two_witnesses(database: Database, sql: Sql, running: UUID) -> None:
     seen = suspect(sql, running)
-    await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+    await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
     assert (await witness(database, seen)).resets == []
     assert read_job(sql, running)["status"] == "processing"

@@ -131,7 +131,7 @@ async def test_while_the_transaction_is_open_the_job_lives(
     """The row is locked by the last statement only: heartbeats, a cancel and progress pass before it."""
     async with sessions.transaction(lambda: Completion(running, 1, "{}")) as session:
         await session.execute(ADD_LINE)
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[(running, 1)])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[(running, 1)])
         assert (beat.alive, beat.locked) == (frozenset({(running, 1)}), frozenset())
         assert (await control.cancel(database, [running])).requested == [running]
     assert (lines(sql), read_job(sql, running)["status"]) == (1, "completed")

@@ -165,7 +165,7 @@ class TestLease:
         asked = insert_job(sql, "processing", last_activity_at=ago(20), cancel_requested=True)
         taken = insert_job(sql, "processing", worker_id=OTHER_WORKER, last_activity_at=ago(20))
         beat = await heartbeat.heartbeat(
-            database, worker_id=WORKER, hand=[(alive, 1), (asked, 1), (taken, 1), (alive, 2)]
+            database, worker_id=WORKER, in_flight=[(alive, 1), (asked, 1), (taken, 1), (alive, 2)]
         )
         assert beat.alive == {(alive, 1), (asked, 1)}
         assert beat.cancelled == {(asked, 1)}
@@ -178,7 +178,7 @@ class TestLease:
         ]
 
     async def test_nothing_in_hand(self, database: Database) -> None:
-        beat = await heartbeat.heartbeat(database, worker_id=WORKER, hand=[])
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[])
         assert beat == heartbeat.Beat(*(frozenset[heartbeat.Held]() for _ in range(5)))
 
     async def test_progress_keeps_what_it_is_not_given(self, database: Database, sql: Sql) -> None:
@@ -229,7 +229,7 @@ class TestLease:
             change_job(sql, held[0], progress_at=None)
             return found
 
-        await heartbeat.heartbeat(database, worker_id=WORKER, hand=[held])
+        await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[held])
         assert not told()
         await quiet(announced=False)
         assert not told()
@@ -274,7 +274,7 @@ class TestLease:
         found = await heartbeat.strays(
             database,
             worker_id=WORKER,
-            hand=[(held, 2), (older_token, 1)],
+            in_flight=[(held, 2), (older_token, 1)],
             claiming=[claiming],
             older_than=6.0,
         )

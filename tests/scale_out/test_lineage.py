@@ -10,7 +10,7 @@ from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
 from jsworker.ownership.failover import Lineage, read_lineage
 from jsworker.worker.health import DatabaseHealth
-from jsworker.worker.maintenance.failover_watch import LineageWatch
+from jsworker.worker.maintenance.failover_watch import FailoverWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder
 
@@ -33,7 +33,7 @@ class Watched:
         events.on("database.changed", self.told.append)
         events.on("worker.degraded", self.told.append)
         self.health = DatabaseHealth(events)
-        self.watch = LineageWatch(
+        self.watch = FailoverWatch(
             database=database, health=self.health, events=events, on_changed=lambda: None
         )
 

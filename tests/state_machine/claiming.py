@@ -171,7 +171,7 @@ class Claiming(Example):
         """A worker renews its runs; ``late``: those that have ended since the statement was made."""
         hand = [run.held for run in life.runs if not run.in_hand] if late else life.hand
         predicted = self.model.heartbeat(life.id, hand)
-        beat = self.world.run(heartbeat.heartbeat(self.world.database, worker_id=life.id, hand=hand))
+        beat = self.world.run(heartbeat.heartbeat(self.world.database, worker_id=life.id, in_flight=hand))
         assert beat == predicted
         for run in life.in_hand:
             if run.held in beat.lost | beat.completed:
@@ -256,7 +256,7 @@ class Claiming(Example):
             heartbeat.strays(
                 self.world.database,
                 worker_id=life.id,
-                hand=life.hand,
+                in_flight=life.hand,
                 claiming=life.unclear,
                 older_than=_LONG,
             )

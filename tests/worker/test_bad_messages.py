@@ -152,7 +152,7 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
 
     async def bury(database: Database, letters: Sequence[Any]) -> Any:
         nonlocal most, statements
-        most, statements = max(most, running.worker._parts.dead_letters.in_hand), statements + 1
+        most, statements = max(most, running.worker._components.dead_letters.in_hand), statements + 1
         # As long as a busy database takes: at first so long that all of them could arrive meanwhile.
         await asyncio.sleep(max(0.005, began + 2.0 - time.monotonic()))
         return await really_bury(database, letters)
@@ -222,7 +222,7 @@ async def test_a_forced_close_waits_for_no_burial_that_never_ends(
             await running.worker.close(force=True)
     finally:
         ended.set()
-    assert running.worker._parts.dead_letters.in_hand == 0
+    assert running.worker._components.dead_letters.in_hand == 0
 
 
 async def test_a_table_that_takes_no_dead_messages_stops_no_job(
@@ -240,7 +240,7 @@ async def test_a_table_that_takes_no_dead_messages_stops_no_job(
     assert degraded["what"] == "dead messages"
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
-    assert running.worker._parts.health.up
+    assert running.worker._components.health.up
     await rows.query("ALTER TABLE jsworker.dead_messages DROP CONSTRAINT dead_messages_reason_check")
     await dead_messages_told(running, 1)
     await running.stream_is_empty()
@@ -433,7 +433,7 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
 ) -> None:
     monkeypatch.setattr("jsworker.worker.pipeline.intake._ANOTHER_COPY_DELAY", 0.02)
     running = await start(scripted(echo))
-    claimer = running.worker._parts.consumers[0]._claimer
+    claimer = running.worker._components.consumers[0]._claimer
     really_take = claimer.take
     allowed = asyncio.Event()
 
@@ -451,7 +451,7 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
         assert (await publisher.waiting())[0] > copies
 
     await eventually(all_were_delivered)
-    claim = running.worker._parts.hand.claiming[job.id]
+    claim = running.worker._components.in_flight.claiming[job.id]
     assert len(claim.deliveries) == intake._MOST_COPIES
     allowed.set()
     row = await rows.becomes(job.id, "completed")
@@ -512,7 +512,7 @@ async def test_a_message_for_a_job_that_another_worker_runs_is_skipped(
     owner = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    owner.worker._parts.pullers[0].pause()
+    owner.worker._components.pullers[0].pause()
     other = await start(scripted(gate.process))
     await publisher.message(job.id, dispatch=5)
     [skipped] = await other.events.told("job.skipped")

@@ -21,13 +21,13 @@ pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 def count_beats(running: Running) -> list[float]:
     """Note the start of each further heartbeat of a worker."""
     beats: list[float] = []
-    step = running.worker._parts.beats._step
+    step = running.worker._components.beats._step
 
     async def counted() -> None:
         beats.append(asyncio.get_running_loop().time())
         await step()
 
-    running.worker._parts.beats._step = counted
+    running.worker._components.beats._step = counted
     return beats
 
 
@@ -117,7 +117,7 @@ async def test_an_error_after_a_cancel_cancels_instead_of_a_retry(
 
     gate = Gate()
     running = await start(scripted(process, backoff=LATER))
-    await running.worker._parts.beats.stop()  # the worker does not know
+    await running.worker._components.beats.stop()  # the worker does not know
     job = await client.enqueue(KIND, {})
     await gate.met()
     await client.cancel(job.id)
@@ -134,7 +134,7 @@ async def test_a_cancel_right_before_the_worker_stops_is_not_forgotten(
     running = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.beats.stop()  # the worker does not know
+    await running.worker._components.beats.stop()  # the worker does not know
     await client.cancel(job.id)
     assert await running.worker.close(force=True) == 0
     row = await rows.job(job.id)
@@ -147,7 +147,7 @@ async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
 ) -> None:
     """A task that is cancelled before its first step would settle nothing and stay in hand for ever."""
     running = await start(scripted(echo))
-    launch = running.worker._parts.slots._launch
+    launch = running.worker._components.slots._launch
     launched: list[Run] = []
 
     def launch_and_stop(run: Run) -> None:
@@ -156,13 +156,13 @@ async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
             run.signal(Stop.SHUTDOWN)
         launched.append(run)
 
-    running.worker._parts.slots._launch = launch_and_stop
+    running.worker._components.slots._launch = launch_and_stop
     job = await client.enqueue(KIND, {"n": 1})
     row = await rows.becomes(job.id, "completed")
     assert (row["fencing_token"], row["attempts"]) == (2, 1)
     assert running.events.names(job.id).count("job.started") == 1
     await running.stream_is_empty()
-    assert not running.worker._parts.hand.runs
+    assert not running.worker._components.in_flight.runs
 
 
 async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
@@ -178,7 +178,7 @@ async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
     await client.cancel(waiting.id)
 
     async def told() -> None:
-        run = running.worker._parts.hand.runs.get(waiting.id)
+        run = running.worker._components.in_flight.runs.get(waiting.id)
         assert run is None or run.cancelled
 
     await eventually(told)

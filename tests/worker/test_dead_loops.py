@@ -15,7 +15,7 @@ from jsworker.worker.worker import Worker, WorkerDied
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
-from tests.worker.tied import RecordedTies
+from tests.worker.tied import RecordedSupervision
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -27,29 +27,29 @@ async def broken(*_: Any, **__: Any) -> Any:
 
 
 def break_beats(worker: Worker) -> None:
-    worker._parts.beats._step = broken
+    worker._components.beats._step = broken
 
 
 def break_probes(worker: Worker) -> None:
-    worker._parts.probes._step = broken
+    worker._components.probes._step = broken
 
 
 def break_scans(worker: Worker) -> None:
-    worker._parts.scans._step = broken
+    worker._components.scans._step = broken
 
 
 def break_relay(worker: Worker) -> None:
-    worker._parts.relay._step = broken
-    worker._parts.relay.wake()
+    worker._components.relay._step = broken
+    worker._components.relay.wake()
 
 
 def break_pull(worker: Worker) -> None:
-    worker._parts.pullers[0]._step = broken  # type: ignore[method-assign]  # the bug
-    worker._parts.pullers[0].wake()
+    worker._components.pullers[0]._step = broken  # type: ignore[method-assign]  # the bug
+    worker._components.pullers[0].wake()
 
 
 def break_claims(worker: Worker) -> None:
-    worker._parts.consumers[0]._batches._write = broken
+    worker._components.consumers[0]._batches._write = broken
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def test_outcomes_that_cannot_be_written_for_a_bug_stop_the_worker(
     running.may_die = True
     job = await client.enqueue(KIND, {})
     await gate.met()
-    running.worker._parts.settler._completions._write = broken
+    running.worker._components.settler._completions._write = broken
     gate.open()
     await running.events.told("worker.stopped")
     assert str(running.worker._error) == "completions ended in ZeroDivisionError: a bug"
@@ -183,14 +183,14 @@ async def test_a_job_whose_settling_ends_the_worker_stays_noted_as_begun(
     client: JobClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Settler, "settle", broken)
-    ties = RecordedTies()
-    worker = Worker([scripted(failing)], make_settings(shutdown_timeout=0.2), ties=ties)
+    supervision = RecordedSupervision()
+    worker = Worker([scripted(failing)], make_settings(shutdown_timeout=0.2), supervision=supervision)
     running = Running(worker)
     worker.on("*", running.events)
     await worker.start()
     job = await client.enqueue(KIND, {})
     await running.events.told("worker.degraded")
-    assert ties.begun == [job.id]
+    assert supervision.begun == [job.id]
     with pytest.raises(AssertionError, match="ended in ZeroDivisionError"):
         await running.end()
 

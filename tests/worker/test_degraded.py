@@ -168,7 +168,7 @@ async def test_after_two_thresholds_without_a_database_nobody_has_stalled(
 
     async def runs_are_stopped() -> None:
         for each in workers:
-            assert all(run.phase is Phase.SETTLING for run in each.worker._parts.hand.runs.values())
+            assert all(run.phase is Phase.SETTLING for run in each.worker._components.in_flight.runs.values())
 
     await eventually(runs_are_stopped)
 
@@ -220,7 +220,7 @@ async def test_who_is_back_first_takes_nothing_from_those_who_follow(
         await rows.query("UPDATE jsworker.jobs SET last_activity_at = last_activity_at - interval '1 minute'")
         early.restore()
         await first.events.told("worker.restored")
-        await rounds_pass(count_rounds(first.worker._parts.scans), 2)
+        await rounds_pass(count_rounds(first.worker._components.scans), 2)
         assert (await rows.job(job.id))["status"] == "processing"
         late.restore()
 
@@ -256,8 +256,8 @@ async def test_with_both_back_work_goes_on_at_once(
 
     async def stands_still() -> None:
         assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") < len(before)
-        assert all(run.phase is Phase.SETTLING for run in running.worker._parts.hand.runs.values())
-        assert not running.worker._parts.hand.claiming
+        assert all(run.phase is Phase.SETTLING for run in running.worker._components.in_flight.runs.values())
+        assert not running.worker._components.in_flight.claiming
 
     await eventually(stands_still)
     last = await client.enqueue(LOAD, {"seconds": 0.0})

@@ -90,7 +90,7 @@ async def test_what_is_proven_to_have_ended_is_taken_back_and_nothing_else(
     everybody = set(lives.jobs)
     running = await start(scripted(echo))
     [told] = await running.events.told("reconcile.completed")
-    scans = count_rounds(running.worker._parts.scans)
+    scans = count_rounds(running.worker._components.scans)
     await rounds_pass(scans, 2)
 
     assert await lives.kept() == everybody - ended
@@ -142,7 +142,7 @@ async def test_recovery_at_the_start_can_be_turned_off(
 ) -> None:
     await lives.add("gone", pid=ended_pid())
     running = await start(scripted(echo), with_settings=make_settings(hostname=HOST, recover_on_start=False))
-    await rounds_pass(count_rounds(running.worker._parts.scans), 2)
+    await rounds_pass(count_rounds(running.worker._components.scans), 2)
     assert await lives.kept() == {"gone"}
     assert running.events.of("reconcile.completed") == []
 

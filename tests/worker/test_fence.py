@@ -25,7 +25,7 @@ from tests.worker import perilous
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
-from tests.worker.tied import RecordedTies, tied
+from tests.worker.tied import RecordedSupervision, tied
 
 BEAT = FAST["heartbeat_interval"]
 LOOK = BEAT / 4
@@ -65,7 +65,7 @@ class Fenced:
 
     async def silence_at_stop(self, running: Running) -> float:
         """Return for how long the run had given no sign of life when it was stopped."""
-        [run] = running.worker._parts.hand.runs.values()
+        [run] = running.worker._components.in_flight.runs.values()
         async with asyncio.timeout(10):
             stopped_at: float = await self.stopped_at
         assert run.stop is Stop.FENCED
@@ -131,7 +131,7 @@ async def test_a_run_without_a_stale_threshold_is_stopped_before_no_answer_count
 
 
 async def proves_itself(running: Running) -> None:
-    assert running.worker._parts.presence.reachable()
+    assert running.worker._components.presence.reachable()
 
 
 async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_find_nobody(
@@ -181,10 +181,10 @@ async def test_without_nats_alone_nothing_is_stopped(
             await gate.met()
         await server.stop()
         await running.events.told("worker.degraded")
-        looks = count_rounds(running.worker._parts.fences)
+        looks = count_rounds(running.worker._components.fences)
         await rounds_pass(looks, int(1.5 * FAST["stale_threshold"] / LOOK))
-        assert not running.worker._parts.presence.reachable()
-        [run] = running.worker._parts.hand.runs.values()
+        assert not running.worker._components.presence.reachable()
+        [run] = running.worker._components.in_flight.runs.values()
         assert run.stop is None
         gate.open()
         assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
@@ -231,23 +231,23 @@ async def test_a_thread_that_ignores_its_stop_is_condemned_with_its_process(
     gate = Gate()
     plain = scripted(stubborn.process, kind="plain")
     coroutine = scripted(slow_to_leave, kind="coroutine")
-    async with tied(plain, coroutine, scripted(gate.process), settings=settings) as (running, ties):
-        assert ties.ids == [running.worker.id]
+    async with tied(plain, coroutine, scripted(gate.process), settings=settings) as (running, supervision):
+        assert supervision.ids == [running.worker.id]
         culprit, slow, innocent = [
             await client.enqueue(kind, {}) for kind in ("plain", "coroutine", "scripted")
         ]
         await running.events.told("job.started", times=3)
-        looks = count_rounds(running.worker._parts.fences)
+        looks = count_rounds(running.worker._components.fences)
         await rounds_pass(looks, 4)
-        assert ties.condemned == []
+        assert supervision.condemned == []
         await client.cancel(culprit.id, slow.id)
-        await eventually(lambda: is_condemned(ties))
-        told_at = running.worker._parts.hand.runs[culprit.id].told_at
+        await eventually(lambda: is_condemned(supervision))
+        told_at = running.worker._components.in_flight.runs[culprit.id].told_at
         assert told_at is not None
-        at, culprits, reason = ties.condemned[0]
+        at, culprits, reason = supervision.condemned[0]
         assert 2 * BEAT < at - told_at < 2 * BEAT + LOOK + SLACK_SECONDS
         await rounds_pass(looks, 4)
-        assert {tuple(each) for _, found, _ in ties.condemned for each in found} == {(culprit.id, 1)}
+        assert {tuple(each) for _, found, _ in supervision.condemned for each in found} == {(culprit.id, 1)}
         assert culprits == [(culprit.id, 1)]
         assert str(culprit.id) in reason
         told = [event["job_id"] for event in running.events.of("job.stop_ignored")]
@@ -259,21 +259,21 @@ async def test_a_thread_that_ignores_its_stop_is_condemned_with_its_process(
         await rows.becomes(slow.id, "cancelled")
 
 
-async def is_condemned(ties: RecordedTies) -> None:
-    assert ties.condemned
+async def is_condemned(supervision: RecordedSupervision) -> None:
+    assert supervision.condemned
 
 
 async def test_a_thread_that_is_told_to_drain_is_not_condemned(
     client: JobClient, settings: Settings, stubborn: Stubborn
 ) -> None:
-    async with tied(scripted(stubborn.process), settings=settings) as (running, ties):
+    async with tied(scripted(stubborn.process), settings=settings) as (running, supervision):
         await client.enqueue("scripted", {})
         await running.events.told("job.started")
-        [run] = running.worker._parts.hand.runs.values()
-        looks = count_rounds(running.worker._parts.fences)
+        [run] = running.worker._components.in_flight.runs.values()
+        looks = count_rounds(running.worker._components.fences)
         run.signal(Stop.SHUTDOWN)
         await rounds_pass(looks, 2 * 4 + 4)
-        assert ties.condemned == []
+        assert supervision.condemned == []
         stubborn.end.set()
 
 
@@ -283,18 +283,18 @@ async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
     monkeypatch.setattr(
         isolated_runner, "_GRACE_HEARTBEATS", 1000
     )  # else its process is ended before the fence looks
-    async with tied(perilous.Stubborn, settings=settings) as (running, ties):
+    async with tied(perilous.Stubborn, settings=settings) as (running, supervision):
         job = await client.enqueue("stubborn", {})
         await running.events.told("job.started")
-        run = running.worker._parts.hand.runs[job.id]
+        run = running.worker._components.in_flight.runs[job.id]
 
         async def timed_out() -> None:
             assert run.stop is Stop.TIMEOUT
 
         await eventually(timed_out)
-        await rounds_pass(count_rounds(running.worker._parts.fences), 2 * 4 + 4)
-        assert ties.condemned == []
-        assert running.worker._parts.hand.runs == {job.id: run}
+        await rounds_pass(count_rounds(running.worker._components.fences), 2 * 4 + 4)
+        assert supervision.condemned == []
+        assert running.worker._components.in_flight.runs == {job.id: run}
 
 
 async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, settings: Settings) -> None:
@@ -307,13 +307,16 @@ async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, s
         announced.append(before + job.payload["seconds"])
         await gate.process(job)
 
-    async with tied(scripted(be_quiet), scripted(echo, kind="echo"), settings=settings) as (running, ties):
+    async with tied(scripted(be_quiet), scripted(echo, kind="echo"), settings=settings) as (
+        running,
+        supervision,
+    ):
         for place, seconds in enumerate((100.0, 40.0, 0.0), start=1):
             await client.enqueue("scripted", {"seconds": seconds})
             await gate.met()
-            assert len(ties.quiet) == place
+            assert len(supervision.quiet) == place
             # Others' phases are not cut short by a shorter one.
-            assert announced[0] <= ties.quiet[-1] < announced[0] + 5
+            assert announced[0] <= supervision.quiet[-1] < announced[0] + 5
         gate.open()
         await running.events.told("job.completed", times=3)
 
@@ -330,14 +333,17 @@ async def test_a_quiet_phase_ends_with_its_run(client: JobClient, settings: Sett
         await job.quiet(3600.0)
 
     gate = Gate()
-    async with tied(scripted(be_quiet), scripted(leave, kind="leave"), settings=settings) as (running, ties):
+    async with tied(scripted(be_quiet), scripted(leave, kind="leave"), settings=settings) as (
+        running,
+        supervision,
+    ):
         await client.enqueue("scripted", {"seconds": 100.0})
         await gate.met()
-        longest = ties.quiet[-1]
+        longest = supervision.quiet[-1]
         await client.enqueue("leave", {})
         await running.events.told("job.completed")
-        assert ties.quiet[-2] > longest
-        assert ties.quiet[-1] == longest
+        assert supervision.quiet[-2] > longest
+        assert supervision.quiet[-1] == longest
         gate.open()
         await running.events.told("job.completed", times=2)
-        assert ties.quiet[-1] < boottime()
+        assert supervision.quiet[-1] < boottime()

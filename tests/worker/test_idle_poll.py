@@ -71,7 +71,7 @@ class Taken:
 
     def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         self.claims: list[tuple[float, UUID]] = []
-        [consumer] = running.worker._parts.consumers
+        [consumer] = running.worker._components.consumers
         take = consumer.take
 
         def note(job_id: UUID) -> None:
@@ -156,7 +156,7 @@ async def test_a_busy_worker_takes_such_jobs_one_after_the_other_until_none_is_l
     running = await start(scripted(order.process), with_settings=rarely)
     await rows.becomes(behind[0], "completed", seconds=30)
     for _ in range(2):  # what was delivered before the first of them was so a scan ago in the second
-        await running.worker._parts.poll.step()
+        await running.worker._components.poll.step()
     for job_id in forgotten:
         await rows.becomes(job_id, "completed", seconds=30)
 
@@ -193,7 +193,7 @@ async def test_rows_that_postgresql_refuses_are_not_tried_again_and_again(
     await rows.query(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT test_refused {constraint}")
     running = await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
     taken = Taken(running, monkeypatch)
-    scans = count_rounds(running.worker._parts.repairs)
+    scans = count_rounds(running.worker._components.repairs)
     await rows.becomes(last, "completed")  # they stand before it
     await rounds_pass(scans, 4)
     tries = [job_id for _, job_id in taken.claims if job_id in refused]
@@ -230,7 +230,7 @@ async def test_a_worker_without_free_slots_takes_nothing(
         own = await client.enqueue(KIND, {})
     assert (await gate.met()).id == own.id
     await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 minute'")
-    await rounds_pass(count_rounds(running.worker._parts.scans), 4)
+    await rounds_pass(count_rounds(running.worker._components.scans), 4)
     assert taken.claims == []
     gate.open()
     await rows.becomes(forgotten, "completed")

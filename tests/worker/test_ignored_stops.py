@@ -69,7 +69,7 @@ async def swallower() -> AsyncIterator[Swallower]:
 
 
 def the_run(running: Running) -> Run:
-    [run] = running.worker._parts.hand.runs.values()
+    [run] = running.worker._components.in_flight.runs.values()
     return run
 
 
@@ -84,17 +84,17 @@ def ailing(running: Running) -> str:
 async def test_its_process_is_ended_where_somebody_can_end_it(
     client: JobClient, settings: Settings, swallower: Swallower, reason: Stop
 ) -> None:
-    async with tied(scripted(swallower.process, **LIMITS), settings=settings) as (running, ties):
+    async with tied(scripted(swallower.process, **LIMITS), settings=settings) as (running, supervision):
         job = await client.enqueue(KIND, {})
         await running.events.told("job.started")
         the_run(running).signal(reason)
 
         async def condemned() -> None:
-            assert ties.condemned
+            assert supervision.condemned
 
         await eventually(condemned)
-        await rounds_pass(count_rounds(running.worker._parts.fences), 3)
-        _, culprits, why = ties.condemned[0]
+        await rounds_pass(count_rounds(running.worker._components.fences), 3)
+        _, culprits, why = supervision.condemned[0]
         assert culprits == [(job.id, 1)]
         assert f"job {job.id} went on although it was told to stop: {reason.value}" in why
         [told] = running.events.of("job.stop_ignored")
@@ -108,11 +108,14 @@ async def test_one_that_swallows_a_single_cancellation_ends_with_the_next_one(
     client: JobClient, rows: Rows, settings: Settings
 ) -> None:
     once = Swallower(swallows=1)
-    async with tied(scripted(once.process, timeout=0.1, backoff=LATER), settings=settings) as (running, ties):
+    async with tied(scripted(once.process, timeout=0.1, backoff=LATER), settings=settings) as (
+        running,
+        supervision,
+    ):
         job = await client.enqueue(KIND, {})
         row = await rows.becomes(job.id, "scheduled")
         assert (row["last_error"], row["errors"]) == ("timed out after 0.1 s", 1)
-        assert ties.condemned == []
+        assert supervision.condemned == []
         assert not running.events.of("job.stop_ignored")
 
 
@@ -187,7 +190,7 @@ async def test_inside_an_application_a_lost_job_is_let_go(
     await rows.take_back(job.id)
     await running.events.told("job.lost")
     assert running.events.of("job.stop_ignored")
-    assert not running.worker._parts.hand.runs
+    assert not running.worker._components.in_flight.runs
     await running.stream_is_empty()
     swallower.end()
 
@@ -203,7 +206,7 @@ async def test_a_worker_closes_although_a_run_that_it_gave_up_goes_on(
     running = await start(processor, with_settings=make_settings(shutdown_timeout=600.0))
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "scheduled")
-    [run] = running.worker._parts.hand.given_up
+    [run] = running.worker._components.in_flight.given_up
     assert run.left_task is not None
     assert await asyncio.wait_for(running.worker.close(), 30.0) == 0
     assert not run.left_task.done()

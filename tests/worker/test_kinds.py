@@ -112,7 +112,7 @@ async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
         scripted(echo, kind="rare"),
         with_settings=make_settings(concurrency=1),
     )
-    flood, rare = running.worker._parts.consumers
+    flood, rare = running.worker._components.consumers
     assert (flood.room(), rare.room()) == (1, 1)
     running.expects_short_runs("flood")
     assert (flood.room(), rare.room()) == (11, 1)  # ten more fall free within a tenth of a second
@@ -140,7 +140,7 @@ async def test_what_a_worker_has_no_room_for_goes_on_to_another_at_once(
         await gate.met()
     other = await start(*(scripted(echo, kind=kind) for kind in kinds), with_settings=settings)
     await other.events.told("job.completed", times=len(jobs) - 2, seconds=30.0)
-    assert len(full.worker._parts.hand.runs) == 2
+    assert len(full.worker._components.in_flight.runs) == 2
     assert gate.waiting == 0
     gate.open()
     for job in jobs:

@@ -77,7 +77,7 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     assert max(asked) > 2
     after_unclear = [(before, after) for before, after in pairwise(asked) if before > 2]
     assert all(after <= before // 2 for before, after in after_unclear), asked
-    [consumer] = running.worker._parts.consumers
+    [consumer] = running.worker._components.consumers
     recovered = True
 
     async def grown() -> None:
@@ -110,7 +110,7 @@ async def test_a_job_that_is_lost_while_its_payload_comes_does_not_run(
     assert lost["job_id"] == str(job.id)
     assert tried in ([0, 1], [0, 1, 2])  # a heartbeat may tell it first
     assert gate._arrived.empty()
-    assert job.id not in running.worker._parts.hand
+    assert job.id not in running.worker._components.in_flight
 
 
 @pytest.mark.usefixtures("patient")

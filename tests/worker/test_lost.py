@@ -50,7 +50,7 @@ async def test_a_run_whose_job_was_taken_back_is_stopped_with_the_next_heartbeat
     assert await rows.job(job.id) == taken
     assert [lost_job.id for lost_job in processor.lost] == [job.id]
     assert processor.failed == []
-    assert job.id not in running.worker._parts.hand
+    assert job.id not in running.worker._components.in_flight
 
 
 async def test_an_operators_clear_runs_the_job_again_with_the_reason(
@@ -90,7 +90,7 @@ async def ends_late(
     running = await start(processor)
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.beats.stop()  # the worker does not know
+    await running.worker._components.beats.stop()  # the worker does not know
     await rows.take_back(job.id)
     taken = await rows.job(job.id)
     gate.open()
@@ -142,7 +142,7 @@ async def test_a_late_outcome_never_counts_for_the_next_run(
     )  # no room for its own heir
     job = await client.enqueue(KIND, {})
     await zombies.met()
-    await old.worker._parts.beats.stop()
+    await old.worker._components.beats.stop()
     new = await start(scripted(heir))
     await client.clear_and_reenqueue(job.id, "test")
     assert (await heirs.met()).fencing_token == 2
@@ -198,7 +198,7 @@ async def test_whatever_a_lost_run_writes_raises_ownership_lost(
     running = await start(processor)
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.beats.stop()  # the worker does not know
+    await running.worker._components.beats.stop()  # the worker does not know
     await rows.take_back(job.id)
     taken = await rows.job(job.id)
     gate.open()
@@ -234,7 +234,7 @@ async def test_a_lost_run_may_clean_up_undisturbed_by_further_heartbeats(
         try:
             await gate.process(job)
         finally:
-            beats = running.worker._parts.beats
+            beats = running.worker._components.beats
             rounds = count_rounds(beats)
             for _ in range(3):
                 beats.wake()
@@ -248,7 +248,7 @@ async def test_a_lost_run_may_clean_up_undisturbed_by_further_heartbeats(
     job = await client.enqueue(KIND, {})
     await gate.met()
     await rows.take_back(job.id)
-    running.worker._parts.beats.wake()
+    running.worker._components.beats.wake()
     await running.events.told("job.lost")
     assert cleaned.is_set()
 

@@ -167,7 +167,7 @@ async def test_what_is_gone_is_published_again_and_nothing_else(
     posted: list[UUID], js: JetStreamContext, start: StartWorker, rows: Rows, lose: Break
 ) -> None:
     running = await start(scripted(echo, kind="other"))
-    scans = count_rounds(running.worker._parts.repairs)
+    scans = count_rounds(running.worker._components.repairs)
     ids = posted
     lost = {ids[place] for place in await lose(js, running.worker._stream.name, rows, ids)}
     await age(rows)
@@ -348,7 +348,7 @@ async def test_a_deep_backlog_is_never_published_again(
     await eventually(all_are_marked, seconds=60)
     await age(rows)
     running = await start(scripted(echo, kind="other"))
-    scans = count_rounds(running.worker._parts.repairs)
+    scans = count_rounds(running.worker._components.repairs)
     await repairing.scan(30)
     await rounds_pass(scans, 3)
     assert (repairing.jobs, republished(running)) == (0, 0)

@@ -282,14 +282,14 @@ async def test_a_claim_takes_a_job_straight_from_an_owner_that_is_proven_stale(
     rescued = Rescued()
     running = await start(rescued, with_settings=settings)
     lateness = await look_for_late(database, heartbeat_interval=0.1, limit=10)
-    running.worker._parts.late.proven = {row.id: row for row in lateness.suspects}
+    running.worker._components.late.proven = {row.id: row for row in lateness.suspects}
     await publish(settings, [WireMessage(job_id, "held", 1)])
     await rows.becomes(job_id, "completed")
     assert rescued.runs == [(job_id, 2, True, "worker gone stopped responding")]
     [stalled] = running.events.of("job.stalled")
     assert (stalled["job_id"], stalled["owner"], stalled["cause"]) == (str(job_id), "gone", "stale")
     assert (stalled["fencing_token"], stalled["counted"], stalled["stalls"]) == (1, True, 1)
-    assert running.worker._parts.late.proven == {}
+    assert running.worker._components.late.proven == {}
     [told] = [row for row in await rows.timeline(job_id) if row["event"] == "claimed"]
     assert told["detail"]["cause"] == "stale"
 
@@ -301,7 +301,7 @@ async def test_a_worker_whose_own_heartbeats_fail_takes_nothing_back(
     running = await start(scripted(gate.process))
     job = await client.enqueue("scripted", {})
     await gate.met()
-    scans = count_rounds(running.worker._parts.scans)
+    scans = count_rounds(running.worker._components.scans)
     with psycopg.connect(database_url) as holder:
         holder.execute("SELECT FROM jsworker.workers FOR UPDATE")
         await running.events.told("heartbeat.failed")
@@ -321,7 +321,7 @@ async def test_a_worker_that_was_frozen_watches_anew_before_it_takes_anything_ba
 ) -> None:
     running = await start(Rescued())
     silent = await add_silent_job(rows, stale_after=1.5, silent_for=0.7)
-    late = running.worker._parts.late
+    late = running.worker._components.late
 
     async def watched() -> None:
         assert silent in late._seen
@@ -378,7 +378,7 @@ async def test_a_claim_in_nobodys_hand_is_released_and_run_at_the_next_token(
     job = await client.enqueue("held", {})
     await lost
     # Neither the claim nor what asks for its fate is answered: the claim is given up.
-    await eventually(lambda: nothing_is_being_claimed(running.worker._parts.hand.claiming))
+    await eventually(lambda: nothing_is_being_claimed(running.worker._components.in_flight.claiming))
     assert (await rows.job(job.id))["worker_id"] == running.worker.id
     proxy.restore()
 
@@ -398,23 +398,23 @@ async def test_a_claim_that_is_being_released_is_not_read_back_into_the_hand(
 ) -> None:
     rescued = Rescued()
     running = await start(rescued)
-    hand, claim, late = running.worker._parts.hand, claims.claim, list[tuple[UUID, int]]()
+    in_flight, claim, late = running.worker._components.in_flight, claims.claim, list[tuple[UUID, int]]()
 
     async def answered_too_late(*arguments: Any, **named: Any) -> Any:
         taken = await claim(*arguments, **named)
         if late or not taken.claimed:
             return taken
         late.extend((row.id, row.fencing_token) for row in taken.claimed)
-        hand.releasing.update(late)
+        in_flight.releasing.update(late)
         raise DatabaseUnavailable("no answer")
 
     monkeypatch.setattr(claims, "claim", answered_too_late)
     job = await client.enqueue("held", {})
     await rows.becomes(job.id, "processing")
-    await eventually(lambda: nothing_is_being_claimed(hand.claiming))
+    await eventually(lambda: nothing_is_being_claimed(in_flight.claiming))
     assert late == [(job.id, 1)]
     assert rescued.runs == []
-    hand.releasing.clear()
+    in_flight.releasing.clear()
 
     await rows.becomes(job.id, "completed", seconds=30)
     assert [token for _, token, *_ in rescued.runs] == [2]
@@ -434,7 +434,7 @@ async def test_a_claim_read_back_counts_as_renewed_when_it_was_sent(
         job = await client.enqueue("scripted", {})
         await gate.met()
         # The owner must stop in time, counted from the row's sign of life and not from when it was told.
-        assert running.worker._parts.hand.runs[job.id].beaten_at <= answered_at[0]
+        assert running.worker._components.in_flight.runs[job.id].beaten_at <= answered_at[0]
         gate.open()
         await running.events.told("job.completed")
         await running.worker.close()
@@ -490,7 +490,7 @@ async def test_copies_of_a_message_wait_for_the_claim_under_way(
     with psycopg.connect(database_url) as holder:
         holder.execute("SELECT FROM jsworker.jobs FOR NO KEY UPDATE")
         running = await start(scripted(gate.process), with_settings=settings)
-        claiming = running.worker._parts.hand.claiming
+        claiming = running.worker._components.in_flight.claiming
         await eventually(lambda: deliveries_of(claiming, job.id, 1))
         await publish(settings, [WireMessage(job.id, "scripted", 1)] * 3)
         await eventually(lambda: deliveries_of(claiming, job.id, 4))
@@ -524,7 +524,7 @@ async def test_a_newer_copy_of_a_running_job_is_kept(
         state = await running.worker._stream.state()
         pending = (await running.worker._stream.consumer_state("scripted")).num_pending
         assert (state.last_seq, state.messages) == (2, 2)
-        assert running.worker._parts.hand.runs.keys() == {job.id}
+        assert running.worker._components.in_flight.runs.keys() == {job.id}
         assert pending == 0
 
     await eventually(handed_back)

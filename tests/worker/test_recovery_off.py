@@ -50,7 +50,7 @@ async def test_jobs_are_taken_back_by_the_rules_that_are_on(
             assert await lives.kept() == lives.jobs.keys() - taken
 
         await eventually(taken_back)
-        await rounds_pass(count_rounds(running.worker._parts.repairs), 5)
+        await rounds_pass(count_rounds(running.worker._components.repairs), 5)
         await taken_back()
         [told] = running.events.of("recovery.off")
         assert set(told["rules"]) == {"supervisor", *VICTIMS} - {rule.strip() for rule in recovery.split(",")}

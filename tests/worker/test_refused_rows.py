@@ -172,14 +172,14 @@ async def test_a_row_that_cannot_be_taken_is_named_once_set_aside_and_stepped_pa
     assert (mark["kind"], mark["attempted"], mark["sqlstate"]) == (KIND, attempted, sqlstate)
 
     times = await refusing.times()
-    parts = running.worker._parts
-    await rounds_pass(count_rounds(parts.relay), 5)
-    await rounds_pass(count_rounds(parts.repairs), 2)
+    components = running.worker._components
+    await rounds_pass(count_rounds(components.relay), 5)
+    await rounds_pass(count_rounds(components.repairs), 2)
     later = [await insert(rows, "good") for _ in range(3)]
     for job_id in later:
         await rows.becomes(job_id, "completed")
     if attempted == "claim":  # as when another message of it comes
-        again = await parts.consumers[0]._claimer.take([hostile])
+        again = await components.consumers[0]._claimer.take([hostile])
         assert not again.claimed
         assert again.set_aside == {hostile}
     assert await refusing.times() == times
@@ -201,7 +201,7 @@ async def test_a_new_worker_knows_what_others_have_set_aside(
     first = await start(scripted(echo))
     await told_once(first, hostile, "promote")
     second = await start(scripted(echo))
-    await rounds_pass(count_rounds(second.worker._parts.relay), 3)
+    await rounds_pass(count_rounds(second.worker._components.relay), 3)
     assert second.events.of("row.refused") == []
     assert (await mark_of(rows, hostile))["tries"] == 1
 
@@ -227,7 +227,7 @@ async def test_a_row_that_cannot_be_published_or_marked_holds_up_no_other(
     await rows.query(
         "UPDATE jsworker.jobs SET publish_after = clock_timestamp() - interval '1 hour' WHERE needs_publish"
     )
-    await rounds_pass(count_rounds(running.worker._parts.relay), 5)
+    await rounds_pass(count_rounds(running.worker._components.relay), 5)
     assert await refusing.times() == times
     assert (await rows.job(hostile))["needs_publish"]
     messages = GOOD + (attempted == "mark")
@@ -249,7 +249,7 @@ async def test_thousands_of_refused_rows_before_the_others_are_stepped_past(
     )
     running = await start(scripted(echo))
     # So many refusals make a search slow: were it to rest, the good ones would wait for an hour.
-    running.worker._parts.publisher._promoting._longest_rest = 3600.0
+    running.worker._components.publisher._promoting._longest_rest = 3600.0
     for job_id in good:
         await rows.becomes(job_id, "completed", seconds=60)
     assert await rows.value("SELECT count(*) FROM jsworker.refused_rows") == 2500
@@ -286,7 +286,7 @@ async def test_a_row_whose_message_is_gone_and_cannot_be_sent_again(
     await eventually(dispatched_again)
     await told_once(running, hostile, "republish")
     times = await refusing.times()
-    await rounds_pass(count_rounds(running.worker._parts.repairs), 3)
+    await rounds_pass(count_rounds(running.worker._components.repairs), 3)
     assert await refusing.times() == times
     assert (await rows.job(hostile))["dispatch"] == 1
 
@@ -396,7 +396,7 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
         "WHERE id = %s",
         hostile.id,
     )
-    running.worker._parts.heartbeat.look_for_strays()
+    running.worker._components.heartbeat.look_for_orphaned_claims()
 
     async def all_tried() -> None:
         tried = [event["attempted"] for event in running.events.of("row.refused")]
@@ -404,8 +404,8 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
 
     await eventually(all_tried)
     times = await refusing.times()
-    beats = count_rounds(running.worker._parts.beats)
-    running.worker._parts.heartbeat.look_for_strays()
+    beats = count_rounds(running.worker._components.beats)
+    running.worker._components.heartbeat.look_for_orphaned_claims()
     await rounds_pass(beats, 4)
     assert await refusing.times() == times
     assert not running.events.of("worker.degraded")
@@ -417,10 +417,10 @@ async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_mor
     await refusing.begin(TAKE_BACK)
     running = await start(scripted(echo, stale_threshold=None, crash_threshold=None))
     kept, forgotten = [await client.enqueue(KIND, {"hostile": True}) for _ in range(2)]
-    heartbeat = running.worker._parts.heartbeat
+    heartbeat = running.worker._components.heartbeat
 
     async def marked(tries: int) -> None:
-        heartbeat.look_for_strays()
+        heartbeat.look_for_orphaned_claims()
         found = await rows.query("SELECT tries FROM jsworker.refused_rows WHERE attempted = 'fail'")
         assert [row["tries"] for row in found] == [tries] * 2
 
@@ -429,13 +429,13 @@ async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_mor
     await rows.query("UPDATE jsworker.refused_rows SET retry_at = clock_timestamp()")
     await eventually(lambda: marked(2), seconds=30)
     times = await refusing.times()
-    await rounds_pass(count_rounds(running.worker._parts.beats), 4)
+    await rounds_pass(count_rounds(running.worker._components.beats), 4)
     assert await refusing.times() == times  # until it is due again
 
     forgotten_run = (forgotten.id, (await rows.job(forgotten.id))["fencing_token"])
-    del running.worker._parts.settler._refused[forgotten_run]
+    del running.worker._components.settler._refused[forgotten_run]
     await refusing.end()
-    heartbeat.look_for_strays()
+    heartbeat.look_for_orphaned_claims()
     row = await rows.becomes(kept.id, "failed", seconds=30)
     assert row["last_error"] == "cannot be completed: PostgreSQL refused a row: SQLSTATE P0001"
     row = await rows.becomes(forgotten.id, "scheduled", seconds=30)
@@ -459,7 +459,7 @@ async def test_a_job_whose_every_outcome_is_refused_runs_no_more_often_than_its_
     await refusing.begin(END)
     running = await start(scripted(process))
     hostile = await client.enqueue(KIND, {"hostile": True}, max_stalls=3)
-    heartbeat = running.worker._parts.heartbeat
+    heartbeat = running.worker._components.heartbeat
 
     async def pass_time() -> None:
         """Age the row once after each run, until its last stall is refused too."""
@@ -474,7 +474,7 @@ async def test_a_job_whose_every_outcome_is_refused_runs_no_more_often_than_its_
             "UPDATE jsworker.refused_rows SET retry_at = clock_timestamp() WHERE attempted = 'fail'"
         )
         await rows.query("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled'")
-        heartbeat.look_for_strays()
+        heartbeat.look_for_orphaned_claims()
         assert "reset" in [event["attempted"] for event in running.events.of("row.refused")]
 
     await eventually(pass_time, seconds=60)
@@ -483,8 +483,8 @@ async def test_a_job_whose_every_outcome_is_refused_runs_no_more_often_than_its_
     assert (row["status"], row["stalls"]) == ("processing", 2)
     uncounted = [each for each in running.events.of("job.stalled") if not each["counted"]]
     assert len(runs) == 3 + len(uncounted)
-    beats = count_rounds(running.worker._parts.beats)
-    heartbeat.look_for_strays()
+    beats = count_rounds(running.worker._components.beats)
+    heartbeat.look_for_orphaned_claims()
     await rounds_pass(beats, 4)
     assert (await rows.job(hostile.id))["fencing_token"] == runs[-1]
 
@@ -503,7 +503,7 @@ async def test_a_stale_row_that_cannot_be_taken_back_keeps_no_other_from_it(
             await rows.becomes(job_id, "queued")
     await told_once(running, hostile, "reset")
     times = await refusing.times()
-    await rounds_pass(count_rounds(running.worker._parts.scans), 3)
+    await rounds_pass(count_rounds(running.worker._components.scans), 3)
     assert await refusing.times() == times
     assert (await rows.job(hostile))["status"] == "processing"
     await refusing.end()
@@ -560,7 +560,7 @@ async def test_jobs_that_a_foreign_key_keeps_are_pruned_around(
         told = running.events.of("row.refused")
         assert {(event["attempted"], event["sqlstate"]) for event in told} == {("prune", "23503")}
         assert {event["constraint"] for event in told} == {"orders_job_id_fkey"}
-        await rounds_pass(count_rounds(running.worker._parts.retention), 3)
+        await rounds_pass(count_rounds(running.worker._components.retention), 3)
         assert sum(event["jobs"] for event in running.events.of("row.refused")) == 30
         assert await rows.value("SELECT max(tries) FROM jsworker.refused_rows") == 1
         await rows.query("DELETE FROM orders")
@@ -617,7 +617,7 @@ async def test_a_worker_whose_own_row_is_refused_goes_on(
         "CREATE TRIGGER theirs BEFORE INSERT OR UPDATE OR DELETE ON jsworker.workers "
         "FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
-    beats = count_rounds(running.worker._parts.beats)
+    beats = count_rounds(running.worker._components.beats)
     await rounds_pass(beats, 3)
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
@@ -662,7 +662,7 @@ async def test_a_fenced_run_is_handed_back_although_its_timeline_takes_no_entry(
         "CREATE TRIGGER theirs BEFORE INSERT ON jsworker.job_events FOR EACH ROW"
         " WHEN (NEW.event = 'fenced') EXECUTE FUNCTION refuse()"
     )
-    [run] = running.worker._parts.hand.runs.values()
+    [run] = running.worker._components.in_flight.runs.values()
     run.signal(Stop.FENCED)
     gate.open()
     await rows.becomes(job.id, "completed", seconds=30)
@@ -676,8 +676,8 @@ async def test_the_survey_counts_what_is_set_aside(
     await insert_all(rows, status="scheduled")
     running = await start(scripted(echo))
     await running.events.told("row.refused")
-    await running.worker._parts.survey.step()
-    found = running.worker._parts.survey.latest
+    await running.worker._components.survey.step()
+    found = running.worker._components.survey.latest
     assert isinstance(found, Fleet)
     assert found.refused_rows == {"promote": 1}
 

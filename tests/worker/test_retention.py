@@ -120,9 +120,9 @@ class TestWorker:
     ) -> None:
         await rows.query(OLD_JOBS, 1)
         running = await start(scripted(echo), with_settings=make_settings(retention="none"))
-        parts = running.worker._parts
-        assert parts.retention._task is None
-        await rounds_pass(count_rounds(parts.relay), 5)
+        components = running.worker._components
+        assert components.retention._task is None
+        await rounds_pass(count_rounds(components.relay), 5)
         assert await rows.value(LEFT) == 1
 
     @pytest.mark.usefixtures("one_pass_after_the_other")
@@ -143,18 +143,18 @@ class TestWorker:
     ) -> None:
         gate = Gate()
         running = await start(scripted(gate.process))
-        parts = running.worker._parts
+        components = running.worker._components
         await client.enqueue(KIND, {})
         await gate.met()
         running.worker.stop()
 
         async def ended() -> None:
-            assert parts.retention._task is not None
-            assert parts.retention._task.done()
+            assert components.retention._task is not None
+            assert components.retention._task.done()
 
         await eventually(ended)
         await rows.query(OLD_JOBS, 1)
-        await rounds_pass(count_rounds(parts.relay), 5)
+        await rounds_pass(count_rounds(components.relay), 5)
         assert await rows.value(LEFT) == 1
         gate.open()
 
@@ -164,12 +164,12 @@ class TestWorker:
 
         running = await start(scripted(echo))
         running.may_die = True
-        parts = running.worker._parts
+        components = running.worker._components
         await rounds_pass(
-            count_rounds(parts.retention), 2
+            count_rounds(components.retention), 2
         )  # a worker that ends while it connects is another test
-        parts.retention._step = broken
-        parts.retention.wake()
+        components.retention._step = broken
+        components.retention.wake()
         await running.events.told("worker.stopped")
         assert isinstance(running.worker._error, WorkerDied)
         assert str(running.worker._error) == "retention ended in ZeroDivisionError: a bug"

@@ -71,7 +71,7 @@ async def test_what_cannot_be_put_right_is_told_once_and_so_is_its_end(
     [degraded] = await running.events.told("worker.degraded")
     assert degraded["what"] == "stream settings"
     assert f"stream {settings.stream} belongs to another installation" in degraded["reason"]
-    await running.worker._parts.shape._step()
+    await running.worker._components.shape._step()
     await jetstream.update_stream(config, metadata=own)
     [restored] = await running.events.told("worker.restored")
     assert restored["what"] == "stream settings"

@@ -74,15 +74,15 @@ async def test_the_heartbeat_stops_last(client: JobClient, rows: Rows, start: St
     running = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    stop = running.worker._parts.beats.stop
+    stop = running.worker._components.beats.stop
     seen: list[Any] = []
 
     async def stop_and_look() -> None:
         if not seen:
-            seen.extend([(await rows.job(job.id))["status"], len(running.worker._parts.hand.runs)])
+            seen.extend([(await rows.job(job.id))["status"], len(running.worker._components.in_flight.runs)])
         await stop()
 
-    running.worker._parts.beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
+    running.worker._components.beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
     await running.worker.close(force=True)
     assert seen == ["queued", 0]
 
@@ -223,7 +223,7 @@ async def test_the_end_of_a_worker_does_not_wait_for_the_whole_outbox(
     running = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.relay.stop()
+    await running.worker._components.relay.stop()
     await fill_outbox(client, rows, 3000)
     if not force:
         gate.open()
@@ -239,7 +239,7 @@ async def test_what_is_published_and_buried_at_the_end_shares_one_time_out(
     """The parent kills who takes longer."""
     seconds = 3.0
     running = await start(scripted(echo))
-    parts = running.worker._parts
+    components = running.worker._components
 
     async def hang() -> None:
         await asyncio.Event().wait()
@@ -250,10 +250,10 @@ async def test_what_is_published_and_buried_at_the_end_shares_one_time_out(
         hanging.set()
         await hang()
 
-    monkeypatch.setattr(parts.relay, "_step", hang_in_a_round)
-    monkeypatch.setattr(parts.publisher, "publish_latest", hang)
-    monkeypatch.setattr(parts.dead_letters._letters, "flush", hang)
-    parts.relay.wake()
+    monkeypatch.setattr(components.relay, "_step", hang_in_a_round)
+    monkeypatch.setattr(components.publisher, "publish_latest", hang)
+    monkeypatch.setattr(components.dead_letters._letters, "flush", hang)
+    components.relay.wake()
     await asyncio.wait_for(hanging.wait(), 30.0)
     running.worker._shutdown._settings = settings.model_copy(update={"statement_timeout": seconds})
     began = now()
@@ -495,7 +495,7 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     assert (told["job_id"], told["stop"]) == (str(job.id), "shutdown")
     row = await rows.job(job.id)
     assert row["worker_id"] == running.worker.id
-    [task] = running.worker._parts.executor._tasks
+    [task] = running.worker._components.executor._tasks
     go_on.set()
     await asyncio.wait_for(task, 5.0)
     assert await rows.job(job.id) == row  # nobody writes for a worker that has gone

@@ -54,7 +54,7 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
     reset_stale, given_free = reset.reset_stale, dict[bool, set[UUID]]()
 
     async def noted(*arguments: Any, counted: bool, stale: Sequence[Suspect], **rest: Any) -> TakenBack:
-        proven = running.worker._parts.late.proven
+        proven = running.worker._components.late.proven
         given_free.setdefault(counted, set()).update(row.id for row in stale if row.id in proven)
         return await reset_stale(*arguments, counted=counted, stale=stale, **rest)
 
@@ -66,7 +66,7 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
 
     await eventually(the_database_is_no_cause)
     running = await start(scripted(echo))
-    heartbeat = running.worker._parts.heartbeat
+    heartbeat = running.worker._components.heartbeat
 
     async def beats() -> None:
         assert heartbeat.heard_for() > 0
@@ -111,7 +111,7 @@ async def test_a_stall_after_a_restart_of_the_database_is_not_counted(
     running = await start(scripted(echo), with_settings=settings)
     taken = await two_silent_jobs_are_taken_back(Lives(database, rows, settings), rows)
     assert taken == {"patient": (False, 0, 0), "strict": (True, 1, 1)}
-    assert not running.worker._parts.heartbeat.had_a_gap_within(LONG_SECONDS)
+    assert not running.worker._components.heartbeat.had_a_gap_within(LONG_SECONDS)
     await running.worker.close()
     await rows.connection.close()
     await database.close()

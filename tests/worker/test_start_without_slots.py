@@ -14,7 +14,7 @@ from jsworker.worker.worker import Worker
 from tests.worker.processors import echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running
-from tests.worker.tied import RecordedTies
+from tests.worker.tied import RecordedSupervision
 
 CONNECT_SECONDS = 0.5
 
@@ -35,7 +35,9 @@ def crowded(make_settings: Callable[..., Settings], role: str) -> Settings:
 
 
 async def test_a_supervised_worker_waits_for_a_connection(crowded: Settings, role: str, rows: Rows) -> None:
-    running = Running(Worker([scripted(echo)], crowded, ties=RecordedTies(), connect_seconds=CONNECT_SECONDS))
+    running = Running(
+        Worker([scripted(echo)], crowded, supervision=RecordedSupervision(), connect_seconds=CONNECT_SECONDS)
+    )
     running.worker.on("*", running.events)
     starting = asyncio.create_task(running.worker.start())
     [told] = await running.events.told("worker.degraded")
@@ -60,6 +62,8 @@ async def test_an_applications_worker_gives_up(crowded: Settings) -> None:
 
 async def test_a_server_that_is_not_there_is_not_waited_for(make_settings: Callable[..., Settings]) -> None:
     away = make_settings(database_url="postgresql://postgres@127.0.0.1:1/jobs")
-    worker = Worker([scripted(echo)], away, ties=RecordedTies(), connect_seconds=CONNECT_SECONDS)
+    worker = Worker(
+        [scripted(echo)], away, supervision=RecordedSupervision(), connect_seconds=CONNECT_SECONDS
+    )
     with pytest.raises(DatabaseUnavailable, match="refused"):
         await worker.start()

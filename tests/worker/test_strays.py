@@ -39,7 +39,7 @@ async def test_heartbeats_look_for_them_rarely_while_every_answer_comes(
     start: StartWorker, looks: list[float]
 ) -> None:
     running = await start(scripted(echo))
-    beats = count_rounds(running.worker._parts.beats)
+    beats = count_rounds(running.worker._components.beats)
     looks.clear()
     await rounds_pass(beats, EVERY)
     assert len(looks) <= 2
@@ -52,13 +52,13 @@ async def test_heartbeats_look_for_them_rarely_while_every_answer_comes(
 
 async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, looks: list[float]) -> None:
     running = await start(scripted(echo))
-    heartbeat, beats = running.worker._parts.heartbeat, count_rounds(running.worker._parts.beats)
+    heartbeat, beats = running.worker._components.heartbeat, count_rounds(running.worker._components.beats)
     heartbeat._look_for_strays_at = math.inf
     await rounds_pass(beats, 1)  # one that had begun
     heartbeat._search._grow(DatabaseUnavailable("it took too long"))
     heartbeat._search._pace._rested_at = math.inf
     looks.clear()
-    heartbeat.look_for_strays()
+    heartbeat.look_for_orphaned_claims()
     await rounds_pass(beats, 2)
     assert looks == []
     heartbeat._doubted_at = -math.inf
@@ -78,12 +78,12 @@ async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale
         running = await start(
             own, with_settings=settings.model_copy(update={"stale_threshold": 600.0, "ack_wait": 900.0})
         )
-    heartbeat, database = running.worker._parts.heartbeat, running.worker._database
+    heartbeat, database = running.worker._components.heartbeat, running.worker._database
     heartbeat._look_for_strays_at = math.inf
     assert await heartbeat._search.make(lambda seconds: database.run(SLEEP, seconds=seconds)) is None
     assert heartbeat._search.must_rest
     looks.clear()
-    heartbeat.look_for_strays()
+    heartbeat.look_for_orphaned_claims()
 
     async def looked() -> None:
         assert looks
@@ -95,7 +95,11 @@ async def test_a_heartbeat_sends_two_statements_also_when_it_looks(
     start: StartWorker, looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start(scripted(echo))
-    beats, heartbeat, seen = running.worker._parts.beats, running.worker._parts.heartbeat, workers.seen
+    beats, heartbeat, seen = (
+        running.worker._components.beats,
+        running.worker._components.heartbeat,
+        workers.seen,
+    )
     step = beats._step
     notes: list[str] = []
     sent: list[tuple[int, int]] = []
@@ -123,9 +127,9 @@ async def test_a_heartbeat_sends_two_statements_also_when_it_looks(
 
 async def test_and_each_time_after_an_answer_was_lost(start: StartWorker, looks: list[float]) -> None:
     running = await start(scripted(echo))
-    running.worker._parts.health.failed(DatabaseUnavailable("lost"))
-    running.worker._parts.health.answered()
-    beats = count_rounds(running.worker._parts.beats)
+    running.worker._components.health.failed(DatabaseUnavailable("lost"))
+    running.worker._components.health.answered()
+    beats = count_rounds(running.worker._components.beats)
     looks.clear()
     await rounds_pass(beats, 4)
     assert len(looks) >= 3
@@ -135,7 +139,7 @@ async def test_and_again_at_once_while_somebody_locks_the_row(
     client: JobClient, rows: Rows, start: StartWorker, looks: list[float]
 ) -> None:
     running = await start(scripted(echo))
-    heartbeat, beats = running.worker._parts.heartbeat, count_rounds(running.worker._parts.beats)
+    heartbeat, beats = running.worker._components.heartbeat, count_rounds(running.worker._components.beats)
     job = await client.enqueue(KIND, {}, delay=3600.0)
     await rows.query(
         "UPDATE jsworker.jobs SET status = 'processing', worker_id = %s, fencing_token = 1, attempts = 1, "

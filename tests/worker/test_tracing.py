@@ -157,7 +157,7 @@ async def test_a_run_that_may_be_followed_settles_after_its_note(
     job = await client.enqueue(KIND, {})
     running = await start(scripted(work))
     await exported.told("process", 1)  # its outcome is there
-    await rounds_pass(count_rounds(running.worker._parts.beats), 2)
+    await rounds_pass(count_rounds(running.worker._components.beats), 2)
     assert (await rows.job(job.id))["status"] == "processing"
     noted.set()
     await rows.becomes(job.id, "completed")
@@ -394,7 +394,7 @@ async def test_what_is_not_sampled_is_not_noted_in_the_row(
     job = await client.enqueue(KIND, {})
     running = await start(scripted(gate.process))
     await gate.met()
-    assert running.worker._parts.tracing._notes._task is None
+    assert running.worker._components.tracing._notes._task is None
     gate.open()
     row = await rows.becomes(job.id, "completed")
     assert row["tracestate"] is None

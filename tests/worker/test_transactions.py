@@ -54,14 +54,14 @@ async def test_rows_and_completion_are_one_commit_and_returning_writes_nothing_m
 ) -> None:
     processor = scripted(process)
     running = await start(processor)
-    settle = running.worker._parts.settler.settle
+    settle = running.worker._components.settler.settle
     settled: list[Any] = []
 
     async def noted_settle(*arguments: Any) -> Any:
         settled.append(arguments)
         return await settle(*arguments)
 
-    running.worker._parts.settler.settle = noted_settle  # type: ignore[assignment, method-assign]  # looks on
+    running.worker._components.settler.settle = noted_settle  # type: ignore[assignment, method-assign]  # looks on
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     assert row["result"] == {"by": "thread" if process is plain else "coroutine"}
@@ -148,7 +148,7 @@ async def test_a_lost_job_rolls_everything_back(
     running = await start(processor)
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.beats.stop()  # the worker does not know
+    await running.worker._components.beats.stop()  # the worker does not know
     await rows.take_back(job.id)
     gate.open()
     await running.events.told("job.lost")
@@ -238,7 +238,7 @@ async def test_the_completing_statement_of_a_lost_job_gives_no_row(
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    await running.worker._parts.beats.stop()  # the worker does not know
+    await running.worker._components.beats.stop()  # the worker does not know
     await rows.take_back(job.id)
     gate.open()
     await running.events.told("job.lost")

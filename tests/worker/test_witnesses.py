@@ -118,8 +118,8 @@ async def test_an_owner_whom_nobody_finds_keeps_its_jobs_as_long_as_its_heart_be
         async with JobClient(own) as client:
             job = await client.enqueue("scripted", {})
         await gate.met()
-        await eventually(lambda: finds_nobody(asker.worker._parts.presence, owner.worker.id))
-        scans = count_rounds(asker.worker._parts.scans)
+        await eventually(lambda: finds_nobody(asker.worker._components.presence, owner.worker.id))
+        scans = count_rounds(asker.worker._components.scans)
         began = await rows.value("SELECT clock_timestamp()")
 
         async def longer_than_the_threshold() -> None:
@@ -128,10 +128,10 @@ async def test_an_owner_whom_nobody_finds_keeps_its_jobs_as_long_as_its_heart_be
 
         await rounds_pass(scans, 4)
         await eventually(longer_than_the_threshold)
-        await finds_nobody(asker.worker._parts.presence, owner.worker.id)
+        await finds_nobody(asker.worker._components.presence, owner.worker.id)
         row = await rows.job(job.id)
         assert (row["status"], row["worker_id"]) == ("processing", owner.worker.id)
-        assert owner.worker._parts.presence.answers
+        assert owner.worker._components.presence.answers
         gate.open()
         assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
         assert await rows.told(job.id) == []
@@ -157,7 +157,7 @@ async def test_the_silence_of_an_owner_that_never_answered_proves_nothing(
     held = {name: await lives.hold(name, **silent) for name in ("answered", "never-answered", "unregistered")}
     no_threshold = await lives.hold("answered", silent_for=10.0)
     running = await start(scripted(echo))
-    scans = count_rounds(running.worker._parts.scans)
+    scans = count_rounds(running.worker._components.scans)
 
     await rows.becomes(held["answered"], "queued")
     assert (await rows.timeline(held["answered"]))[0]["detail"]["cause"] == "crashed"

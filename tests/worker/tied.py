@@ -14,7 +14,7 @@ from tests.worker.running import Running
 
 
 @dataclass
-class RecordedTies:
+class RecordedSupervision:
     """Keeps what a worker told whoever supervises it.
 
     Attributes:
@@ -47,13 +47,13 @@ class RecordedTies:
 @asynccontextmanager
 async def tied(
     *processors: JobProcessor[Any] | type[JobProcessor[Any]], settings: Settings
-) -> AsyncIterator[tuple[Running, RecordedTies]]:
+) -> AsyncIterator[tuple[Running, RecordedSupervision]]:
     """Run a worker that is supervised."""
-    ties = RecordedTies()
-    running = Running(Worker(processors, settings, ties=ties))
+    supervision = RecordedSupervision()
+    running = Running(Worker(processors, settings, supervision=supervision))
     running.worker.on("*", running.events)
     await running.worker.start()
     try:
-        yield running, ties
+        yield running, supervision
     finally:
         await running.end()

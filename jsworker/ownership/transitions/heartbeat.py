@@ -16,7 +16,7 @@ from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions.timeline import REJECTED_ONE
 
-# One statement for all runs in hand. Locked rows are skipped: some are just being settled, and one row
+# One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
 HEARTBEAT = text("""
 WITH hand AS (
@@ -136,7 +136,7 @@ STRAYS_BESIDES = text(
 )
 
 Held = tuple[UUID, int]
-"""A run in hand: job id and fencing token."""
+"""A run in flight: job id and fencing token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ async def heartbeat(
     database: Database,
     *,
     worker_id: str,
-    hand: Collection[Held],
+    in_flight: Collection[Held],
     besides: Collection[Held] = (),
     refusals: dict[Held, RowRefused] | None = None,
 ) -> Beat:
@@ -171,24 +171,24 @@ async def heartbeat(
     Args:
         database: where they are.
         worker_id: their owner.
-        hand: the runs.
+        in_flight: the runs.
         besides: those of them that are only looked at: their row was refused before.
         refusals: takes why rows were refused; those runs are told as locked ones.
 
     Raises:
         DatabaseUnavailable: nothing is known about any of them.
     """
-    if not hand:
+    if not in_flight:
         return Beat(*(frozenset[Held]() for _ in range(5)))
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
-        return database.run_heartbeat(HEARTBEAT, _hand(worker_id, held))
+        return database.run_heartbeat(HEARTBEAT, _held_by(worker_id, held))
 
-    renewed, refused = await in_halves([held for held in hand if held not in besides], write)
+    renewed, refused = await in_halves([held for held in in_flight if held not in besides], write)
     if refusals is not None:
         refusals.update(refused)
-    skipped = set(hand) - {(row.id, row.fencing_token) for row in renewed}
-    seen = await database.run_heartbeat(STILL_MINE, _hand(worker_id, skipped)) if skipped else []
+    skipped = set(in_flight) - {(row.id, row.fencing_token) for row in renewed}
+    seen = await database.run_heartbeat(STILL_MINE, _held_by(worker_id, skipped)) if skipped else []
     locked = [row for row in seen if row.status == "processing"]
     alive = [*renewed, *locked]
     return Beat(
@@ -276,7 +276,7 @@ async def set_patience_beside(
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
         limits = {name: [patience[each][name] for each in held] for name in ("stale_after", "crash_after")}
-        return database.run(QUIET_BESIDE, _hand(worker_id, held) | limits)
+        return database.run(QUIET_BESIDE, _held_by(worker_id, held) | limits)
 
     return _held((await in_halves(list(patience), write))[0])
 
@@ -285,7 +285,7 @@ async def strays(
     database: Database,
     *,
     worker_id: str,
-    hand: Collection[Held],
+    in_flight: Collection[Held],
     claiming: Iterable[UUID],
     older_than: float,
     past_refused: bool = False,
@@ -296,13 +296,13 @@ async def strays(
     Args:
         database: where to look.
         worker_id: this worker.
-        hand: runs in hand, settling ones included.
+        in_flight: runs in flight, settling ones included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
         past_refused: leave out rows that are set aside because their FAIL or RELEASE was refused.
         ended: takes those of them that have run: their FAIL was refused, and is to be tried again.
     """
-    parameters = _hand(worker_id, hand) | {"claiming": list(claiming), "older_than": older_than}
+    parameters = _held_by(worker_id, in_flight) | {"claiming": list(claiming), "older_than": older_than}
     statement = STRAYS_BESIDES if past_refused else STRAYS
     rows = await database.run_heartbeat(statement, parameters)
     if ended is not None:
@@ -310,8 +310,12 @@ async def strays(
     return [(row.id, row.fencing_token) for row in rows]
 
 
-def _hand(worker_id: str, hand: Collection[Held]) -> dict[str, object]:
-    return {"worker_id": worker_id, "ids": [held[0] for held in hand], "tokens": [held[1] for held in hand]}
+def _held_by(worker_id: str, in_flight: Collection[Held]) -> dict[str, object]:
+    return {
+        "worker_id": worker_id,
+        "ids": [held[0] for held in in_flight],
+        "tokens": [held[1] for held in in_flight],
+    }
 
 
 def _held(rows: Iterable[Row]) -> frozenset[Held]:

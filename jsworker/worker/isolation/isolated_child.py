@@ -100,7 +100,7 @@ async def _work(order: Order, link: socket.socket) -> None:
 
 
 async def _flush() -> None:
-    """Hand out what the job has printed, logged and traced; what nobody takes within seconds is left."""
+    """InFlight out what the job has printed, logged and traced; what nobody takes within seconds is left."""
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
     tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), _flush_output)
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]

@@ -36,7 +36,7 @@ _STACKS_SECONDS: Final = 2.0
 """For so long its process may take to tell where a job is: less than whoever asked for it waits."""
 
 
-class Ward:
+class IsolatedRunner:
     """Runs jobs in quarantine."""
 
     def __init__(self, *, worker_id: str, settings: Settings, events: Events) -> None:

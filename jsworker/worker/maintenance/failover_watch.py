@@ -10,7 +10,7 @@ from jsworker.ownership.failover import Lineage, read_lineage
 from jsworker.worker.health import DatabaseHealth
 
 
-class LineageWatch:
+class FailoverWatch:
     """Compares the database's history with the one that was last seen by this process.
 
     It looks again and again, not only after an outage: a standby may take over between two statements, and

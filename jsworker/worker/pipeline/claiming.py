@@ -176,7 +176,7 @@ class Claimer:
     async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
         """Return what is mine of an unclear claim; None when the database stays silent for too long.
 
-        Until then the ids stay in hand, so that no other message starts a second claim of them. Given up,
+        Until then the ids stay in flight, so that no other message starts a second claim of them. Given up,
         a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
         """
         give_up_at = boottime() + 2 * self._statement_timeout

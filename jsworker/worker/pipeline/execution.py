@@ -10,7 +10,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.job import Job
 from jsworker.ownership.transitions.settle import Settled
-from jsworker.worker.isolation.isolated_runner import Ward
+from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.attempt import judged, open_job
 from jsworker.worker.pipeline.invocation import forget_cancellation, process
@@ -23,12 +23,12 @@ from jsworker.worker.pipeline.outcomes import (
     InvalidResult,
     Outcome,
 )
-from jsworker.worker.pipeline.run import Hand, Phase, Run
+from jsworker.worker.pipeline.run import InFlight, Phase, Run
 from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.run_tracing import RunTracing
-from jsworker.worker.supervision import Ties
+from jsworker.worker.supervision import Supervision
 
 _LEAVE_SECONDS = 1.0
 """How long the worker's end waits for a run that swallows its last cancellation too."""
@@ -43,12 +43,12 @@ class Executor:
         slots: Slots,
         services: LeaseServices,
         values: Values,
-        ward: Ward,
-        hand: Hand,
+        isolated_runner: IsolatedRunner,
+        in_flight: InFlight,
         settler: Settler,
         tracing: RunTracing,
         events: Events,
-        ties: Ties | None,
+        supervision: Supervision | None,
         on_room: Callable[[], None],
         on_requeued: Callable[[], None],
         died: Callable[[str, BaseException], None],
@@ -60,12 +60,12 @@ class Executor:
             slots: the job slots; they launch runs through ``launch``.
             services: what a running job may use.
             values: fetches payloads that did not come with the claim.
-            ward: runs jobs in quarantine.
+            isolated_runner: runs jobs in quarantine.
             hand: what this process has in hand.
             settler: writes outcomes.
             tracing: makes spans, where somebody wants them.
             events: told what became of each run.
-            ties: whoever supervises this process, if anybody does.
+            supervision: whoever supervises this process, if anybody does.
             on_room: called when more may be claimed.
             on_requeued: called when a job went back to the queue and waits to be published.
             died: told of an error that is nobody's outcome.
@@ -74,12 +74,12 @@ class Executor:
         self._slots = slots
         self._services = services
         self._values = values
-        self._ward = ward
-        self._hand = hand
+        self._isolated_runner = isolated_runner
+        self._in_flight = in_flight
         self._settler = settler
         self._tracing = tracing
         self._events = events
-        self._ties = ties
+        self._supervision = supervision
         self._on_room = on_room
         self._on_requeued = on_requeued
         self._died = died
@@ -131,12 +131,12 @@ class Executor:
 
     async def abandon(self) -> int:
         """Leave runs that do not end to the stale rule, and return how many there are."""
-        left = len(self._hand.runs)
-        for run in self._hand.runs.values():
+        left = len(self._in_flight.runs)
+        for run in self._in_flight.runs.values():
             run.abandoned = True
             if run.phase is Phase.RUNNING and not run.ignores_stop:
                 self.note_ignored(run, gives_up=False)
-        for run in self._hand.given_up:
+        for run in self._in_flight.given_up:
             run.abandoned = True
             run.cancel_again()
         for task in self._tasks:
@@ -148,7 +148,7 @@ class Executor:
 
     def _give_up(self, run: Run) -> None:
         run.left_task = run.task
-        self._hand.given_up.add(run)
+        self._in_flight.given_up.add(run)
         if run.task is not None:
             self._tasks.discard(run.task)
         run.phase = Phase.SETTLING
@@ -160,7 +160,7 @@ class Executor:
 
     def _note_late_end(self, run: Run, seconds: float) -> None:
         """Give back the job slot of a run that was given up and has ended after all."""
-        self._hand.given_up.discard(run)
+        self._in_flight.given_up.discard(run)
         self._slots.leave(run, seconds)
         self._slots.settled()
         self._events.emit("worker.restored", what=f"job {run.id}")
@@ -183,8 +183,8 @@ class Executor:
                 self._tasks.discard(task)
 
     async def _execute(self, run: Run) -> None:
-        if self._ties is not None:
-            self._ties.began(run.id)
+        if self._supervision is not None:
+            self._supervision.began(run.id)
         # Only from here on may a signal cancel the task: one that never began would settle nothing.
         run.phase = Phase.RUNNING
         if fault_points.armed():
@@ -230,13 +230,13 @@ class Executor:
         run.job = open_job(run, self._services)
         if run.stop is not None:
             return outcomes.stopped(run)
-        run.quarantined = self._ward.takes(run.claimed, run.kind)
+        run.quarantined = self._isolated_runner.takes(run.claimed, run.kind)
         if self._events.wants("job.started"):
             self._events.emit(
                 "job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=run.quarantined
             )
         if run.quarantined:
-            return await self._ward.run(run)
+            return await self._isolated_runner.run(run)
         return outcomes.returned(run, await process(run, run.job), self._services.max_result_bytes)
 
     async def _settle(
@@ -266,15 +266,15 @@ class Executor:
     def _end(self, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None = None) -> None:
         run.settled = settled
         self._let_go(run)
-        if self._ties is not None:  # not before: a job whose settling ends the process has begun
-            self._ties.ended(run.id)
+        if self._supervision is not None:  # not before: a job whose settling ends the process has begun
+            self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
         self._tracing.settled(run, settled)
         self._report(run, outcome, settled, raised)
 
     def _let_go(self, run: Run) -> None:
-        self._hand.runs.pop(run.id, None)
+        self._in_flight.runs.pop(run.id, None)
         if self._slots.settled():
             self._on_room()
 

@@ -15,7 +15,7 @@ from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.claiming import Claimer, Take
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Claiming, Hand, Run, Stop
+from jsworker.worker.pipeline.run import Claiming, InFlight, Run, Stop
 from jsworker.worker.pipeline.slots import Slots
 
 _ANOTHER_COPY_DELAY = 1.0
@@ -51,7 +51,7 @@ class Consumer:
         *,
         claimer: Claimer,
         health: DatabaseHealth,
-        hand: Hand,
+        in_flight: InFlight,
         slots: Slots,
         dead_letters: DeadLetters,
         events: Events,
@@ -64,7 +64,7 @@ class Consumer:
         self.put_off: set[UUID] = set()
         self._claimer = claimer
         self._health = health
-        self._hand = hand
+        self._in_flight = in_flight
         self._slots = slots
         self._dead_letters = dead_letters
         self._events = events
@@ -85,7 +85,9 @@ class Consumer:
         """Return how many more messages are wanted now."""
         if not self._health.up or self._burying >= _MOST_BURYING:
             return 0
-        return self._slots.room(self.kind, claiming=len(self._hand.claiming), claiming_kind=self._claiming)
+        return self._slots.room(
+            self.kind, claiming=len(self._in_flight.claiming), claiming_kind=self._claiming
+        )
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in hand at once now, if no other kind has any."""
@@ -96,10 +98,10 @@ class Consumer:
         self.delivered_at = boottime()
         if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
-        run = self._hand.runs.get(delivery.job_id)
+        run = self._in_flight.runs.get(delivery.job_id)
         if run is not None:
             self._answer_copy(delivery, run.claimed.dispatch)
-        elif (claim := self._hand.claiming.get(delivery.job_id)) is not None:
+        elif (claim := self._in_flight.claiming.get(delivery.job_id)) is not None:
             if len(claim.deliveries) < _MOST_COPIES:
                 claim.deliveries.append(delivery)
             else:
@@ -111,7 +113,7 @@ class Consumer:
 
     def take(self, job_id: UUID) -> None:
         """Claim a job that was found in the table, if there is room and it is not in hand already."""
-        if job_id not in self._hand and self.room() > 0:
+        if job_id not in self._in_flight and self.room() > 0:
             self._begin(job_id, [])
 
     def undecodable(self, message: Undecodable) -> None:
@@ -123,7 +125,7 @@ class Consumer:
         await self._batches.flush()
         await self._locked.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
-        mine = [job_id for job_id, claim in self._hand.claiming.items() if claim.kind == self.kind.name]
+        mine = [job_id for job_id, claim in self._in_flight.claiming.items() if claim.kind == self.kind.name]
         self._put_off(mine)
 
     async def close(self) -> None:
@@ -139,7 +141,7 @@ class Consumer:
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
         self._welcome -= 1
-        self._hand.claiming[job_id] = Claiming(self.kind.name, deliveries)
+        self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries)
         self._claiming += 1
         self._batches.post(job_id)
 
@@ -173,16 +175,16 @@ class Consumer:
             self._waiting_for_locks += 1
             self._locked.post((job_id, tries))
         else:
-            deliveries = self._hand.claiming[job_id].deliveries
+            deliveries = self._in_flight.claiming[job_id].deliveries
             num_delivered = max((each.num_delivered for each in deliveries), default=1)
             self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
 
     def _undecided(self, ids: Iterable[UUID]) -> list[UUID]:
-        return [job_id for job_id in ids if job_id in self._hand.claiming]
+        return [job_id for job_id in ids if job_id in self._in_flight.claiming]
 
     def _decide(self, take: Take, started: float) -> None:
         # Only a read-back finds a token that is being released: its run would lose the row at any moment.
-        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._hand.releasing}
+        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._in_flight.releasing}
         claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
         self._adopt(claimed, started, take.quiet_seconds)
         self._put_off(take.unclear | late)
@@ -196,7 +198,7 @@ class Consumer:
             deliveries = self._let_go(row.id)
             delivery = deliveries[0] if deliveries else None
             run = Run(row, self.kind, delivery, beaten_at=started, now=now)
-            self._hand.runs[row.id] = run
+            self._in_flight.runs[row.id] = run
             if quiet_seconds:
                 run.quiet_seconds = quiet_seconds
             for copy in deliveries[1:]:
@@ -215,7 +217,7 @@ class Consumer:
         """
         if not ids:
             return []
-        delivered = [job_id for job_id in ids if self._hand.claiming[job_id].deliveries]
+        delivered = [job_id for job_id in ids if self._in_flight.claiming[job_id].deliveries]
         rows = await self._claimer.look_at_refused(ids, delivered)
         if rows is None:
             self._put_off(ids)
@@ -269,7 +271,7 @@ class Consumer:
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:
         self._claiming -= 1
-        return self._hand.claiming.pop(job_id).deliveries
+        return self._in_flight.claiming.pop(job_id).deliveries
 
 
 def _jittered(seconds: float) -> float:

@@ -226,7 +226,7 @@ class Claiming:
     deliveries: list[Delivery]
 
 
-class Hand:
+class InFlight:
     """Everything this process has in hand. An id is in at most one claim, read-back or run at a time.
 
     Otherwise two job slots could adopt one fencing token and run it twice, which no fence can tell apart.

@@ -16,7 +16,7 @@ on purpose now and then (``Heartbeat``); two may be missed beside it."""
 _LOOKS_PER_INTERVAL = 4
 
 
-async def refuse_live_namesake(
+async def refuse_live_duplicate(
     database: Database, *, worker: WorkerRow, name: str, presence: Presence
 ) -> None:
     """Wait until no other live worker has this name.

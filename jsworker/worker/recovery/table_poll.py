@@ -29,7 +29,7 @@ from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.scan_pace import Pace
 from jsworker.worker.maintenance.throttled_scan import Search
 from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.run import Hand
+from jsworker.worker.pipeline.run import InFlight
 
 _CHOICE: Final = 4
 """Candidates for each row that is chosen: workers that poll at the same time should not all try the same."""
@@ -64,17 +64,17 @@ class _Line:
         self._delivered = delivered
         self.consumer.put_off.clear()
 
-    def take(self, hand: Hand) -> None:
+    def take(self, in_flight: InFlight) -> None:
         """Claim rows while there is room for them."""
-        while self.rows and self._may_take(hand) and self.consumer.room() > 0:
+        while self.rows and self._may_take(in_flight) and self.consumer.room() > 0:
             job_id = self.rows.popleft()
             self.consumer.take(job_id)
-            if job_id in hand.claiming:
+            if job_id in in_flight.claiming:
                 self.in_hand.add(job_id)
 
-    def _may_take(self, hand: Hand) -> bool:
+    def _may_take(self, in_flight: InFlight) -> bool:
         if len(self.in_hand) >= self.most:
-            self.in_hand = {job_id for job_id in self.in_hand if job_id in hand}
+            self.in_hand = {job_id for job_id in self.in_hand if job_id in in_flight}
         return len(self.in_hand) < self.most
 
 
@@ -90,7 +90,7 @@ class IdlePoll:
         database: Database,
         health: DatabaseHealth,
         refused_rows: RefusedRows,
-        hand: Hand,
+        in_flight: InFlight,
         nats_connected: Callable[[], bool],
         publishing_refused: Callable[[], bool],
         on_more: Callable[[], None],
@@ -118,7 +118,7 @@ class IdlePoll:
         self._database = database
         self._health = health
         self._refused_rows = refused_rows
-        self._hand = hand
+        self._in_flight = in_flight
         self._nats_connected = nats_connected
         self._publishing_refused = publishing_refused
         self._on_more = on_more
@@ -152,7 +152,7 @@ class IdlePoll:
         if not self._active:  # as a rule
             return
         for name, line in list(self._active.items()):
-            line.take(self._hand)
+            line.take(self._in_flight)
             if not line.rows and not line.is_longer:
                 del self._active[name]
             else:  # the next kind comes first the next time
@@ -194,7 +194,7 @@ class IdlePoll:
         if line.search.must_rest:
             return []
         try:
-            in_hand = [*self._hand.claiming, *self._hand.runs]
+            in_hand = [*self._in_flight.claiming, *self._in_flight.runs]
             found = await line.search.make(
                 lambda seconds: republish.waiting(
                     self._database,

@@ -79,7 +79,7 @@ class Worker:
         self.id = f"{hostname}-{self.pid}-{secrets.token_hex(4)}"
         self._world = world
         self._hostname = hostname
-        self._hand: dict[UUID, ClaimedJob] = {}
+        self._in_flight: dict[UUID, ClaimedJob] = {}
         self._claiming: set[UUID] = set()
         self._awake = asyncio.Event()
         self._awake.set()
@@ -109,7 +109,7 @@ class Worker:
     async def take_over(self, stale: list[Suspect]) -> None:
         """Claim jobs from their stale owners, as the claim's stale-owner arm does."""
         for suspect in stale:
-            if suspect.id in self._hand or suspect.id in self._claiming:
+            if suspect.id in self._in_flight or suspect.id in self._claiming:
                 continue
             self._claiming.add(suspect.id)
             try:
@@ -149,13 +149,13 @@ class Worker:
         while True:
             await self._awake.wait()
             self._world.ticks[self.pid].append(boottime())
-            hand = [(row.id, row.fencing_token) for row in self._hand.values()]
+            hand = [(row.id, row.fencing_token) for row in self._in_flight.values()]
             if "beat for all rows" in self._world.habits:
                 hand = hand or [(UUID(int=0), 0)]  # also with nothing in hand
-            beat = await heartbeat.heartbeat(self._world.database, worker_id=self.id, hand=hand)
+            beat = await heartbeat.heartbeat(self._world.database, worker_id=self.id, in_flight=hand)
             for job, token in beat.lost:
-                if job in self._hand and self._hand[job].fencing_token == token:
-                    del self._hand[job]
+                if job in self._in_flight and self._in_flight[job].fencing_token == token:
+                    del self._in_flight[job]
             if self._world.strays:
                 await self._release_strays()
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -164,11 +164,11 @@ class Worker:
         strays = await heartbeat.strays(
             self._world.database,
             worker_id=self.id,
-            hand=[(row.id, row.fencing_token) for row in self._hand.values()],
+            in_flight=[(row.id, row.fencing_token) for row in self._in_flight.values()],
             claiming=list(self._claiming),
             older_than=_STRAY_SECONDS,
         )
-        gone = [Return(*stray, "in nobody's hand") for stray in strays if stray[0] not in self._hand]
+        gone = [Return(*stray, "in nobody's hand") for stray in strays if stray[0] not in self._in_flight]
         if gone:
             self._note(await settle.release(self._world.database, worker_id=self.id, runs=gone), "release")
 
@@ -182,7 +182,7 @@ class Worker:
             await self._world.some_time(0.01)
 
     async def _take(self, message: Message) -> None:
-        held = self._hand.get(message.job)
+        held = self._in_flight.get(message.job)
         if held is not None:
             if message.dispatch <= held.dispatch or "ack newer copies" in self._world.habits:
                 self._world.bus.ack(message)
@@ -194,12 +194,12 @@ class Worker:
             await self._claim(message.job, message)
 
     async def _take_old_rows(self) -> None:
-        besides = [*self._hand, *self._claiming]
+        besides = [*self._in_flight, *self._claiming]
         rows = await republish.waiting(
             self._world.database, kinds=KINDS, older_than=0.3, limit=3, besides=besides
         )
         for row in rows:
-            if row.id not in self._hand and row.id not in self._claiming:
+            if row.id not in self._in_flight and row.id not in self._claiming:
                 await self._claim(row.id, None)
 
     async def _claim(self, job: UUID, message: Message | None) -> None:
@@ -256,7 +256,7 @@ class Worker:
         return job in rows and rows[job].status == "queued"
 
     def _adopt(self, row: ClaimedJob) -> None:
-        self._hand[row.id] = row
+        self._in_flight[row.id] = row
         self._spawn(self._run(row))
 
     def _spawn(self, steps: Coroutine[Any, Any, None]) -> None:
@@ -278,8 +278,8 @@ class Worker:
             self._world.runs.append(
                 Run(str(row.id), row.kind, row.fencing_token, self.pid, started, boottime(), "finish")
             )
-            if self._hand.get(row.id) is row:
-                del self._hand[row.id]
+            if self._in_flight.get(row.id) is row:
+                del self._in_flight[row.id]
 
     async def _end(self, row: ClaimedJob, how: float) -> None:
         held = row.id, row.fencing_token
