@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import asyncio
 
-_OURS: Final = f"{Path(__file__).parent}{os.sep}"
+_OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _INSTALLED: Final = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

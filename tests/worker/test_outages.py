@@ -180,7 +180,7 @@ def stop_at_once(servers: TestServers) -> None:
 async def only_outcomes_are_left(running: Running) -> None:
     in_flight = running.worker._components.in_flight
     assert not in_flight.claiming
-    assert all(run.phase is Phase.SETTLING for run in flight.runs.values())
+    assert all(run.phase is Phase.SETTLING for run in in_flight.runs.values())
 
 
 async def nothing_is_asked_for(running: Running) -> None:
