@@ -12,10 +12,9 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.recovery.evidence import death_of
 from jsworker.worker.recovery.reconciler import Reconciler
+from tests.support.contexts import make_context
 from tests.support.fleet import Fleet, fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
@@ -148,22 +147,16 @@ async def test_recovery_at_the_start_can_be_turned_off(
 
 
 async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
-    lives: Lives, database: Database, rows: Rows
+    lives: Lives, database: Database, rows: Rows, settings: Settings
 ) -> None:
     await lives.add("gone", pid=ended_pid())
     events, heard, done, requeued = Events(), Recorder(), list[float](), list[None]()
     events.on("*", heard)
-    reconciler = Reconciler(
-        worker=lives.me,
-        siblings=[],
-        statement_timeout=0.3,
-        database=database,
-        health=DatabaseHealth(events),
-        refused_rows=RefusedRows(database, worker_id=lives.me.id),
-        events=events,
-        on_requeued=lambda: requeued.append(None),
-        done=lambda: done.append(time.monotonic()),
+    context = make_context(
+        database, events=events, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 0.3})
     )
+    context.requeued.subscribe(lambda: requeued.append(None))
+    reconciler = Reconciler(context, siblings=[], done=lambda: done.append(time.monotonic()))
     began = time.monotonic()
     await reconciler.step()
     assert await lives.kept() == set()
@@ -184,22 +177,15 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
 
 
 async def test_what_a_sibling_held_is_left_to_the_parent_until_the_last_round(
-    lives: Lives, database: Database
+    lives: Lives, database: Database, settings: Settings
 ) -> None:
     await lives.add("gone", pid=ended_pid())
     await lives.add("sibling", pid=ended_pid())
     done: list[None] = []
-    reconciler = Reconciler(
-        worker=lives.me,
-        siblings=["sibling"],
-        statement_timeout=600.0,
-        database=database,
-        health=DatabaseHealth(Events()),
-        refused_rows=RefusedRows(database, worker_id=lives.me.id),
-        events=Events(),
-        on_requeued=lambda: None,
-        done=lambda: done.append(None),
+    context = make_context(
+        database, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 600.0})
     )
+    reconciler = Reconciler(context, siblings=["sibling"], done=lambda: done.append(None))
     for _ in range(2):
         await reconciler.step()
         assert await lives.kept() == {"sibling"}

@@ -1,17 +1,14 @@
 """Taking back the jobs of a sibling whose death the common parent has seen, over a warm connection."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.recovery.reports import report
 
 _LOOKS: Final = 4
@@ -41,24 +38,9 @@ class Burial:
     The parent looks again at the end: what fails here is only later, not lost.
     """
 
-    def __init__(
-        self,
-        *,
-        worker_id: str,
-        statement_timeout: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        events: Events,
-        on_requeued: Callable[[], None],
-    ) -> None:
-        self._worker_id = worker_id
-        self._pause = statement_timeout / _LOOKS
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
-        self._events = events
-        self._on_requeued = on_requeued
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._pause = context.settings.statement_timeout / _LOOKS
         self._digging: set[asyncio.Task[None]] = set()
 
     def begin(self, death: Death) -> None:
@@ -83,8 +65,8 @@ class Burial:
     async def _take_back(self, death: Death, in_line: reset.InLine) -> None:
         try:
             taken = await reset.reset_dead(
-                self._database,
-                worker_id=self._worker_id,
+                self._context.database,
+                worker_id=self._context.worker_id,
                 owner=death.worker_id,
                 reason=death.reason,
                 counted=death.counted,
@@ -94,9 +76,9 @@ class Burial:
             await report(
                 taken,
                 cause="dead",
-                events=self._events,
-                refused_rows=self._refused_rows,
-                on_requeued=self._on_requeued,
+                events=self._context.events,
+                refused_rows=self._context.refused_rows,
+                on_requeued=self._context.requeued.notify,
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)

@@ -5,12 +5,8 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset, workers
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.ownership.transitions.workers import WorkerRow
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.recovery.evidence import death_of
 from jsworker.worker.recovery.reports import report
 
@@ -25,37 +21,18 @@ class Reconciler:
     """
 
     def __init__(
-        self,
-        *,
-        worker: WorkerRow,
-        siblings: Collection[str],
-        statement_timeout: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        events: Events,
-        on_requeued: Callable[[], None],
-        done: Callable[[], None],
+        self, context: WorkerContext, *, siblings: Collection[str], done: Callable[[], None]
     ) -> None:
-        """Wire the reconciler.
+        """Prepare the reconciliation.
 
         Args:
-            worker: this worker.
+            context: the worker's.
             siblings: workers whose jobs the common parent takes back: it knows which of them had begun. What
                 it has left at the end of that time is taken back all the same.
-            statement_timeout: seconds for which a statement of the dead may still be executed.
-            database, health, refused_rows, events: the worker's own.
-            on_requeued: called when jobs went back to the queue.
             done: called when nothing is left to do.
         """
-        self._worker = worker
+        self._context = context
         self._siblings = siblings
-        self._statement_timeout = statement_timeout
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
-        self._events = events
-        self._on_requeued = on_requeued
         self._done = done
         self._dead: dict[str, str] | None = None
         self._in_line: reset.InLine = {}
@@ -68,29 +45,29 @@ class Reconciler:
         try:
             if self._dead is None:
                 self._dead = await self._find_the_dead()
-                self._until = boottime() + self._statement_timeout
+                self._until = boottime() + self._context.settings.statement_timeout
             for owner, proof in self._dead.items():
                 if last or owner not in self._siblings:
                     await self._take_back(owner, proof)
             if last:
-                await workers.bury(self._database, ids=list(self._dead))
-                await workers.forget_workers(self._database, silent_for=FORGOTTEN_AFTER_SECONDS)
+                await workers.bury(self._context.database, ids=list(self._dead))
+                await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
             return
         if last:
-            self._events.emit("reconcile.completed", jobs=self._jobs, workers=sorted(self._dead))
+            self._context.events.emit("reconcile.completed", jobs=self._jobs, workers=sorted(self._dead))
             self._done()
 
     async def _find_the_dead(self) -> dict[str, str]:
-        lives = await workers.earlier_lives(self._database, worker=self._worker)
-        proofs = {life.id: death_of(life, self._worker) for life in lives}
+        lives = await workers.earlier_lives(self._context.database, worker=self._context.me)
+        proofs = {life.id: death_of(life, self._context.me) for life in lives}
         return {owner: proof for owner, proof in proofs.items() if proof is not None}
 
     async def _take_back(self, owner: str, proof: str) -> None:
         taken = await reset.reset_dead(
-            self._database,
-            worker_id=self._worker.id,
+            self._context.database,
+            worker_id=self._context.me.id,
             owner=owner,
             reason=f"worker {owner} has ended: {proof}",
             in_line=self._in_line,
@@ -98,8 +75,8 @@ class Reconciler:
         resets = await report(
             taken,
             cause="dead",
-            events=self._events,
-            refused_rows=self._refused_rows,
-            on_requeued=self._on_requeued,
+            events=self._context.events,
+            refused_rows=self._context.refused_rows,
+            on_requeued=self._context.requeued.notify,
         )
         self._jobs += len(resets)
