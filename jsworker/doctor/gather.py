@@ -23,8 +23,7 @@ from jsworker.ownership.queries.server_report import (
     read_server,
 )
 from jsworker.ownership.revision import check_level
-from jsworker.stream.diagnostics import AccountState, ConsumerReport, Inspector, NatsServer, StreamReport
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, StreamReport
 
 T = TypeVar("T")
 
@@ -81,7 +80,7 @@ class Facts(PostgresFacts):
     settings: Settings
     place: str
     nats: Learnt[NatsServer]
-    account: Learnt[AccountState]
+    account: Learnt[object]
     stream: Learnt[StreamReport | None]
     consumers: Learnt[list[ConsumerReport]]
     unconsumed: Learnt[Mapping[str, int]]
@@ -147,9 +146,7 @@ async def _of_postgres(database: Database) -> PostgresFacts:
     else:
         rights = await _learn(read_missing_rights(database))
         schema = await _learn(read_schema(database))
-        rows = await _learn(
-            read_rows(database, late_after=LATE_SECONDS, forgotten_after=FORGOTTEN_AFTER_SECONDS)
-        )
+        rows = await _learn(read_rows(database, late_after=LATE_SECONDS))
     return PostgresFacts(
         server=server,
         link=await _learn(read_link(database)),

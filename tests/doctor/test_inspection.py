@@ -116,7 +116,7 @@ class TestFullTables:
     async def test_what_they_tell(self, table: Connection) -> None:
         database = Database(table.engine.url.render_as_string(hide_password=False), statement_timeout=10.0)
         try:
-            rows = await job_report.read_rows(database, late_after=30.0, forgotten_after=86_400.0)
+            rows = await job_report.read_rows(database, late_after=30.0)
         finally:
             await database.close()
         assert rows.unpublished.jobs == FEW

@@ -19,9 +19,7 @@ SERVER = Server(
     superuser=False,
     role_limit=-1,
     database_limit=-1,
-    encoding="UTF8",
     standby=False,
-    standbys=0,
     sees_all=True,
     version=180004,
     connections=7,
@@ -44,16 +42,13 @@ ROWS = Rows(
     overdue=NOTHING_LATE,
     queues=(),
     workers=(),
-    forgettable=0,
     silent_owners=(),
-    events=0,
-    orphaned_events=0,
     dead_messages=0,
     newest_dead_message=None,
     ended=Ended(0, 0, None, None),
 )
 NATS = NatsServer("nats:4222", "n1", None, (2, 15, 1), True, False, 1_048_576, True)
-STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0, ahead=0.0, within=0.0)
+STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0)
 
 
 def having(**changed: str) -> Server:
