@@ -34,14 +34,16 @@ _COMMANDS = {
     "run": _Entry("run", _START, "Run a worker for your processors."),
     "enqueue": _Entry("enqueue", _START, "Enqueue jobs and print their ids."),
     "jobs": _Entry("jobs", _JOBS, "List jobs, the newest first."),
-    "job": _Entry("job", _JOBS, "Show one job: every column and its timeline."),
+    "job": _Entry("jobs", _JOBS, "Show one job: every column and its timeline."),
     "retry": _Entry("control", _JOBS, "Put failed jobs back into the queue."),
     "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
     "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
-    "dead-messages": _Entry("dead_messages", _JOBS, "List, replay or drop messages that nobody could use."),
+    "dead-messages": _Entry(
+        "dead_messages", _JOBS, "List, replay or drop messages that no worker could use."
+    ),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
-    "db": _Entry("database", _CARE, "Create or migrate jsworker's tables."),
+    "db": _Entry("db", _CARE, "Create or migrate jsworker's tables."),
     "stream": _Entry("stream", _CARE, "Make the stream and its consumers, or bring them into shape."),
     "doctor": _Entry("doctor", _CARE, "Check settings, servers, tables and streams, and say what to do."),
 }
@@ -114,13 +116,13 @@ def main() -> NoReturn:
 
 
 def _prepare_streams() -> None:
-    """See to it that reading and writing cannot fail for the process's surroundings."""
+    """Make the standard streams usable however the process was started."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was started with this stream closed
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- lasts as long as the process
     # A job's text may hold what this terminal's encoding does not.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
-    # What goes wrong is told in one line; libraries add nothing to it. A worker sets up logs of its own.
+    # An error is one line; libraries add nothing to it. A worker sets up logs of its own.
     logging.getLogger().addHandler(logging.NullHandler())
 
 

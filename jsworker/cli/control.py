@@ -1,18 +1,18 @@
 """``jsworker retry``, ``cancel`` and ``clear``: what an operator may do to jobs.
 
-They need only the database: workers publish what they queue again, within their relay interval.
+They need only the database: workers publish what is queued again, within their relay interval.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
-from jsworker.cli.connection import connected_database
-from jsworker.cli.failures import WrongUsage
+from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import (
     JobIds,
     Json,
@@ -24,21 +24,21 @@ from jsworker.cli.options import (
     Yes,
     new_app,
 )
-from jsworker.cli.outcomes import Outcome, OutcomeReport, changed, refused
+from jsworker.cli.output import Outcome, OutcomeReport, refused
 from jsworker.cli.selection import (
-    Filter,
-    Found,
-    Selection,
+    age_options,
     check_choice,
     choose_age,
     choose_statuses,
-    select,
-    since_found,
+    confirm,
+    connected_database,
 )
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.names import check_kind
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.run_age import RunAge
+from jsworker.ownership.queries.listing import Count
+from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.reset import Reset
@@ -49,6 +49,9 @@ _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
 _LIVE = ("scheduled", "queued", "processing")
 _FILTERS_OF_RUNS = "--status/--kind/--stale-for/--running-for/--no-progress-for"
+
+Found = Sequence[tuple[UUID, int | None]]
+"""Jobs, with the fencing token at which a filter saw them."""
 
 Action = Callable[[Database, Found], AsyncIterator[Outcome]]
 
@@ -69,10 +72,10 @@ def retry(
     Name jobs by their ids, or choose them by --status failed or --kind. Only failed jobs can be retried: a
     cancelled job is final, so enqueue it again.
     """
-    wanted = Filter(choose_statuses("retry", status, ("failed",)), kind)
+    wanted = _Filter(choose_statuses("retry", status, ("failed",)), kind)
     filtered = status is not None or kind is not None
     check_choice("retry", ids, filtered=filtered, filters="--status/--kind", yes=yes)
-    return _perform("retry", _retry, select("retry", ids, wanted, yes=yes), as_json=as_json)
+    return _perform("retry", _retry, _select("retry", ids, wanted, yes=yes), as_json=as_json)
 
 
 @app.command()
@@ -93,10 +96,10 @@ def cancel(
     job learns of it with its worker's next heartbeat, and is cancelled when its run has ended.
     """
     age = choose_age(stale_for, running_for, no_progress_for)
-    wanted = Filter(choose_statuses("cancel", status, _LIVE, age), kind, age)
+    wanted = _Filter(choose_statuses("cancel", status, _LIVE, age), kind, age)
     filtered = status is not None or kind is not None or bool(age)
     check_choice("cancel", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
-    selection = select("cancel", ids, wanted, yes=yes)
+    selection = _select("cancel", ids, wanted, yes=yes)
     action = partial(_cancel, statuses=wanted.statuses if filtered else None, age=age)
     return _perform("cancel", action, selection, as_json=as_json)
 
@@ -106,7 +109,7 @@ def clear(
     ids: JobIds = None,
     *,
     reason: Annotated[
-        str, typer.Option(help="Why; the next run is told as job.clear_reason.", show_default=False)
+        str, typer.Option(help="Why; the next run finds it in job.clear_reason.", show_default=False)
     ],
     status: OnlyStatus = None,
     kind: OnlyKind = None,
@@ -126,14 +129,99 @@ def clear(
         raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")
     age = choose_age(stale_for, running_for, no_progress_for)
     filtered = status is not None or kind is not None or bool(age)
-    wanted = Filter(choose_statuses("clear", status, ("processing",), age), kind, age)
+    wanted = _Filter(choose_statuses("clear", status, ("processing",), age), kind, age)
     check_choice("clear", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
-    selection = select("clear", ids, wanted, yes=yes)
+    selection = _select("clear", ids, wanted, yes=yes)
     action = partial(_clear, reason=reason, age=age)
     return _perform("clear", action, selection, as_json=as_json)
 
 
-def _perform(call: str, action: Action, selection: Selection, *, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """Which jobs are meant.
+
+    Attributes:
+        statuses: any of them.
+        kind: only this kind.
+        age: of running jobs only those that are so old.
+    """
+
+    statuses: tuple[str, ...]
+    kind: str | None
+    age: RunAge = ANY_AGE
+
+    def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
+        """Yield the jobs that are meant, with their fencing tokens, as ``listing.matching`` does."""
+        return listing.matching(database, statuses=self.statuses, kind=self.kind, age=self.age, acting=acting)
+
+    def __str__(self) -> str:
+        limits = {"kind": self.kind, "status": " or ".join(self.statuses)} | asdict(self.age)
+        given = {name.replace("_", " "): value for name, value in limits.items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in given.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The jobs that a command acts on.
+
+    Attributes:
+        named: those that are known already.
+        wanted: a filter for others; None: there are none.
+    """
+
+    named: Found
+    wanted: _Filter | None
+
+    async def batches(self, database: Database) -> AsyncIterator[Found]:
+        """Yield them as they are found, a limited number at a time: a filter may mean millions."""
+        for start in range(0, len(self.named), _BATCH):
+            yield self.named[start : start + _BATCH]
+        if self.wanted is None:
+            return
+        any_found = False
+        async for page in self.wanted.pages(database, acting=True):
+            any_found = True
+            for start in range(0, len(page), _BATCH):
+                yield page[start : start + _BATCH]
+        if not any_found:
+            remark(f"no job matches: {self.wanted}")
+
+
+def _select(verb: str, ids: Sequence[UUID] | None, wanted: _Filter, *, yes: bool) -> _Selection:
+    """Return the jobs to act on, each once: those named, else those that the filter means.
+
+    Raises:
+        Declined: the operator looked at their number and did not agree.
+        InvalidName: the kind holds characters that are not allowed.
+    """
+    if ids:
+        return _Selection([(job_id, None) for job_id in dict.fromkeys(ids)], None)
+    if wanted.kind is not None:
+        check_kind(wanted.kind)
+    if yes:
+        return _Selection([], wanted)
+    found, count = asyncio.run(_look(wanted))
+    if count.is_exact and not found:
+        remark(f"no job matches: {wanted}")
+    else:
+        jobs = f"{count.jobs} job" if count.jobs == 1 else f"{count.jobs} jobs"
+        confirm(f"{verb} {jobs if count.is_exact else f'at least {jobs}'} ({wanted})?")
+    return _Selection(found, None if count.is_exact else wanted)
+
+
+async def _look(wanted: _Filter) -> tuple[Found, Count]:
+    """Return the jobs that a filter means and their number; if that is large, none of them."""
+    async with connected_database() as database:
+        count = await listing.count_matching(
+            database, statuses=wanted.statuses, kind=wanted.kind, age=wanted.age
+        )
+        if not count.is_exact:
+            return [], count
+        found = [job async for page in wanted.pages(database, acting=False) for job in page]
+        return found, Count(len(found), is_exact=True)
+
+
+def _perform(call: str, action: Action, selection: _Selection, *, as_json: bool) -> int:
     with OutcomeReport(as_json=as_json) as report:
         if selection.named or selection.wanted:
             with operators_rights(call):
@@ -141,12 +229,11 @@ def _perform(call: str, action: Action, selection: Selection, *, as_json: bool) 
     return report.exit_code
 
 
-async def _act(action: Action, selection: Selection, report: OutcomeReport) -> None:
+async def _act(action: Action, selection: _Selection, report: OutcomeReport) -> None:
     async with connected_database() as database:
-        async for found in selection.pages(database):
-            for start in range(0, len(found), _BATCH):
-                async for outcome in action(database, found[start : start + _BATCH]):
-                    report.add(outcome)
+        async for found in selection.batches(database):
+            async for outcome in action(database, found):
+                report.add(outcome)
 
 
 async def _retry(database: Database, found: Found) -> AsyncIterator[Outcome]:
@@ -163,13 +250,13 @@ async def _cancel(
     database: Database, found: Found, *, statuses: Sequence[str] | None, age: RunAge
 ) -> AsyncIterator[Outcome]:
     """Cancel jobs by their ids, or those of them that are still of one of these statuses, and so old."""
-    left = refused if statuses is None else changed
+    left = partial(refused, has_changed=statuses is not None)
     done = await control.cancel(database, [job_id for job_id, _ in found], statuses=statuses, age=age)
     for job_id, _ in found:
         if job_id in done.final:
             yield left(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
         elif age and done.other.get(job_id) == "processing":
-            yield left(job_id, f"job {job_id}: {since_found(age)}, or it has been claimed anew")
+            yield left(job_id, f"job {job_id}: {_since_found(age)}, or it has been claimed anew")
         elif job_id in done.other:
             yield left(job_id, f"job {job_id} is {done.other[job_id]} by now")
         elif job_id in done.unknown:
@@ -193,20 +280,22 @@ async def _clear(database: Database, found: Found, *, reason: str, age: RunAge) 
         elif job_id in bad:
             yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
         else:
-            left = changed if age else refused
-            yield left(job_id, f"job {job_id}: {since_found(age)}, or it is being written right now")
+            why = f"job {job_id}: {_since_found(age)}, or it is being written right now"
+            yield refused(job_id, why, has_changed=bool(age))
 
 
 def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Outcome]:
     for job_id, token in found:
-        job = seen.get(job_id)
-        left = refused if token is None else changed
+        job, by_filter = seen.get(job_id), token is not None
         if job is None:
             yield refused(job_id, f"no job has id {job_id}")
         elif job.status != "processing":
-            yield left(job_id, f"job {job_id} is {job.status}; only a running job can be cleared")
+            why = f"job {job_id} is {job.status}; only a running job can be cleared"
+            yield refused(job_id, why, has_changed=by_filter)
         elif token not in (None, job.fencing_token):
-            yield left(job_id, f"job {job_id} has been claimed anew since it was found")
+            yield refused(
+                job_id, f"job {job_id} has been claimed anew since it was found", has_changed=by_filter
+            )
 
 
 async def _take_back(
@@ -228,3 +317,10 @@ async def _take_back(
         taken |= {each.id: each for each in found.resets}
         bad |= {job_id: str(error) for job_id, error in found.refused.items()}
     return taken, bad
+
+
+def _since_found(age: RunAge) -> str:
+    """Return what a job must have done since it was found if it is no longer as old as it was chosen for."""
+    signs = {"stale-for": "its worker gave a sign of life", "no-progress-for": "it has progressed"}
+    seen = [signs[name] for name in age_options(age) if name in signs]
+    return " or ".join(seen) or "its worker has just settled it"

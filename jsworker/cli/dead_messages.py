@@ -8,14 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Column
 
-from jsworker.cli.connection import connected_database
-from jsworker.cli.failures import WrongUsage
+from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import Json, Limit, Yes, new_app
-from jsworker.cli.outcomes import Outcome, OutcomeReport, refused
-from jsworker.cli.output import print_json, print_table
-from jsworker.cli.remarks import tell
-from jsworker.cli.selection import check_choice, confirm
-from jsworker.cli.words import cell, since
+from jsworker.cli.output import Outcome, OutcomeReport, cell, print_json, print_table, refused, since
+from jsworker.cli.selection import check_choice, confirm, connected_database
 from jsworker.core.errors import InvalidName, StreamRefused
 from jsworker.core.events import Events
 from jsworker.core.names import check_kind, shown
@@ -50,7 +46,7 @@ def dead_messages(
     limit: Limit = 50,
     as_json: Json = False,
 ) -> int:
-    """List, replay or drop messages that nobody could use.
+    """List, replay or drop messages that no worker could use.
 
     A worker puts a message aside when it cannot read it or when no job has its id, with the reason. Jobs are
     not lost by that: they are rows of the database. replay sends a message to its subject again and takes it
@@ -83,7 +79,7 @@ def _list(limit: int, *, as_json: bool) -> None:
     ]
     print_table(columns, map(_row, found))
     if len(found) == limit:
-        tell(f"these are the newest {limit}; --limit shows more")
+        remark(f"these are the newest {limit}; --limit shows more")
 
 
 def _row(message: Mapping[str, Any]) -> list[str]:
@@ -99,7 +95,7 @@ def _row(message: Mapping[str, Any]) -> list[str]:
 def _all(action: str, *, yes: bool) -> list[int]:
     ids = [int(message["id"]) for message in asyncio.run(_found(2 * KEPT_MESSAGES))]
     if not ids:
-        tell("there are no dead messages")
+        remark("there are no dead messages")
     elif not yes:
         confirm(f"{action} {len(ids)} message{'s' * (len(ids) > 1)}?")
     return ids[::-1]

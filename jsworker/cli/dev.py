@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
+from jsworker.cli.failures import remark
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_line
-from jsworker.cli.remarks import tell
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
 
@@ -68,12 +68,12 @@ def _child_environment(servers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _serve(servers: EmbeddedServers) -> None:
-    """Tell the variables and wait until somebody asks for the end."""
-    asked = threading.Event()
-    with _on_signals(lambda _: asked.set()):
+    """Print the variables and wait for a signal."""
+    stop = threading.Event()
+    with _on_signals(lambda _: stop.set()):
         _print_variables(servers.environment())
-        tell(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
-        asked.wait()
+        remark(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
+        stop.wait()
 
 
 def _print_variables(servers: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             # place to be stored: it is killed rather than asked.
             child = start_with_parent(command, env=environment, death_signal=signal.SIGKILL)
         except FileNotFoundError as error:
-            tell(str(error))
+            remark(str(error))
             return _NOT_FOUND
         for number in early:
             child.send_signal(number)
@@ -110,7 +110,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _in_the_foreground() -> bool:
-    """Tell whether a terminal sends its signals to this process and its children alike."""
+    """Return whether a terminal sends its signals to this process and its children alike."""
     try:
         with Path("/dev/tty").open("rb", buffering=0) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

@@ -33,7 +33,6 @@ _AREAS = {
     "tables": "Tables",
     "jobs": "Jobs",
     "nats": "NATS",
-    "clocks": "Clocks",
 }
 
 
@@ -50,7 +49,7 @@ def doctor(
         list[str] | None,
         typer.Option(
             metavar="URL",
-            help="Monitoring address of a nats-server, http://host:8222: only there it tells how often it "
+            help="Monitoring address of a nats-server, http://host:8222: only there it shows how often it "
             "syncs to the disk. May be given for each server.",
             show_default=False,
         ),
@@ -62,7 +61,7 @@ def doctor(
     """Check settings, servers, tables and streams, and say what to do.
 
     Nothing is written without --fix, which makes or changes stream and consumers as a worker does at its
-    start, queues and publishes what is overdue, and deletes workers and timeline entries that nobody needs.
+    start, queues and publishes what is overdue, and lets workers try refused rows again at once.
     Run it with the variables of a worker. Exit code 1 when there is an error; warnings alone are 0.
     """
     monitoring = [check_address(url) for url in nats_monitoring or ()]

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from jsworker.cli.failures import WrongUsage
+from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import new_app
-from jsworker.cli.output import print_json, print_line
-from jsworker.cli.remarks import tell
+from jsworker.cli.output import print_json, print_line, progress_bar
 from jsworker.cli.targets import load_processor_class
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
@@ -41,8 +38,8 @@ app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What shall be enqueued, and how often."""
+class _Request:
+    """What is to be enqueued, and how often."""
 
     kind: Kind
     payload: Any
@@ -89,10 +86,10 @@ def enqueue(
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    wish = _Wish(_kind(kind), _read_payload(payload), count, options)
+    request = _Request(_kind(kind), _read_payload(payload), count, options)
     enqueued: list[Enqueued] = []
     try:
-        asyncio.run(_enqueue(wish, unique_key, enqueued.extend if as_json else _print_ids))
+        asyncio.run(_enqueue(request, unique_key, enqueued.extend if as_json else _print_ids))
     finally:  # what is committed is committed, whatever came after it
         if as_json:
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
@@ -114,35 +111,30 @@ def _read_payload(given: str) -> Any:
     return strict_json.loads(text, what="payload")
 
 
-async def _enqueue(wish: _Wish, unique_key: str | None, take: Callable[[list[Enqueued]], Any]) -> None:
-    unpublished: str | None = None
+async def _enqueue(request: _Request, unique_key: str | None, take: Callable[[list[Enqueued]], Any]) -> None:
     async with JobClient.from_env() as client:
-        if wish.count > 1:
-            await _enqueue_many(client, wish, take)
-            unpublished = await _publish(client)
+        if request.count > 1:
+            await _enqueue_many(client, request, take)
+            await client.publish_pending()
         else:
-            one = await client.enqueue(wish.kind, wish.payload, unique_key=unique_key, **wish.options)
+            one = await client.enqueue(
+                request.kind, request.payload, unique_key=unique_key, **request.options
+            )
             take([one])
             if not one.created:
-                tell(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
+                remark(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
                 return
-    unpublished = unpublished or client.unpublished_because
-    if unpublished and not wish.options["delay"]:
-        tell(f"stored, but not published yet, which a worker does: {unpublished}")
+    unpublished = client.unpublished_because
+    if unpublished and not request.options["delay"]:
+        remark(f"stored, but not published yet, which a worker does: {unpublished}")
 
 
-async def _enqueue_many(client: JobClient, wish: _Wish, take: Callable[[list[Enqueued]], Any]) -> None:
-    with _progress(wish.count) as advance:
-        for start in range(0, wish.count, _BATCH):
-            payloads = [wish.payload] * min(_BATCH, wish.count - start)
-            take(await client.enqueue_many(wish.kind, payloads, **wish.options))
+async def _enqueue_many(client: JobClient, request: _Request, take: Callable[[list[Enqueued]], Any]) -> None:
+    with _progress(request.count) as advance:
+        for start in range(0, request.count, _BATCH):
+            payloads = [request.payload] * min(_BATCH, request.count - start)
+            take(await client.enqueue_many(request.kind, payloads, **request.options))
             advance(len(payloads))
-
-
-async def _publish(client: JobClient) -> str | None:
-    """Publish what is due and return why it was not possible; everything is stored either way."""
-    await client.publish_pending()
-    return client.unpublished_because
 
 
 def _print_ids(enqueued: list[Enqueued]) -> None:
@@ -156,9 +148,6 @@ def _progress(count: int) -> Iterator[Callable[[int], None]]:
     if count < _LARGE_COUNT or not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda _: None
         return
-    columns = (TextColumn("enqueued"), BarColumn(), MofNCompleteColumn())
-    # The ids go to stdout, which rich would redirect to its own console.
-    stderr = Console(stderr=True)
-    with Progress(*columns, console=stderr, transient=True, redirect_stdout=False) as bar:
+    with progress_bar("enqueued") as bar:
         task = bar.add_task("enqueued", total=count)
         yield lambda done: bar.advance(task, done)

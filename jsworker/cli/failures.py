@@ -1,4 +1,4 @@
-"""How a command ends: errors as one line on stderr, and the exit code."""
+"""How a command ends: errors on stderr, and the exit code. Imports nothing slow: worker processes use it."""
 
 import os
 import sys
@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jsworker.cli.remarks import tell
 from jsworker.core.errors import (
     InvalidJson,
     InvalidName,
@@ -32,10 +31,16 @@ _OF_SEVERAL_LINES = (SettingsError, ServersUnavailable)
 """One line for each fault; the end of a server's log."""
 
 
+def remark(line: str) -> None:
+    """Write one line for people to stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def exit_code_of(command: Callable[[], Any]) -> int:
     """Run a command, report its error, and return its exit code.
 
-    A command returns its code; None is 0. What nobody expected is shown with its traceback, without the
+    A command returns its code; None is 0. An unexpected error is shown with its traceback, without the
     values of local variables: those may be secrets.
     """
     try:
@@ -62,7 +67,7 @@ def code_of(error: JsworkerError) -> int:
 def report(error: JsworkerError) -> None:
     """Write an error to stderr, as one line unless it is a list of faults."""
     for line in lines_of(error):
-        tell(line)
+        remark(line)
 
 
 def lines_of(error: JsworkerError) -> list[str]:
@@ -85,11 +90,11 @@ def _report_usage(error: "typer.TyperException") -> None:
     line = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     context = getattr(error, "ctx", None)
     if line:  # no arguments at all: the help has been shown
-        tell(f"{line}; see {context.command_path} --help" if context else line)
+        remark(f"{line}; see {context.command_path} --help" if context else line)
 
 
 def _close_stdout() -> None:
-    """Let nothing be written to a reader that has gone, not at the end of the process either."""
+    """Discard what is still to be written, at the end of the process too: the reader of stdout has gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

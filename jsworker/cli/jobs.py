@@ -1,15 +1,19 @@
-"""``jsworker jobs``: the newest jobs, one row each."""
+"""``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
 from uuid import UUID
 
-from rich.table import Column
+import typer
+from rich.table import Column, Table
 from rich.text import Text
 
-from jsworker.cli.connection import connected_database
+from jsworker.cli.failures import remark
 from jsworker.cli.options import (
     After,
     Json,
@@ -18,23 +22,36 @@ from jsworker.cli.options import (
     OnlyKind,
     OnlyStatus,
     RunningFor,
+    Stack,
     StaleFor,
     new_app,
 )
-from jsworker.cli.output import print_json, print_table
-from jsworker.cli.remarks import tell
-from jsworker.cli.selection import choose_age, choose_statuses
-from jsworker.cli.words import cell, headline, seconds_in_words, since, until
-from jsworker.core.names import check_kind
+from jsworker.cli.output import (
+    cell,
+    console,
+    headline,
+    iso,
+    moment,
+    print_json,
+    print_line,
+    print_table,
+    seconds_in_words,
+    since,
+    until,
+)
+from jsworker.cli.selection import choose_age, choose_statuses, connected_database, find_job
+from jsworker.core.names import check_kind, printable
+from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
 from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
 
-_PATIENCE_SECONDS = 2.0
+_SEARCH_SECONDS: Final = 2.0
+_LONGEST_VALUE: Final = 100_000
 
-COLOURS = {
+_COLOURS: Final = {
     "scheduled": "blue",
     "queued": "yellow",
     "processing": "cyan",
@@ -42,6 +59,31 @@ COLOURS = {
     "failed": "red",
     "cancelled": "magenta",
 }
+
+_FAILURES: Final = {
+    "attempts": "no attempt is left",
+    "stalled": "it stalled too often",
+    "permanent": "the processor said so",
+    "payload": "its payload does not fit its processor",
+    "result": "its result cannot be stored",
+}
+
+_CAUSES: Final = {
+    "stale": "its heartbeats stopped for longer than the stale threshold",
+    "crashed": "its heartbeats stopped and no process answered for it on NATS",
+    "dead": "its process was proven to have ended",
+    "operator": "an operator said so",
+}
+_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released"})
+_ENTRIES: Final = {
+    "retried": "put back into the queue by hand; it had failed: {failed_for}",
+    "cancel_requested": "{owner} was asked to stop it",
+    "skipped": "{who} skipped a message about it: {owner} has it",
+    "rejected": "a late {write} by {who} was refused",
+    "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
+    "republished": "its message was lost, and published again",
+}
+"""Other entries; names in braces are those of their details."""
 
 app = new_app()
 
@@ -76,8 +118,8 @@ def jobs(
     page = asyncio.run(_jobs(status, kind, limit, after, age))
     if as_json:
         print_json(page.jobs)
-        if len(page.jobs) < limit:  # who has as many as wanted goes on behind the last one
-            _tell_rest(page)
+        if len(page.jobs) < limit:  # else the caller goes on behind the last one
+            _print_rest(page)
         return
     columns = [
         Column("ID", no_wrap=True, min_width=36),
@@ -88,12 +130,12 @@ def jobs(
         Column("DETAIL", overflow="fold", min_width=12),
     ]
     print_table(columns, map(_row, page.jobs))
-    _tell_rest(page)
+    _print_rest(page)
 
 
-def _tell_rest(page: Page) -> None:
+def _print_rest(page: Page) -> None:
     if page.after is not None:
-        tell(f"there may be more: --after {page.after} goes on, --limit shows more at once")
+        remark(f"there may be more: --after {page.after} goes on, --limit shows more at once")
 
 
 async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | None, age: RunAge) -> Page:
@@ -104,7 +146,7 @@ async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | 
             kind=kind,
             limit=limit,
             after=after,
-            seconds=_PATIENCE_SECONDS,
+            seconds=_SEARCH_SECONDS,
             age=age,
         )
         marks = await marks_of(database, [job["id"] for job in page.jobs])
@@ -116,21 +158,20 @@ def _row(job: Mapping[str, Any]) -> list[Text | str]:
     return [
         str(job["id"]),
         cell(job["kind"]),
-        Text(job["status"], COLOURS[job["status"]]),
+        Text(job["status"], _COLOURS[job["status"]]),
         f"{job['attempts']}/{'-' if most is None else most}",
         since(job["created_at"]),
-        Text(", ".join(part for part in [*map(refusal, job["refused"]), *_detail(job)] if part)),
+        Text(", ".join(part for part in [*map(_refusal, job["refused"]), *_detail(job)] if part)),
     ]
 
 
-def refusal(mark: Mark) -> str:
-    """Tell what PostgreSQL refuses to do with a job's row."""
+def _refusal(mark: Mark) -> str:
     constraint = "" if mark.constraint_name is None else f" {cell(mark.constraint_name)}"
     return f"PostgreSQL refuses to {mark.attempted}: SQLSTATE {mark.sqlstate}{constraint}"
 
 
 def _detail(job: Mapping[str, Any]) -> Iterator[str]:
-    """Tell what matters about a job of its status."""
+    """Yield what matters about a job of its status."""
     match job["status"]:
         case "scheduled":
             yield f"due in {until(job['run_at'])}"
@@ -142,7 +183,7 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             yield f"running for {since(job['claimed_at'])}, heartbeat {since(job['last_activity_at'])} ago"
             if job["progress_at"] is not None and job["progress_at"] >= job["claimed_at"]:
                 yield f"progress {since(job['progress_at'])} ago"
-            yield from progress(job)
+            yield from _progress(job)
             if job["cancel_requested"]:
                 yield "asked to stop"
         case "completed":
@@ -157,8 +198,287 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             return
 
 
-def progress(job: Mapping[str, Any]) -> Iterator[str]:
-    """Tell how far a job says it is: stage and share, then its own words."""
+def _progress(job: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how far a job says it is: stage and share, then its own words."""
     share = None if job["progress"] is None else f"{job['progress']:.0%}"
     yield " ".join(part for part in (cell(job["stage"]), share) if part)
     yield cell(job["message"])
+
+
+@app.command()
+def job(
+    job_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The job's id, or its last eight digits.", show_default=False)
+    ],
+    *,
+    all_columns: Annotated[
+        bool, typer.Option("--all", metavar="", help="Show every column that is set.", show_default=False)
+    ] = False,
+    traceback: Annotated[
+        bool,
+        typer.Option("--traceback", metavar="", help="Show the last error's traceback.", show_default=False),
+    ] = False,
+    full_traceback: Annotated[
+        bool,
+        typer.Option(
+            "--full-traceback",
+            metavar="",
+            help="The same, from jsworker's own frames on.",
+            show_default=False,
+        ),
+    ] = False,
+    stack: Stack = False,
+    as_json: Json = False,
+) -> None:
+    """Show one job: how it stands and why, its error, payload and result; then its runs and its timeline.
+
+    There is a line for each run, numbered by its fencing token. The timeline holds what is out of the
+    ordinary: claims after the first one, errors, resets, late writes that were refused, retries,
+    cancellations. With --json, the object has every column, the timeline under "timeline", and under
+    "refused" what PostgreSQL refuses to do with the job's row. A job that is named by its last digits is
+    looked for among the newest.
+
+    --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
+    places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
+    or the thread of a plain function.
+    """
+    if stack:
+        from jsworker.cli.workers import show_run  # noqa: PLC0415 -- only this needs NATS
+
+        show_run(job_id, as_json=as_json)
+        return
+    found = asyncio.run(_job(job_id))
+    if as_json:
+        print_json(found)
+        return
+    timeline, refused = found.pop("timeline"), found.pop("refused")
+    if traceback or full_traceback:
+        _print_traceback(found, whole=full_traceback)
+        return
+    _print_grid(_columns(found) if all_columns else _summary(found))
+    for mark in refused:
+        again = f"first {since(mark.first_at)} ago, tries: {mark.tries}, again in {until(mark.retry_at)}"
+        print_line(f"\n{_refusal(mark)}; {again}")
+    if runs := int(found["fencing_token"]):
+        print_line("")
+        for token in range(1, runs + 1):
+            print_line(_run(token, found, timeline))
+    if timeline:
+        print_line("")
+        _print_timeline(timeline)
+
+
+async def _job(named: str) -> dict[str, Any]:
+    async with connected_database() as database:
+        found = await find_job(database, named)
+        marks = await marks_of(database, [found["id"]])
+        timeline = await listing.timeline(database, found["id"])
+        return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
+
+
+def _print_traceback(found: Mapping[str, Any], *, whole: bool) -> None:
+    error = found["last_error"]
+    if not error:
+        print_line("there was no error")
+        return
+    print_line(_lines(error if whole else from_users_code(error)))
+
+
+def _print_grid(rows: Iterator[tuple[str, Text]]) -> None:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value)
+    console().print(grid)
+
+
+def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    """Yield what people ask first: what it is, how it stands and why, its error, and where it runs."""
+    yield "job", Text(f"{cell(found['kind'])} {found['id']}")
+    yield "status", Text(f"{found['status']}: {_standing(found)}", _COLOURS[found["status"]])
+    if found["status"] == "processing":
+        heard = since(found["last_activity_at"])
+        yield "worker", Text(f"{cell(found['worker_id'])}, last heartbeat {heard} ago")
+    if progress := ", ".join(part for part in _progress(found) if part):
+        yield "progress", Text(progress)
+    if found["last_error"]:
+        place = last_place(found["last_error"])
+        error = headline(found["last_error"]) + (f" at {cell(place)}" if place else "")
+        yield "error", Text(error, "red" if found["status"] == "failed" else "")
+    yield "attempts", Text(_attempts(found))
+    yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
+    if found["finished_at"] is not None:
+        yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
+    if found["unique_key"] is not None:
+        yield "unique key", Text(cell(found["unique_key"]))
+    for name in ("payload", "checkpoint", "result"):
+        if found[name] is not None:
+            yield name, Text(_in_words(found[name]))
+
+
+def _standing(found: Mapping[str, Any]) -> str:
+    """Return why the job is in its status, and until when."""
+    match found["status"]:
+        case "scheduled":
+            begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"
+            return f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+        case "queued":
+            waits = (
+                "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
+            )
+            again = f"; taken back: {cell(found['clear_reason'])}" if found["cleared"] else ""
+            return f"{waits} since {since(found['queued_at'])}{again}"
+        case "processing":
+            asked = ", asked to stop" if found["cancel_requested"] else ""
+            return f"runs since {since(found['claimed_at'])}{asked}"
+        case "failed":
+            reason = str(found["failure_reason"])
+            return f"{_FAILURES.get(reason, cell(reason))}; `jsworker retry` puts it back into the queue"
+        case "completed":
+            return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
+        case _:
+            return "on request"
+
+
+def _attempts(found: Mapping[str, Any]) -> str:
+    most = "" if found["max_attempts"] is None else f" of {found['max_attempts']}"
+    stalls = "" if found["max_stalls"] is None else f" of {found['max_stalls']}"
+    return f"{found['attempts']}{most}; errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
+
+
+def _columns(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    for name, value in found.items():
+        if value is not None:
+            style = _COLOURS[value] if name == "status" else ""
+            yield name, Text(_in_words(value), style)
+
+
+def _print_timeline(timeline: Sequence[Mapping[str, Any]]) -> None:
+    columns = [
+        Column("AT", no_wrap=True),
+        Column("RUN", justify="right"),
+        Column("WHAT HAPPENED", overflow="fold", min_width=20),
+    ]
+    rows = (
+        [moment(event["at"], milliseconds=True), cell(event["fencing_token"]), _entry(event)]
+        for event in timeline
+    )
+    print_table(columns, rows)
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case datetime():
+            text = iso(value)
+        case timedelta():
+            text = f"{value.total_seconds():g} s"
+        case bool() | dict() | list():
+            text = json.dumps(value, ensure_ascii=False, indent=2)
+        case _:
+            text = str(value)
+    return _lines(text)
+
+
+def _lines(text: str) -> str:
+    # Line by line: a traceback keeps its shape, and no text steers the terminal.
+    return "\n".join(printable(line, _LONGEST_VALUE) for line in text.split("\n"))
+
+
+def _entry(event: Mapping[str, Any]) -> str:
+    detail = event["detail"] or {}
+    if event["event"] in _ENDS:
+        return f"{_end(event)}{_again(detail)}"
+    if event["event"] == "claimed":
+        return _claim(event, detail)
+    words = _ENTRIES.get(event["event"])
+    if words is None:
+        pairs = [f"{cell(name)}={cell(value)}" for name, value in detail.items()]
+        return ", ".join(part for part in (cell(event["event"]), headline(event["error"]), *pairs) if part)
+    details = {name: cell(value) for name, value in detail.items()}
+    return words.format_map(defaultdict(lambda: "?", details, who=cell(event["worker_id"]) or "an operator"))
+
+
+def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
+    silent = f" from {cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
+    again = f", after it was taken back: {cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
+    return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
+
+
+def _again(detail: Mapping[str, Any]) -> str:
+    if detail.get("run_at") is None:
+        return ""
+    try:
+        return f"; to run again from {moment(datetime.fromisoformat(str(detail['run_at'])))}"
+    except ValueError:  # infinity, say
+        return f"; to run again from {cell(detail['run_at'])}"
+
+
+def _run(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
+    events = [event for event in timeline if event["fencing_token"] == token]
+    last = token == found["fencing_token"]
+    ends = [event for event in events if event["event"] in _ENDS]
+    end = _end(ends[0]) if ends else _present(found) if last else "ended without a trace"
+    by = f" by {cell(owner)}" if (owner := _owner(events, found if last else {})) else ""
+    notes = "".join(f"; {note}" for note in map(_note, events) if note)
+    return f"run {token}{by}: {end}{notes}"
+
+
+def _owner(events: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str | None:
+    for event in events:
+        if event["event"] in {"claimed", "error", "failed", "released", "fenced", "rejected"}:
+            return str(event["worker_id"])
+        if event["event"] in {"reset", "skipped", "cancel_requested"} and (event["detail"] or {}).get(
+            "owner"
+        ):
+            return str(event["detail"]["owner"])
+    return found.get("worker_id") or found.get("completed_by")
+
+
+def _end(event: Mapping[str, Any]) -> str:
+    detail = event["detail"] or {}
+    match event["event"]:
+        case "reset":
+            cause = _CAUSES.get(str(detail.get("cause")), cell(detail.get("cause")))
+            if detail.get("reason") and detail.get("cause") in {"dead", "operator"}:
+                cause += f" ({cell(detail['reason'])})"
+            counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
+            return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
+        case "released":
+            return f"handed back: {cell(detail.get('reason'))}"
+        case "cancelled":
+            return "cancelled"
+        case "error":
+            return f"attempt failed: {headline(event['error'])}"
+        case _:
+            reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
+            return f"failed for good{reason}: {headline(event['error'])}"
+
+
+def _present(found: Mapping[str, Any]) -> str:
+    match found["status"]:
+        case "processing":
+            return "still running"
+        case "completed" if (took := _seconds_between(found["claimed_at"], found["finished_at"])) is not None:
+            return f"completed after {took:.3g} s"
+        case status:
+            return str(status)
+
+
+def _seconds_between(start: Any, end: Any) -> float | None:
+    if isinstance(start, datetime) and isinstance(end, datetime):
+        return max((end - start).total_seconds(), 0.0)
+    return None
+
+
+def _note(event: Mapping[str, Any]) -> str:
+    detail = event["detail"] or {}
+    match event["event"]:
+        case "rejected":
+            return f"its late {cell(detail.get('write'))} was refused"
+        case "fenced":
+            return "it stopped itself, because its heartbeats were not answered"
+        case "skipped":
+            return f"{cell(event['worker_id'])} skipped a message about it"
+        case _:
+            return ""

@@ -53,7 +53,7 @@ NoProgressFor = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Only running jobs that told no progress and saved no checkpoint for so long.",
+        help="Only running jobs that reported no progress and saved no checkpoint for so long.",
         show_default=False,
     ),
 ]

@@ -1,20 +1,29 @@
-"""What commands write to stdout: one JSON document, or a table for people."""
+"""What commands write: one JSON document, or lines and tables for people, with values in words."""
 
 import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from uuid import UUID
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column, Table
+
+from jsworker.cli.failures import DONE, FAILED, remark
+from jsworker.core.names import printable
+from jsworker.ownership.queries.reading import FarTime
 
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""
+_LONGEST_CELL = 300
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+_REFUSED = "refused"
 
 
 def print_json(value: Any) -> None:
@@ -29,7 +38,7 @@ def print_line(line: str) -> None:
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table: fitted to the terminal and in colour there, whole and plain elsewhere."""
+    """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
@@ -42,9 +51,116 @@ def console(*, piped_columns: int = _UNCUT) -> Console:
     return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
 
 
+def progress_bar(what: str, *more: ProgressColumn) -> Progress:
+    """Return a bar on stderr that disappears at its end."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *more)
+    # rich would redirect stdout, where the results go, to the bar's own console.
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job or a message that a command acted on.
+
+    Attributes:
+        outcome: the state that it went to, in one word; ``refused`` when nothing happened.
+        refusal: why nothing happened.
+        has_changed: nothing happened because it is not any more what a filter found.
+    """
+
+    id: UUID | int
+    outcome: str
+    refusal: str | None = None
+    has_changed: bool = False
+
+
+def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Outcome:
+    """Return the outcome of something that was left as it was."""
+    return Outcome(subject, _REFUSED, why, has_changed)
+
+
+class OutcomeReport:
+    """Writes outcomes: line by line as they come, or as one JSON array at the end.
+
+    Used as a context manager: what was done before an error is reported all the same.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._outcomes: list[Outcome] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._as_json:
+            print_json([{"id": each.id, "outcome": each.outcome} for each in self._outcomes])
+        left = sum(each.has_changed for each in self._outcomes)
+        if left == 1:
+            remark("1 job was left out: it had changed since it was found")
+        elif left:
+            remark(f"{left} jobs were left out: they had changed since they were found")
+
+    def add(self, outcome: Outcome) -> None:
+        """Take one outcome; a refusal is written to stderr."""
+        self._outcomes.append(outcome)
+        if outcome.refusal is not None:
+            remark(outcome.refusal)
+        elif not self._as_json:
+            print_line(f"{outcome.id} {outcome.outcome}")
+
+    @property
+    def exit_code(self) -> int:
+        """1 when anything was refused."""
+        return FAILED if any(each.outcome == _REFUSED for each in self._outcomes) else DONE
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration in its largest unit: ``42s``, ``3m``, ``5h``, ``2d``."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(seconds, 0.0):.0f}s"
+
+
+def since(time: datetime | None) -> str:
+    """Return how long ago something was."""
+    if time is None or isinstance(time, FarTime):
+        return cell(time)
+    return seconds_in_words((datetime.now(UTC) - time).total_seconds())
+
+
+def until(time: datetime) -> str:
+    """Return in how long something will be."""
+    if isinstance(time, FarTime):
+        return cell(time)
+    return seconds_in_words((time - datetime.now(UTC)).total_seconds())
+
+
+def moment(time: datetime | None, *, milliseconds: bool = False) -> str:
+    """Return a time for people: local, to the second."""
+    if time is None or isinstance(time, FarTime):
+        return cell(time)
+    local = time.astimezone()
+    text = f"{local:%Y-%m-%d %H:%M:%S}"
+    return f"{text}.{local.microsecond // 1000:03d}" if milliseconds else text
+
+
 def iso(time: datetime) -> str:
     """Return a time in ISO 8601, UTC."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def cell(value: Any) -> str:
+    """Return a value for one line: no control characters, not too long."""
+    return "" if value is None else printable(str(value), _LONGEST_CELL)
+
+
+def headline(text: str | None) -> str:
+    """Return the first line of a text."""
+    return cell(text.strip().partition("\n")[0]) if text else ""
 
 
 def _json_value(value: Any) -> Any:

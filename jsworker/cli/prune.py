@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
-from jsworker.cli.connection import connected_database
-from jsworker.cli.failures import WrongUsage
+from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, new_app
-from jsworker.cli.output import print_json, print_line
-from jsworker.cli.remarks import tell
-from jsworker.cli.selection import choose_statuses
+from jsworker.cli.output import print_json, print_line, progress_bar
+from jsworker.cli.selection import choose_statuses, connected_database
 from jsworker.core.errors import SettingsError
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
@@ -32,7 +29,7 @@ app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Request:
     """Which jobs are to be deleted."""
 
     older_than: float
@@ -78,22 +75,22 @@ def prune(
         choose_statuses("prune", status, FINAL)
     if kind is not None:
         check_kind(kind)
-    wish = _Wish(_seconds(older_than), status, kind)
+    request = _Request(_seconds(older_than), status, kind)
     done = _Done()
     try:
-        asyncio.run(_count(wish, done) if dry_run else _prune(wish, done))
+        asyncio.run(_count(request, done) if dry_run else _prune(request, done))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:  # what is deleted is deleted, whatever came after it
         if done.jobs is not None:
-            _print(wish, done, dry_run=dry_run, as_json=as_json)
+            _print(request, done, dry_run=dry_run, as_json=as_json)
 
 
-def _print(wish: _Wish, done: _Done, *, dry_run: bool, as_json: bool) -> None:
+def _print(request: _Request, done: _Done, *, dry_run: bool, as_json: bool) -> None:
     jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
     if as_json:
         found = {"jobs": done.jobs, "timeline_entries": done.entries}
-        print_json({**found, "kept": done.kept, "older_than": wish.older_than, "dry_run": dry_run})
+        print_json({**found, "kept": done.kept, "older_than": request.older_than, "dry_run": dry_run})
     elif dry_run:
         print_line(f"{jobs} would be deleted")
     else:
@@ -122,16 +119,16 @@ def _seconds(older_than: str | None) -> float:
     return seconds
 
 
-async def _count(wish: _Wish, done: _Done) -> None:
+async def _count(request: _Request, done: _Done) -> None:
     async with connected_database() as database:
-        done.jobs = await pruning.count_old(database, await _ended(database, wish))
+        done.jobs = await pruning.count_old(database, await _ended(database, request))
 
 
-async def _prune(wish: _Wish, done: _Done) -> None:
+async def _prune(request: _Request, done: _Done) -> None:
     interrupted = _on_interrupt()
     async with connected_database() as database:
-        # Told once: what ends while this runs is not its business, however long it takes.
-        ended = await _ended(database, wish)
+        # Read once: jobs that end while this runs are left for the next time, however long it takes.
+        ended = await _ended(database, request)
         total = await pruning.count_old(database, ended) if sys.stderr.isatty() else 0
         with _progress(total) as advance:
             await _prune_all(database, ended, done, advance, interrupted)
@@ -147,7 +144,7 @@ async def _prune_all(
     interrupted: asyncio.Event,
 ) -> None:
     since, limit = None, FIRST_LIMIT
-    refused_rows = RefusedRows(database, worker_id=None, tell=_tell_refused)
+    refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
     done.jobs = done.entries = 0
     while not interrupted.is_set():
         began = time.monotonic()
@@ -162,15 +159,17 @@ async def _prune_all(
     done.kept = len(await refused_rows.among("prune"))
 
 
-def _tell_refused(row: RefusedRow) -> None:
+def _print_refused(row: RefusedRow) -> None:
     others = f" and {row.jobs - 1:,} others" if row.jobs > 1 else ""
     constraint = "" if row.constraint is None else f", constraint {printable(row.constraint, 200)}"
-    tell(f"job {row.job_id}{others} kept: PostgreSQL refuses to delete, SQLSTATE {row.sqlstate}{constraint}")
+    remark(
+        f"job {row.job_id}{others} kept: PostgreSQL refuses to delete, SQLSTATE {row.sqlstate}{constraint}"
+    )
 
 
-async def _ended(database: Database, wish: _Wish) -> Ended:
-    before = await pruning.cutoff(database, older_than=wish.older_than)
-    return Ended(before, kind=wish.kind, status=wish.status)
+async def _ended(database: Database, request: _Request) -> Ended:
+    before = await pruning.cutoff(database, older_than=request.older_than)
+    return Ended(before, kind=request.kind, status=request.status)
 
 
 def _on_interrupt() -> asyncio.Event:
@@ -182,7 +181,7 @@ def _on_interrupt() -> asyncio.Event:
         if interrupted.is_set() and task is not None:
             task.cancel()
         elif not interrupted.is_set():
-            tell("stopping after this batch; what is deleted stays deleted")
+            remark("stopping after this batch; what is deleted stays deleted")
         interrupted.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
@@ -195,7 +194,6 @@ def _progress(total: int) -> Iterator[Callable[[int], Any]]:
     if not total:
         yield lambda _: None
         return
-    columns = (TextColumn("deleted"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+    with progress_bar("deleted", TimeRemainingColumn()) as bar:
         task = bar.add_task("deleted", total=total)
         yield lambda deleted: bar.advance(task, deleted)

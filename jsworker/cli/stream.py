@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from jsworker.cli.connection import connected_database
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
+from jsworker.cli.selection import connected_database
 from jsworker.cli.targets import load_processor_class
 from jsworker.core.events import Event, Events
 from jsworker.core.names import check_kind
@@ -63,9 +63,9 @@ def _kind(given: str) -> str:
 
 async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Ensure stream and consumers and return what was changed."""
-    told: list[Event] = []
+    changed: list[Event] = []
     events = Events()
-    events.on("stream.changed", told.append)
+    events.on("stream.changed", changed.append)
     async with connected_database() as database:
         installation = await installation_id(database)
     stream = Stream(settings, installation_id=installation, events=events, client_name="jsworker stream")
@@ -74,7 +74,7 @@ async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, An
         await stream.ensure(kinds)
     finally:
         await stream.close()
-    return [{name: _plain(value) for name, value in event.fields.items()} for event in told]
+    return [{name: _plain(value) for name, value in event.fields.items()} for event in changed]
 
 
 def _plain(value: Any) -> Any:

@@ -1,21 +1,32 @@
-"""``jsworker workers``: who works here, or did."""
+"""``jsworker workers``: lists workers; ``--stack`` asks one over NATS where its runs and threads are."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated, Any
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+from uuid import UUID
 
 import typer
 from rich.table import Column
 
-from jsworker.cli.connection import connected_database
-from jsworker.cli.failures import WrongUsage
+from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import Json, Limit, Stack, new_app
-from jsworker.cli.output import print_json, print_table
-from jsworker.cli.remarks import tell
-from jsworker.cli.words import cell, since
-from jsworker.ownership.transitions.workers import list_workers
+from jsworker.cli.output import cell, print_json, print_line, print_table, seconds_in_words, since
+from jsworker.cli.selection import connected_database, find_job
+from jsworker.core.errors import JsworkerError
+from jsworker.core.settings import load_settings
+from jsworker.ownership.transitions.workers import get_worker, list_workers
+from jsworker.stream.liveness import Answer, Reply, ask_stacks
+
+_SECONDS: Final = 5.0
+_IN_THREADS: Final = "to_thread"
+"""The function of asyncio in which a coroutine waits for a thread."""
 
 app = new_app()
+
+
+class NoStack(JsworkerError):
+    """It is not known where the run or the worker is."""
 
 
 @app.command()
@@ -40,9 +51,7 @@ def workers(
     if (worker_id is None) is stack:
         raise WrongUsage("--stack goes with the id of a worker, and an id with --stack")
     if worker_id is not None:
-        from jsworker.cli.stack import show_worker  # noqa: PLC0415 -- nobody else needs NATS here
-
-        show_worker(worker_id, as_json=as_json)
+        _show_worker(worker_id, as_json=as_json)
         return
     found = asyncio.run(_workers(limit))
     if as_json:
@@ -59,7 +68,7 @@ def workers(
     ]
     print_table(columns, map(_row, found))
     if len(found) == limit:
-        tell(f"these are the {limit} last seen; --limit shows more")
+        remark(f"these are the {limit} last seen; --limit shows more")
 
 
 async def _workers(limit: int) -> list[dict[str, Any]]:
@@ -79,3 +88,134 @@ def _row(worker: Mapping[str, Any]) -> list[str]:
         cell(worker["version"]),
         cell(", ".join(worker["kinds"])),
     ]
+
+
+def show_run(named: str, *, as_json: bool) -> None:
+    """Print where the run of a job is.
+
+    Raises:
+        JobNotFound: no job has this id.
+        NoStack: it does not run, or its owner did not answer.
+        SettingsError, StreamUnavailable, StreamRefused, DatabaseUnavailable: its owner could not be asked.
+    """
+    answer = asyncio.run(_of_job(named))
+    _show(answer, _of_run(answer["job"], was_asked=True), as_json=as_json)
+
+
+def _show_worker(worker_id: str, *, as_json: bool) -> None:
+    answer = asyncio.run(_of_worker(worker_id))
+    _show(answer, _of_all(answer), as_json=as_json)
+
+
+def _show(answer: Mapping[str, Any], lines: Iterator[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    try:
+        print_line(f"worker {cell(answer['worker_id'])}, pid {cell(answer['pid'])}")
+        for line in lines:
+            print_line(line)
+    except (KeyError, TypeError, ValueError):
+        raise NoStack("the worker answered with something that is no stack") from None
+
+
+async def _of_job(named: str) -> Mapping[str, Any]:
+    async with connected_database() as database:
+        job = await find_job(database, named)
+        job_id = job["id"]
+        if job["status"] != "processing":
+            raise NoStack(f"job {job_id} is {job['status']}: only a job that runs has a stack")
+        worker = await get_worker(database, job["worker_id"])
+    answer = await _ask(job["worker_id"], worker, job_id)
+    if answer["job"] is None:
+        owner = cell(job["worker_id"])
+        why = (
+            "it has just ended, or its claim was never answered and the worker gives it back within a minute"
+        )
+        raise NoStack(f"worker {owner} does not have job {job_id} in hand: {why}")
+    return answer
+
+
+async def _of_worker(worker_id: str) -> Mapping[str, Any]:
+    async with connected_database() as database:
+        worker = await get_worker(database, worker_id)
+    if worker is None:
+        raise NoStack(f"no worker has id {cell(worker_id)}: `jsworker workers` lists them")
+    return await _ask(worker_id, worker, None)
+
+
+async def _ask(worker_id: str, worker: Mapping[str, Any] | None, job_id: UUID | None) -> Mapping[str, Any]:
+    reply = await ask_stacks(load_settings(), worker_id, job_id=job_id, seconds=_SECONDS)
+    if reply.answer is not Answer.ALIVE:
+        raise NoStack(_why_not(reply, worker_id, worker))
+    try:
+        answer = json.loads(reply.content)
+        if isinstance(answer, dict) and ("jobs" if job_id is None else "job") in answer:
+            return answer
+    except ValueError:
+        pass
+    raise NoStack(f"worker {cell(worker_id)} answered with something that is no stack")
+
+
+def _why_not(reply: Reply, worker_id: str, worker: Mapping[str, Any] | None) -> str:
+    name = f"worker {cell(worker_id)}"
+    if reply.hindrance is not None:
+        return f"{name} could not be asked, which takes the login of a worker: {cell(reply.hindrance)}"
+    seen = "it is not registered" if worker is None else f"last heartbeat {since(worker['last_seen_at'])} ago"
+    if reply.answer is Answer.NO_RESPONDERS:
+        return (
+            f"nothing listens for {name} on NATS ({seen}): its process has ended, it is cut off from NATS, "
+            "or its version has no stacks to show. What a dead worker held goes back to the queue by itself"
+        )
+    return (
+        f"{name} is connected and did not answer within {_SECONDS:g} s ({seen}): its event loop is blocked, "
+        "by something that computes or waits inside `async def process`, or its process stands still. Under "
+        "`jsworker run` the stacks of its threads are written to its log, and it is ended, "
+        "JSWORKER_WATCHDOG_TIMEOUT after the last tick"
+    )
+
+
+def _of_all(answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer["waiting"]:
+        yield f"{int(answer['waiting'])} jobs claimed ahead, which wait for a job slot"
+    for run in answer["jobs"]:
+        yield ""
+        yield from _of_run(run, was_asked=False)
+    for title, stacks in (("thread", answer["threads"]), ("task of the worker", answer["tasks"])):
+        for stack in stacks:
+            yield ""
+            yield from _of_stack(stack, title)
+    if answer["left_out"]:
+        yield ""
+        yield f"{int(answer['left_out'])} more stacks were left out: ask for a job by its id"
+
+
+def _of_run(run: Mapping[str, Any], *, was_asked: bool) -> Iterator[str]:
+    begun = "" if run["seconds"] is None else f", running for {seconds_in_words(float(run['seconds']))}"
+    stop = f", asked to stop: {cell(run['told_to_stop'])}" if run["told_to_stop"] else ""
+    name = f"job {cell(run['job_id'])} of kind {cell(run['kind'])}"
+    yield f"{name}, attempt {cell(run['attempt'])}{begun}{stop}"
+    if run["phase"] == "waiting":
+        yield "  claimed ahead: it has not begun, and waits for a job slot"
+        return
+    if run["phase"] == "settling":
+        yield "  its processor has returned; its outcome is being written to PostgreSQL"
+    if run["stacks"] is None:
+        why = (
+            "which did not answer: its event loop is blocked"
+            if was_asked
+            else "which is asked by the job's id"
+        )
+        yield f"  it runs alone in a process of its own, {why}"
+        return
+    for stack in run["stacks"]:
+        yield from _of_stack(stack, {"task": "task that it waits for"}.get(stack["of"], stack["of"]))
+
+
+def _of_stack(stack: Mapping[str, Any], title: str) -> Iterator[str]:
+    alone = f", waiting for {cell(stack['waits_for'])}" if stack.get("waits_for") else ""
+    yield f"  {cell(title)}{alone}, the innermost call last:"
+    for file, number, function in stack["places"]:
+        yield f"    {cell(file)}:{int(number)} in {cell(function)}"
+    if any(function == _IN_THREADS for _, _, function in stack["places"]):
+        yield "    it waits for a thread: `jsworker workers ID --stack` shows all of them"

@@ -1,12 +1,60 @@
-"""All checks, in the order in which they are shown, and what each needs to know."""
+"""All checks, in the order in which they are shown."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from jsworker.doctor import clocks, jobs, nats, postgresql, settings, stream, tables
-from jsworker.doctor.facts import Facts, Unknown
+from jsworker.doctor import job_checks, nats_checks, postgresql_checks, settings_checks, table_checks
 from jsworker.doctor.finding import Finding, Remark, unchecked
+from jsworker.doctor.gather import Facts, Unknown
+
+Judge = Callable[..., Iterable[Remark]]
+
+_JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
+    "settings": (settings_checks.variables, settings_checks.recovery, settings_checks.shutdown),
+    "postgresql": (
+        postgresql_checks.connection,
+        postgresql_checks.version,
+        postgresql_checks.migration,
+        postgresql_checks.standby,
+        postgresql_checks.durability,
+        postgresql_checks.role,
+        postgresql_checks.rights,
+        postgresql_checks.encryption,
+        postgresql_checks.pooler,
+        postgresql_checks.connections,
+        postgresql_checks.transactions,
+    ),
+    "tables": (table_checks.indexes, table_checks.constraints),
+    "jobs": (
+        job_checks.workers,
+        job_checks.time_limits,
+        job_checks.outbox,
+        job_checks.promotion,
+        job_checks.queues,
+        job_checks.owners,
+        job_checks.refused_rows,
+        job_checks.failures,
+        job_checks.pruning,
+        job_checks.dead_messages,
+    ),
+    "nats": (
+        nats_checks.connection,
+        nats_checks.version,
+        nats_checks.jetstream,
+        nats_checks.encryption,
+        nats_checks.publishing,
+        nats_checks.sync_interval,
+        nats_checks.stream,
+        nats_checks.pairing,
+        nats_checks.replicas,
+        nats_checks.consumers,
+        nats_checks.subjects,
+        nats_checks.service,
+    ),
+}
+"""By area. A check is called what its function is called, and needs the facts that its parameters name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,80 +63,26 @@ class Check:
 
     Attributes:
         name: the area, a dot, and what is checked.
-        judge: judges the facts that it needs; one that needs none by name gets all of them.
-        needs: names of facts; as long as one is unknown, the check is not made.
+        judge: judges the facts that its parameters name, or all of them as ``facts``; as long as one of
+            those that it names is unknown, the check is not made.
     """
 
     name: str
-    judge: Callable[..., Iterable[Remark]]
-    needs: tuple[str, ...] = ()
+    judge: Judge
 
     def findings(self, facts: Facts) -> list[Finding]:
         """Return what this check finds."""
         return [Finding(self.name, *remark) for remark in self._remarks(facts)]
 
     def _remarks(self, facts: Facts) -> Iterable[Remark]:
-        given: list[Any] = [getattr(facts, name) for name in self.needs]
+        needs = inspect.signature(self.judge).parameters
+        given: list[Any] = [facts if name == "facts" else getattr(facts, name) for name in needs]
         unknown = next((each for each in given if isinstance(each, Unknown)), None)
-        if unknown is not None:
-            return [unchecked(unknown.because)]
-        return self.judge(*given) if self.needs else self.judge(facts)
+        return self.judge(*given) if unknown is None else [unchecked(unknown.because)]
 
 
-CHECKS = (
-    Check("settings.variables", settings.variables, ("settings",)),
-    Check("settings.timing", settings.timing, ("settings",)),
-    Check("settings.recovery", settings.recovery, ("settings",)),
-    Check("settings.shutdown", settings.shutdown, ("settings",)),
-    Check("settings.retention", settings.retention, ("settings",)),
-    Check("postgresql.connection", postgresql.connection),
-    Check("postgresql.version", postgresql.version, ("server",)),
-    Check("postgresql.migration", postgresql.migration, ("revision",)),
-    Check("postgresql.standby", postgresql.standby, ("server",)),
-    Check("postgresql.durability", postgresql.durability, ("server",)),
-    Check("postgresql.replication", postgresql.replication, ("server",)),
-    Check("postgresql.isolation", postgresql.isolation, ("server",)),
-    Check("postgresql.encoding", postgresql.encoding, ("server",)),
-    Check("postgresql.role", postgresql.role, ("server",)),
-    Check("postgresql.rights", postgresql.rights, ("rights", "server")),
-    Check("postgresql.encryption", postgresql.encryption, ("link",)),
-    Check("postgresql.pooler", postgresql.pooler, ("link",)),
-    Check("postgresql.connections", postgresql.connections, ("server", "link", "rows", "settings")),
-    Check("postgresql.transactions", postgresql.transactions, ("oldest", "server")),
-    Check("postgresql.idle_transactions", postgresql.idle_transactions, ("server",)),
-    Check("tables.indexes", tables.indexes, ("schema",)),
-    Check("tables.index_use", tables.index_use, ("schema",)),
-    Check("tables.constraints", tables.constraints, ("schema",)),
-    Check("tables.vacuum", tables.vacuum, ("schema", "server")),
-    Check("tables.fillfactor", tables.fillfactor, ("schema",)),
-    Check("jobs.workers", jobs.workers, ("rows",)),
-    Check("jobs.time_limits", jobs.time_limits, ("rows", "settings")),
-    Check("jobs.registry", jobs.registry, ("rows",)),
-    Check("jobs.outbox", jobs.outbox, ("rows",)),
-    Check("jobs.promotion", jobs.promotion, ("rows",)),
-    Check("jobs.queues", jobs.queues, ("rows",)),
-    Check("jobs.owners", jobs.owners, ("rows",)),
-    Check("jobs.refused_rows", jobs.refused_rows, ("rows",)),
-    Check("jobs.failures", jobs.failures, ("rows",)),
-    Check("jobs.pruning", jobs.pruning, ("rows", "settings")),
-    Check("jobs.timelines", jobs.timelines, ("rows",)),
-    Check("jobs.dead_messages", jobs.dead_messages, ("rows",)),
-    Check("nats.connection", nats.connection),
-    Check("nats.version", nats.version, ("nats",)),
-    Check("nats.jetstream", nats.jetstream),
-    Check("nats.encryption", nats.encryption, ("nats",)),
-    Check("nats.payload", nats.payload, ("nats",)),
-    Check("nats.storage", nats.storage),
-    Check("nats.publishing", nats.publishing, ("refused",)),
-    Check("nats.sync_interval", nats.sync_interval),
-    Check("nats.stream", stream.shape),
-    Check("nats.pairing", stream.pairing, ("stream", "rows", "settings")),
-    Check("nats.replicas", stream.replicas, ("stream", "settings")),
-    Check("nats.consumers", stream.consumers),
-    Check("nats.subjects", stream.subjects, ("unconsumed",)),
-    Check("nats.service", stream.service, ("consumers", "rows", "settings")),
-    Check("clocks.postgresql", clocks.database, ("clock",)),
-    Check("clocks.nats", clocks.stream_server),
+CHECKS: Final = tuple(
+    Check(f"{area}.{judge.__name__}", judge) for area, judges in _JUDGES.items() for judge in judges
 )
 
 

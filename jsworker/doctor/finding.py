@@ -1,4 +1,4 @@
-"""Findings: what a check has to say, how grave it is, and what to do about it."""
+"""Findings: what a check says, how severe it is, and what to do about it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def error(says: str, do: str) -> Remark:
 
 
 def unchecked(because: str) -> Remark:
-    """Return that nobody knows, and why not."""
+    """Return that a check was not made, and why not."""
     return info(f"not checked because {because}")
 
 

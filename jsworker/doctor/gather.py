@@ -1,44 +1,98 @@
-"""Reading the facts: PostgreSQL, NATS and the monitoring ports at the same time, as far as they answer."""
+"""Facts of an examination: PostgreSQL, NATS and monitoring ports are asked at the same time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
 
 from jsworker.core.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.core.settings import Settings
-from jsworker.doctor.facts import Facts, Found, Learnt, Oldest, PostgresFacts, Revision, Unknown
 from jsworker.doctor.monitoring import ServerConfiguration, read_configuration
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.job_report import Rows, read_rows
-from jsworker.ownership.queries.schema_report import read_schema
+from jsworker.ownership.queries.schema_report import Schema, read_schema
 from jsworker.ownership.queries.server_report import (
-    read_clock,
+    Link,
+    MissingRight,
+    OpenTransaction,
+    Server,
     read_link,
     read_missing_rights,
     read_oldest_transaction,
     read_server,
 )
 from jsworker.ownership.revision import check_level
-from jsworker.stream.diagnostics import AccountState, ConsumerReport, Inspector, NatsServer
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, StreamReport
 
 T = TypeVar("T")
 
 LATE_SECONDS: Final = 30.0
 """A relay publishes and promotes within a second; what is due for so long has none."""
 
-_PATIENCE_SECONDS: Final = 10.0
+_STATEMENT_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 3.0
 _ASKED: Final = 60
 """Workers that are asked how they publish; those that were seen last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why something could not be learnt, in words that follow a "because"."""
+
+    because: str
+
+
+Learnt: TypeAlias = T | Unknown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PostgresFacts:
+    """What was learnt of PostgreSQL.
+
+    Attributes:
+        oldest: the oldest open transaction; None: there is none, or none that may be seen.
+        revision: the migration at which the database is; None: never migrated.
+    """
+
+    server: Learnt[Server]
+    link: Learnt[Link]
+    oldest: Learnt[OpenTransaction | None]
+    revision: Learnt[str | None]
+    rights: Learnt[list[MissingRight]]
+    schema: Learnt[Schema]
+    rows: Learnt[Rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts(PostgresFacts):
+    """What was learnt.
+
+    Attributes:
+        place: where PostgreSQL is, for messages.
+        account: known when JetStream answers.
+        stream: None: there is none of this name.
+        unconsumed: messages by subject, of subjects that no consumer takes.
+        refused: workers that say that JetStream stores none of their messages.
+        monitoring: what each monitoring address answered, by the address.
+    """
+
+    settings: Settings
+    place: str
+    nats: Learnt[NatsServer]
+    account: Learnt[object]
+    stream: Learnt[StreamReport | None]
+    consumers: Learnt[list[ConsumerReport]]
+    unconsumed: Learnt[Mapping[str, int]]
+    refused: Learnt[list[str]]
+    monitoring: Mapping[str, Learnt[ServerConfiguration]]
+
+
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Database]:
-    """Open the database of these settings, with the patience of people; nothing connects yet."""
-    patience = max(settings.statement_timeout, _PATIENCE_SECONDS)
-    database = Database(settings.database_dsn(), statement_timeout=patience)
+    """Open the database of these settings, with time for slow statements; nothing connects yet."""
+    statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
+    database = Database(settings.database_dsn(), statement_timeout=statement_timeout)
     try:
         yield database
     finally:
@@ -62,21 +116,13 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
         try:
             nats = await _learn(_connect(inspector))
             found = await postgres
-            kinds = _kinds_of_workers(found.rows)
-            account, stream, consumers = await _of_stream(inspector, nats, kinds)
             return Facts(
                 settings=settings,
                 place=database.place,
                 **{name: getattr(found, name) for name in PostgresFacts.__dataclass_fields__},
                 nats=nats,
-                account=account,
-                stream=stream,
-                consumers=consumers,
-                unconsumed=consumers
-                if isinstance(consumers, Unknown)
-                else await _learn(inspector.unconsumed()),
+                **await _of_nats(inspector, nats, found.rows),
                 monitoring=await configurations,
-                refused=await _refused(inspector, nats, found.rows),
             )
         finally:
             postgres.cancel()
@@ -86,43 +132,37 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
 
 
 async def _of_postgres(database: Database) -> PostgresFacts:
-    clock = await _learn(read_clock(database))
-    if isinstance(clock, Unknown):
+    server = await _learn(read_server(database))
+    if isinstance(server, Unknown):
         away = Unknown("PostgreSQL cannot be used")
-        return PostgresFacts(
-            clock=clock,
-            **dict.fromkeys(("link", "server", "oldest", "rights", "revision", "schema", "rows"), away),
-        )
-    revision = await _learn(_revision(database))
-    no_tables = _why_no_tables(revision)
-    late, forgotten = LATE_SECONDS, FORGOTTEN_AFTER_SECONDS
+        others = dict.fromkeys(("link", "oldest", "revision", "rights", "schema", "rows"), away)
+        return PostgresFacts(server=server, **others)
+    revision = await _learn(database.migrated_to())
+    rights: Learnt[list[MissingRight]]
+    schema: Learnt[Schema]
+    rows: Learnt[Rows]
+    if (no_tables := _why_no_tables(revision)) is not None:
+        rights = schema = rows = no_tables
+    else:
+        rights = await _learn(read_missing_rights(database))
+        schema = await _learn(read_schema(database))
+        rows = await _learn(read_rows(database, late_after=LATE_SECONDS))
     return PostgresFacts(
-        clock=clock,
+        server=server,
         link=await _learn(read_link(database)),
-        server=await _learn(read_server(database)),
-        oldest=await _learn(_oldest(database)),
-        rights=await _learn(read_missing_rights(database)) if no_tables is None else no_tables,
+        oldest=await _learn(read_oldest_transaction(database)),
         revision=revision,
-        schema=await _learn(read_schema(database)) if no_tables is None else no_tables,
-        rows=await _learn(read_rows(database, late_after=late, forgotten_after=forgotten))
-        if no_tables is None
-        else no_tables,
+        rights=rights,
+        schema=schema,
+        rows=rows,
     )
 
 
-async def _revision(database: Database) -> Revision:
-    return Revision(await database.migrated_to())
-
-
-async def _oldest(database: Database) -> Oldest:
-    return Oldest(await read_oldest_transaction(database))
-
-
-def _why_no_tables(revision: Learnt[Revision]) -> Unknown | None:
+def _why_no_tables(revision: Learnt[str | None]) -> Unknown | None:
     if isinstance(revision, Unknown):  # it may be that only this one table is closed to the role
         return None
     try:
-        check_level(revision.found)
+        check_level(revision)
     except MigrationMissing:
         return Unknown("the database is not migrated to this version")
     return None
@@ -133,42 +173,36 @@ async def _connect(inspector: Inspector) -> NatsServer:
     return await inspector.server()
 
 
-async def _of_stream(
-    inspector: Inspector, nats: Learnt[NatsServer], kinds: Sequence[str]
-) -> tuple[Learnt[AccountState], Learnt[Found], Learnt[list[ConsumerReport]]]:
+async def _of_nats(
+    inspector: Inspector, nats: Learnt[NatsServer], rows: Learnt[Rows]
+) -> dict[str, Learnt[Any]]:
+    """Return the facts that JetStream and workers know."""
     if isinstance(nats, Unknown):
-        away = Unknown("NATS cannot be used")
-        return away, away, away
-    stream = await _learn(_stream(inspector))
-    if isinstance(stream, Unknown):
-        return await _learn(inspector.account()), stream, Unknown("the stream cannot be looked at")
-    if stream.stream is None:
-        return await _learn(inspector.account()), stream, Unknown("there is no stream")
-    return await _learn(inspector.account()), stream, await _learn(inspector.consumers(kinds))
-
-
-async def _refused(inspector: Inspector, nats: Learnt[NatsServer], rows: Learnt[Rows]) -> Learnt[list[str]]:
-    if isinstance(nats, Unknown):
-        return Unknown("NATS cannot be used")
+        names = ("account", "stream", "consumers", "unconsumed", "refused")
+        return dict.fromkeys(names, Unknown("NATS cannot be used"))
+    alive = [] if isinstance(rows, Unknown) else [worker for worker in rows.workers if worker.alive]
+    found: dict[str, Learnt[Any]] = {
+        "account": await _learn(inspector.account()),
+        "stream": await _learn(inspector.stream()),
+        "refused": await _learn(inspector.refused([worker.id for worker in alive[:_ASKED]])),
+    }
     if isinstance(rows, Unknown):
-        return Unknown("which workers there are is not known")
-    alive = [worker.id for worker in rows.workers if worker.alive]
-    return await _learn(inspector.refused(alive[:_ASKED]))
-
-
-async def _stream(inspector: Inspector) -> Found:
-    return Found(await inspector.stream())
+        found["refused"] = Unknown("which workers there are is not known")
+    match found["stream"]:
+        case Unknown():
+            consumers: Learnt[Any] = Unknown("the stream cannot be looked at")
+        case None:
+            consumers = Unknown("there is no stream")
+        case _:
+            kinds = sorted({kind for worker in alive for kind in worker.kinds})
+            consumers = await _learn(inspector.consumers(kinds))
+    unconsumed = consumers if isinstance(consumers, Unknown) else await _learn(inspector.unconsumed())
+    return found | {"consumers": consumers, "unconsumed": unconsumed}
 
 
 async def _of_monitoring(addresses: Sequence[str]) -> dict[str, Learnt[ServerConfiguration]]:
     found = await asyncio.gather(*(_learn(read_configuration(address)) for address in addresses))
     return dict(zip(addresses, found, strict=True))
-
-
-def _kinds_of_workers(rows: Learnt[Rows]) -> list[str]:
-    if isinstance(rows, Unknown):
-        return []
-    return sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds})
 
 
 async def _learn(reading: Coroutine[Any, Any, T]) -> Learnt[T]:

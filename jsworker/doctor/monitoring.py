@@ -1,4 +1,4 @@
-"""What a nats-server tells on its monitoring port and nowhere else: how often it syncs to the disk."""
+"""What a nats-server shows on its monitoring port alone: how often it syncs to the disk."""
 
 import asyncio
 import http.client
@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -33,17 +32,12 @@ class ServerConfiguration:
         jetstream: whether JetStream is on.
         sync_always: it syncs every message to the disk before it acknowledges it.
         sync_seconds: else it syncs so often; None: it does not say.
-        stored, limit: bytes that JetStream uses and may use on this server.
-        ahead: seconds that its clock is ahead of this machine's; None: it does not say.
     """
 
     name: str
     jetstream: bool
     sync_always: bool
     sync_seconds: float | None
-    stored: int
-    limit: int
-    ahead: float | None
 
 
 def check_address(url: str) -> str:
@@ -72,14 +66,14 @@ async def read_configuration(url: str) -> ServerConfiguration:
         url: what ``check_address`` returned.
 
     Raises:
-        MonitoringSilent: nobody answered, or no nats-server did.
+        MonitoringSilent: there was no answer, or not that of a nats-server.
     """
     return await asyncio.to_thread(_read, url)
 
 
 def _read(url: str) -> ServerConfiguration:
     parts = urlsplit(url)
-    asked, began = time.time(), time.monotonic()
+    began = time.monotonic()
     try:
         answer = _get(parts)
         if time.monotonic() - began >= _SECONDS:  # cut off by ourselves, and cut where it may look whole
@@ -88,9 +82,8 @@ def _read(url: str) -> ServerConfiguration:
         late = time.monotonic() - began >= _SECONDS  # whatever it looks like: we have hung up
         reason = _reason(TimeoutError() if late else error)
         raise MonitoringSilent(f"{url} cannot be read: {reason}") from None
-    between = (asked + time.time()) / 2
     try:
-        return _configuration(json.loads(answer), between)
+        return _configuration(json.loads(answer))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise MonitoringSilent(
             f"{url} does not answer as the monitoring port of a nats-server does"
@@ -98,7 +91,7 @@ def _read(url: str) -> ServerConfiguration:
 
 
 def _get(parts: SplitResult) -> bytes:
-    """Ask directly: a proxy of the surroundings does not lead to a port inside the cluster."""
+    """Ask directly: a proxy of the environment does not lead to a port inside the cluster."""
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     default = 443 if parts.scheme == "https" else _DEFAULT_PORT
     connection = kind(parts.hostname or "", parts.port or default, timeout=_SECONDS)
@@ -122,26 +115,22 @@ def _hang_up(connection: http.client.HTTPConnection) -> None:
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _configuration(answer: dict[str, Any], now: float) -> ServerConfiguration:
+def _configuration(answer: dict[str, Any]) -> ServerConfiguration:
     jetstream = answer.get("jetstream") or {}
-    config, stats = jetstream.get("config") or {}, jetstream.get("stats") or {}
+    config = jetstream.get("config") or {}
     nanoseconds = config.get("sync_interval")
-    told = answer.get("now")
     return ServerConfiguration(
         name=str(answer.get("server_name") or answer["server_id"]),
         jetstream=bool(config),
         sync_always=bool(config.get("sync_always")),
         sync_seconds=None if nanoseconds is None else float(nanoseconds) / 1e9,
-        stored=int(stats.get("storage") or 0),
-        limit=int(config.get("max_storage") or 0),
-        ahead=datetime.fromisoformat(told).timestamp() - now if told else None,
     )
 
 
 def _reason(error: Exception) -> str:
     match error:
         case ConnectionRefusedError():
-            return "nobody listens there"
+            return "nothing listens there"
         case TimeoutError():
             return f"no answer within {_SECONDS:g} s"
         case OSError():

@@ -1,33 +1,27 @@
-"""Repairs: what may be mended at any time, by anybody, twice. Each is what workers do by themselves one day.
+"""Repairs: what may be mended at any time, twice too. Each is what workers do by themselves sooner or later.
 
 Nothing here takes a job from its owner, ends one, or touches data that is not jsworker's own bookkeeping.
 """
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from jsworker.client import JobClient
-from jsworker.core.errors import InvalidName, JsworkerError
+from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Event, Events
-from jsworker.core.names import check_kind
+from jsworker.core.names import is_kind
 from jsworker.core.settings import Settings
-from jsworker.doctor.facts import Facts, Unknown
 from jsworker.doctor.finding import Finding, counted
-from jsworker.doctor.gather import opened
-from jsworker.ownership.transitions.orphaned_events import delete_orphaned_events
+from jsworker.doctor.gather import Facts, Unknown, opened
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
-from jsworker.ownership.transitions.workers import forget_workers, installation_id
+from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.diagnostics import ConsumerReport
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
 
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
-_ENTRIES_AT_ONCE: Final = 5_000
-_LONGEST_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +58,10 @@ async def _attempt(wanted: Repair, facts: Facts) -> Finding:
 
 
 def _stream_differs(facts: Facts) -> bool:
-    """Tell whether a worker that starts would make or change anything, and would not be refused."""
+    """Return whether a worker that starts would make or change anything, and would not be refused."""
     if isinstance(facts.stream, Unknown) or isinstance(facts.rows, Unknown):
         return False
-    report = facts.stream.stream
+    report = facts.stream
     if report is None:
         return True
     if report.installation not in {None, str(facts.rows.installation)}:
@@ -78,9 +72,9 @@ def _stream_differs(facts: Facts) -> bool:
 
 
 async def _ensure_stream(facts: Facts) -> str:
-    told: list[Event] = []
+    changes: list[Event] = []
     ack_waits, events = _kinds_to_ensure(facts), Events()
-    events.on("stream.changed", told.append)
+    events.on("stream.changed", changes.append)
     async with opened(facts.settings) as database:
         installation = await installation_id(database)
     stream = Stream(
@@ -93,20 +87,20 @@ async def _ensure_stream(facts: Facts) -> str:
         await stream.close()
     there = {report.name for report in _reports(facts)}
     made = [f"made consumer {kind}" for kind in ack_waits if kind not in there]
-    return "; ".join([*map(_change, told), *made]) or "somebody else was faster to mend the stream"
+    return "; ".join([*map(_change, changes), *made]) or "a worker was faster to mend the stream"
 
 
 def _kinds_to_ensure(facts: Facts) -> dict[str, float]:
     """Return the consumers to make or change, each with the longer of its own and the settings' ack wait."""
     if isinstance(facts.rows, Unknown) or isinstance(facts.stream, Unknown):
         return {}
-    if isinstance(facts.consumers, Unknown) and facts.stream.stream is not None:
+    if isinstance(facts.consumers, Unknown) and facts.stream is not None:
         return {}  # they may be as they must be
     reports, asked_for = _reports(facts), facts.settings.ack_wait
     kinds = {
         report.name: max(report.ack_wait, asked_for)
         for report in reports
-        if _is_kind(report.name) and _changes(report, facts.settings)
+        if is_kind(report.name) and _changes(report, facts.settings)
     }
     there = {report.name for report in reports}
     served = {kind for worker in facts.rows.workers if worker.alive for kind in worker.kinds}
@@ -118,18 +112,11 @@ def _reports(facts: Facts) -> list[ConsumerReport]:
 
 
 def _changes(report: ConsumerReport, settings: Settings) -> bool:
-    """Tell whether a consumer can be changed and must be; one that only waits longer need not."""
+    """Return whether a consumer can be changed and must be; one that only waits longer need not."""
     if any(not each.changeable for each in report.differences):
         return False
     others = [each for each in report.differences if each.setting != "ack_wait"]
     return bool(others) or report.ack_wait < settings.ack_wait
-
-
-def _is_kind(name: str) -> bool:
-    try:
-        return bool(check_kind(name))
-    except InvalidName:
-        return False
 
 
 def _change(event: Event) -> str:
@@ -177,43 +164,8 @@ async def _try_refused_rows(facts: Facts) -> str:
     return f"{counted(found, 'refused row')} tried again by the workers' next rounds"
 
 
-def _workers_are_forgotten(facts: Facts) -> bool:
-    return not isinstance(facts.rows, Unknown) and bool(facts.rows.forgettable)
-
-
-async def _forget_workers(facts: Facts) -> str:
-    async with opened(facts.settings) as database:
-        gone = await forget_workers(database, silent_for=FORGOTTEN_AFTER_SECONDS)
-    return f"deleted {counted(gone, 'worker')} of long ago from the registry"
-
-
-def _entries_are_orphaned(facts: Facts) -> bool:
-    return not isinstance(facts.rows, Unknown) and bool(facts.rows.orphaned_events)
-
-
-async def _delete_orphaned_events(facts: Facts) -> str:
-    began, deleted, last = time.monotonic(), 0, 0
-    async with opened(facts.settings) as database:
-        while time.monotonic() - began < _LONGEST_SECONDS:
-            gone, end = await delete_orphaned_events(database, after=last, limit=_ENTRIES_AT_ONCE)
-            deleted += gone
-            if end is None:
-                break
-            last = end
-        else:
-            return f"{_deleted(deleted)}; stopped after {_LONGEST_SECONDS:g} s, so run it again"
-    return _deleted(deleted)
-
-
-def _deleted(entries: int) -> str:
-    found = counted(entries, "timeline entry", plural="timeline entries")
-    return f"deleted {found} without a job"
-
-
 REPAIRS: Final = (
     Repair("fix.stream", _stream_differs, _ensure_stream),
     Repair("fix.jobs", _jobs_are_late, _queue_and_publish),
     Repair("fix.refused_rows", _rows_are_refused, _try_refused_rows),
-    Repair("fix.registry", _workers_are_forgotten, _forget_workers),
-    Repair("fix.timelines", _entries_are_orphaned, _delete_orphaned_events),
 )

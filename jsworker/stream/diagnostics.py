@@ -3,11 +3,9 @@
 import asyncio
 import ipaddress
 import json
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import nats.errors
@@ -34,7 +32,6 @@ from jsworker.stream.wire import subject_of
 _NAME: Final = "jsworker doctor"
 _GREETING_SECONDS: Final = 2.0
 _GREETING_BYTES: Final = 65_536
-_API_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 10.0
 """For all pages of consumers; a cluster that misses a server takes four seconds for each."""
 _PAGE: Final = 256
@@ -72,14 +69,6 @@ class NatsServer:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountState:
-    """What the account stores, in bytes, and how much it may; None: as much as the server can."""
-
-    stored: int
-    limit: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Peer:
     """A server that keeps a copy of the stream."""
 
@@ -97,8 +86,6 @@ class StreamReport:
         replicas: copies that are asked for.
         peers: the servers that keep them; empty without a cluster.
         clustered: whether the server belongs to a cluster.
-        ahead: seconds that the server's clock is ahead of this machine's; None: an old server does not tell.
-        within: by so much ``ahead`` may be wrong.
     """
 
     installation: str | None
@@ -108,8 +95,6 @@ class StreamReport:
     clustered: bool
     messages: int
     bytes: int
-    ahead: float | None
-    within: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +121,7 @@ class ConsumerReport:
 
 
 class _Api(JetStreamApi):
-    """JetStream's requests, with one more: what the account holds."""
+    """JetStream's requests, with one more: the account."""
 
     async def account_info(self) -> AccountInfo:
         """Return the account's use and limits."""
@@ -189,15 +174,13 @@ class Inspector:
             offers_jetstream=client.offers_jetstream,
         )
 
-    async def account(self) -> AccountState:
-        """Return what the account stores.
+    async def account(self) -> AccountInfo:
+        """Return what JetStream says of the account.
 
         Raises:
-            StreamUnavailable, StreamRefused: JetStream did not tell.
+            StreamUnavailable, StreamRefused: JetStream did not answer.
         """
-        found = await self._api.account_info()
-        limit = found.limits.max_storage
-        return AccountState(stored=found.storage, limit=limit if limit > 0 else None)
+        return await self._api.account_info()
 
     async def stream(self) -> StreamReport | None:
         """Return how the stream is; None: there is none of this name.
@@ -209,7 +192,6 @@ class Inspector:
             info = await self._api.stream_info()
         except NotThere:
             return None
-        ahead, within = await self._clock()
         wanted = stream_config(self._settings, None)
         return StreamReport(
             installation=(info.config.metadata or {}).get(INSTALLATION),
@@ -219,8 +201,6 @@ class Inspector:
             clustered=bool(info.cluster and info.cluster.name),
             messages=info.state.messages,
             bytes=info.state.bytes,
-            ahead=ahead,
-            within=within,
         )
 
     async def unconsumed(self) -> dict[str, int]:
@@ -298,19 +278,6 @@ class Inspector:
             requests=info.num_waiting or 0,
             paused=bool(info.paused),
         )
-
-    async def _clock(self) -> tuple[float | None, float]:
-        """Ask once more for the time of the answer, which nats-py does not keep."""
-        asked = time.time()
-        try:
-            answer = await self._connection.client.request(
-                f"$JS.API.STREAM.INFO.{self._settings.stream}", timeout=_API_SECONDS
-            )
-            answered = time.time()
-            then = datetime.fromisoformat(json.loads(answer.data)["ts"])
-        except (nats.errors.Error, StreamUnavailable, OSError, ValueError, KeyError, TypeError):
-            return None, 0.0
-        return then.timestamp() - (asked + answered) / 2, (answered - asked) / 2
 
 
 def _peers(cluster: ClusterInfo | None) -> tuple[Peer, ...]:

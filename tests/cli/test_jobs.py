@@ -140,7 +140,7 @@ class TestJobs:
         jobs = [insert_job(sql, "completed") for _ in range(3)]
         monkeypatch.setattr(listing, "WINDOW", 2)
         assert [job["id"] for job in cli("jobs", "--kind", "seldom", "--json").ok().json] == [str(seldom)]
-        monkeypatch.setattr("jsworker.cli.jobs._PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("jsworker.cli.jobs._SEARCH_SECONDS", 0.0)
         found = cli("jobs", "--kind", "seldom", "--limit", 2, "--json")
         assert (found.code, found.json) == (0, [])
         assert f"--after {jobs[1]} goes on" in found.errors[0]

@@ -5,8 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.cli.output import print_json
-from jsworker.cli.words import cell, headline, seconds_in_words, since, until
+from jsworker.cli.output import cell, headline, print_json, seconds_in_words, since, until
 
 
 def test_json_values_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_where_runs_and_their_worker_are(cli: Cli, sql: Sql, spawn: Spawn) -> No
 
     def is_gone() -> bool:
         found = cli("workers", owner, "--stack")
-        return found.code == 1 and found.errors[0].startswith(f"nobody listens for worker {owner} on NATS")
+        return found.code == 1 and found.errors[0].startswith(f"nothing listens for worker {owner} on NATS")
 
     wait_until(is_gone, "nobody answers for the dead worker")
 
@@ -71,7 +71,7 @@ def test_only_a_job_that_runs_has_a_stack(cli: Cli, sql: Sql) -> None:
     assert line == f"job {queued} is queued: only a job that runs has a stack"
     running = insert_job(sql, "processing")
     line = cli("job", running, "--stack").refused(1)
-    assert line.startswith(f"nobody listens for worker {WORKER} on NATS (it is not registered): its process")
+    assert line.startswith(f"nothing listens for worker {WORKER} on NATS (it is not registered): its process")
     assert read_job(sql, running)["status"] == "processing"
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -19,15 +17,13 @@ from jsworker.core.errors import StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.doctor import gather as gathering
-from jsworker.doctor import stream as stream_checks
+from jsworker.doctor import nats_checks
 from jsworker.doctor.checks import examine
-from jsworker.doctor.facts import Unknown
 from jsworker.doctor.finding import Finding
-from jsworker.doctor.gather import gather
+from jsworker.doctor.gather import Unknown, gather
 from jsworker.doctor.monitoring import MonitoringSilent, read_configuration
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import job_report, schema_report, server_report
-from jsworker.ownership.transitions import orphaned_events
 from jsworker.stream import diagnostics
 from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream
@@ -79,10 +75,7 @@ OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
         {"jobs_queued"},
     ),
     "silent owners": (job_report.SILENT_OWNERS, {}, {"jobs_owned"}),
-    "forgettable": (job_report.FORGETTABLE, {"silent_for": 86_400.0}, {"jobs_owned"}),
     "ended": (job_report.ENDED, SAMPLE, {"jobs_finished"}),
-    "orphaned events": (job_report.ORPHANED_EVENTS, SAMPLE, {"jobs_pkey"}),
-    "deleting orphans": (orphaned_events.DELETE_ORPHANED_EVENTS, {"after": 0, "limit": 5000}, {"jobs_pkey"}),
 }
 
 
@@ -113,7 +106,7 @@ class TestFullTables:
         assert found == wanted
         assert "Seq Scan on job_events" not in paths
 
-    @pytest.mark.parametrize("name", sorted(set(OF_JOBS) - {"deleting orphans"}))
+    @pytest.mark.parametrize("name", sorted(OF_JOBS))
     def test_a_bounded_number_of_rows_is_looked_at(self, name: str, table: Connection) -> None:
         statement, parameters, _ = OF_JOBS[name]
         # A plan may mark all of a kind's entries of the index before it reads the first thousand of the rows.
@@ -123,7 +116,7 @@ class TestFullTables:
     async def test_what_they_tell(self, table: Connection) -> None:
         database = Database(table.engine.url.render_as_string(hide_password=False), statement_timeout=10.0)
         try:
-            rows = await job_report.read_rows(database, late_after=30.0, forgotten_after=86_400.0)
+            rows = await job_report.read_rows(database, late_after=30.0)
         finally:
             await database.close()
         assert rows.unpublished.jobs == FEW
@@ -135,25 +128,21 @@ class TestFullTables:
             "worker-0": (200, False),
             **{f"worker-{n}": (200, True) for n in range(1, 5)},
         }
-        assert rows.forgettable == 50 - 4
-        assert (rows.events, rows.orphaned_events) == (2000, 0)
         assert (rows.ended.jobs, rows.ended.failed) == (1000, 0)
 
 
-def test_only_one_statement_writes() -> None:
+def test_no_statement_writes() -> None:
     writing = re.compile(
         r"\b(insert|update|delete|truncate|alter|create|drop|grant|set|lock|for share)\b", re.IGNORECASE
     )
     statements = {
         f"{module.__name__}.{name}": statement.text
-        for module in (job_report, orphaned_events, schema_report, server_report)
+        for module in (job_report, schema_report, server_report)
         for name, statement in vars(module).items()
         if isinstance(statement, TextClause)
     }
-    assert len(statements) >= 20
-    assert [name for name, text in statements.items() if writing.search(text)] == [
-        "jsworker.ownership.transitions.orphaned_events.DELETE_ORPHANED_EVENTS"
-    ]
+    assert len(statements) >= 15
+    assert [name for name, text in statements.items() if writing.search(text)] == []
 
 
 async def test_a_direct_connection(settings: Settings) -> None:
@@ -184,19 +173,6 @@ async def test_the_oldest_transaction_that_holds_rows(settings: Settings, databa
     assert (found.pid, found.state) == (pid, "idle in transaction")
 
 
-async def test_another_clock_is_compared_with_this_one(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_report, "time", SimpleNamespace(time=lambda: time.time() - 100))
-    database = Database(settings.database_dsn(), statement_timeout=5.0)
-    try:
-        clock = await server_report.read_clock(database)
-    finally:
-        await database.close()
-    assert 99 < clock.ahead < 101
-    assert 0 <= clock.within < 1
-
-
 async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
     settings: Settings, database_url: str
 ) -> None:
@@ -207,8 +183,8 @@ async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
         monitoring = f"http://127.0.0.1:{nats.port}"
         async with asyncio.timeout(40):
             facts = await gather(settings.model_copy(update=changed), [monitoring])
-    assert isinstance(facts.clock, Unknown)
-    assert "PostgreSQL at 127.0.0.1" in facts.clock.because
+    assert isinstance(facts.server, Unknown)
+    assert "PostgreSQL at 127.0.0.1" in facts.server.because
     assert isinstance(facts.nats, Unknown)
     assert "did not answer" in facts.nats.because
     told = facts.monitoring[monitoring]
@@ -314,7 +290,7 @@ class TestManyConsumers:
         self, settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(diagnostics, "MOST_CONSUMERS", PAGE)
-        monkeypatch.setattr(stream_checks, "MOST_CONSUMERS", PAGE)
+        monkeypatch.setattr(nats_checks, "MOST_CONSUMERS", PAGE)
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute("UPDATE jsworker.workers SET kinds = %s", [[*KINDS[:PAGE], KINDS[-2]]])
         found = await found_of_stream(settings)

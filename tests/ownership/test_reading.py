@@ -12,8 +12,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import text
 
 from jsworker.cli.jobs import _row
-from jsworker.cli.output import iso, print_json
-from jsworker.cli.words import since, until
+from jsworker.cli.output import iso, print_json, since, until
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.backlog import backlog

@@ -333,7 +333,7 @@ class TestThroughTheCode:
             assert await listing.get_job(database, job_id)
             assert await listing.timeline(database, job_id) == []
             assert await workers.list_workers(database, limit=10) == []
-            assert (await read_rows(database, late_after=1.0, forgotten_after=1.0)).events == 0
+            assert (await read_rows(database, late_after=1.0)).dead_messages == 0
             with pytest.raises(DatabaseRefused, match="permission denied for table jobs"):
                 await control.cancel(database, [job_id])
 

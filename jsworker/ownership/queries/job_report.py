@@ -69,12 +69,6 @@ SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
 """)  # noqa: S608 -- a constant of registry.py
 
-FORGETTABLE = text("""
-SELECT count(*) AS workers FROM jsworker.workers AS w
-WHERE w.last_seen_at < statement_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
-  AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')
-""")
-
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
 SELECT held.worker_id, count(*) AS jobs, max(held.seconds) AS seconds_silent, w.id IS NOT NULL AS registered,
@@ -86,17 +80,6 @@ LEFT JOIN jsworker.workers AS w ON w.id = held.worker_id
 WHERE make_interval(secs => CAST(held.seconds AS double precision))
   > CASE WHEN w.id IS NULL THEN interval '30 seconds' ELSE greatest(coalesce(held.stale_after, '5 minutes'), '30 seconds') END
 GROUP BY held.worker_id, w.id ORDER BY count(*) DESC, held.worker_id LIMIT 20
-""")
-
-# The oldest entries are those whose jobs were deleted first; the newest show what is left behind just now. As a
-# join with thousands of rows this might be answered by reading every job.
-ORPHANED_EVENTS = text("""
-SELECT count(*) AS looked_at,
-  count(*) FILTER (WHERE (SELECT true FROM jsworker.jobs AS j WHERE j.id = e.job_id) IS NULL) AS orphaned
-FROM (
-  (SELECT id, job_id FROM jsworker.job_events ORDER BY id LIMIT :sample)
-  UNION
-  (SELECT id, job_id FROM jsworker.job_events ORDER BY id DESC LIMIT :sample)) AS e
 """)
 
 DEAD_MESSAGES = text("""
@@ -219,9 +202,6 @@ class Rows:
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
         queues: by kind; from ``MOST_QUEUES`` on there may be others.
-        forgettable: workers that were silent for a day and hold nothing.
-        events: entries of timelines that were looked at.
-        orphaned_events: of these, those whose job is gone.
         newest_dead_message: seconds; None: there is none.
         refused: jobs that are set aside, by the reason.
     """
@@ -231,28 +211,23 @@ class Rows:
     overdue: Late
     queues: tuple[Queue, ...]
     workers: tuple[RegisteredWorker, ...]
-    forgettable: int
     silent_owners: tuple[SilentOwner, ...]
-    events: int
-    orphaned_events: int
     dead_messages: int
     newest_dead_message: float | None
     ended: Ended
     refused: tuple[RefusedRows, ...] = ()
 
 
-async def read_rows(database: Database, *, late_after: float, forgotten_after: float) -> Rows:
+async def read_rows(database: Database, *, late_after: float) -> Rows:
     """Return what the rows tell.
 
     Args:
         database: where they are.
         late_after: seconds after which a due message or a due job is late.
-        forgotten_after: seconds of silence after which a worker without jobs is of no interest.
     """
     late = {"older_than": late_after, "bound": BOUND}
     sample = {"sample": _SAMPLE}
     installation = await database.run(INSTALLATION)
-    [events] = await database.run(ORPHANED_EVENTS, sample)
     [dead] = await database.run(DEAD_MESSAGES)
     [ended] = await database.run(ENDED, sample)
     workers = tuple(
@@ -264,7 +239,6 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
     )
     served = sorted({kind for worker in workers for kind in worker.kinds})
     queued = {"bound": BOUND, "most": MOST_QUEUES, "served": served}
-    [forgettable] = await database.run(FORGETTABLE, {"silent_for": forgotten_after})
     return Rows(
         installation=installation[0].id if installation else None,
         unpublished=_late(await database.run(UNPUBLISHED, late)),
@@ -274,13 +248,10 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
             for row in await database.run(QUEUED, queued)
         ),
         workers=workers,
-        forgettable=int(forgettable.workers),
         silent_owners=tuple(
             SilentOwner(**(row._asdict() | {"seconds_silent": float(row.seconds_silent)}))
             for row in await database.run(SILENT_OWNERS)
         ),
-        events=int(events.looked_at),
-        orphaned_events=int(events.orphaned),
         dead_messages=int(dead.messages),
         newest_dead_message=_seconds(dead.newest),
         ended=Ended(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),

@@ -2,7 +2,6 @@
 
 import asyncio
 import ipaddress
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from jsworker.ownership.pool import Connection, arguments_of, connect
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.schema import SCHEMA
 
-_CLOCK_ROUNDS: Final = 3
 _LINK_SECONDS: Final = 10.0
 _SHARING_ROUNDS: Final = 5
 
@@ -34,21 +32,16 @@ NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
 """What the statements of a worker need of each table, or of the one column in brackets."""
 
 _SETTINGS: Final = (
-    *("server_version", "fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names"),
-    *("default_transaction_isolation", "default_transaction_read_only", "autovacuum"),
-    *("idle_in_transaction_session_timeout", "max_connections"),
-    *("superuser_reserved_connections", "reserved_connections"),
+    *("server_version", "fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only"),
+    *("max_connections", "superuser_reserved_connections", "reserved_connections"),
 )
-
-CLOCK = text("SELECT extract(epoch FROM clock_timestamp()) AS now")
 
 SERVER = text("""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
-  pg_encoding_to_char(d.encoding) AS encoding, pg_is_in_recovery() AS standby,
+  pg_is_in_recovery() AS standby,
   pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS sees_all,
   CAST(current_setting('server_version_num') AS integer) AS version,
-  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
-  (SELECT count(*) FROM pg_stat_replication) AS standbys
+  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)
 
@@ -87,19 +80,6 @@ Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """Another clock beside this machine's.
-
-    Attributes:
-        ahead: seconds that it is ahead; below zero: behind.
-        within: half the time that the answer took, by which ``ahead`` may be wrong.
-    """
-
-    ahead: float
-    within: float
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     """The server and this login.
 
@@ -109,7 +89,6 @@ class Server:
         sees_all: whether the role may see what other roles' sessions do.
         role_limit, database_limit: connections allowed; -1: no limit.
         connections: clients connected just now.
-        standbys: servers that replicate from this one.
         settings: PostgreSQL's own, as text in their base units.
     """
 
@@ -117,12 +96,10 @@ class Server:
     superuser: bool
     role_limit: int
     database_limit: int
-    encoding: str
     standby: bool
     sees_all: bool
     version: int
     connections: int
-    standbys: int
     settings: Mapping[str, str]
 
 
@@ -156,12 +133,6 @@ class Link:
     encrypted: bool
     local: bool
     sharing: Sharing
-
-
-async def read_clock(database: Database) -> Clock:
-    """Compare the database's clock with this machine's, by the quickest of a few answers."""
-    readings = [await _clock(database) for _ in range(_CLOCK_ROUNDS)]
-    return min(readings, key=lambda reading: reading.within)
 
 
 async def read_server(database: Database) -> Server:
@@ -211,13 +182,6 @@ async def read_link(database: Database) -> Link:
         ) from None
     except (psycopg.Error, OSError, UnicodeError) as error:
         raise map_error(error, database.place) from None
-
-
-async def _clock(database: Database) -> Clock:
-    asked = time.time()
-    [row] = await database.run(CLOCK)
-    answered = time.time()
-    return Clock(ahead=float(row.now) - (asked + answered) / 2, within=(answered - asked) / 2)
 
 
 async def _read_link(first: Connection, second: Connection) -> Link:

@@ -1,4 +1,4 @@
-"""Checks of the PostgreSQL server, of this login, and of the way to it."""
+"""Checks of the PostgreSQL server, of this login, and of the connection to it."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 from jsworker.core.errors import MigrationMissing
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
-from jsworker.doctor.facts import Facts, Oldest, Revision, Unknown
 from jsworker.doctor.finding import Remark, counted, error, info, ok, seconds, warning
+from jsworker.doctor.gather import Facts, Unknown
 from jsworker.ownership.queries.job_report import Rows
-from jsworker.ownership.queries.server_report import Link, MissingRight, Server
+from jsworker.ownership.queries.server_report import Link, MissingRight, OpenTransaction, Server
 from jsworker.ownership.revision import REVISIONS, check_level
 
 _LEAST_VERSION: Final = 12
@@ -21,14 +21,14 @@ _OF_A_PROCESS: Final = 23
 
 def connection(facts: Facts) -> Iterator[Remark]:
     """Whether the server answers at all."""
-    if isinstance(facts.clock, Unknown):
+    if isinstance(facts.server, Unknown):
         yield error(
-            facts.clock.because,
+            facts.server.because,
             "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server runs, and that "
             "its pg_hba.conf lets this role in.",
         )
     else:
-        yield ok(f"PostgreSQL at {facts.place} answers within {2000 * facts.clock.within:.1f} ms")
+        yield ok(f"PostgreSQL at {facts.place} answers")
 
 
 def version(server: Server) -> Iterator[Remark]:
@@ -47,18 +47,18 @@ def version(server: Server) -> Iterator[Remark]:
         yield ok(f"PostgreSQL {name}")
 
 
-def migration(revision: Revision) -> Iterator[Remark]:
+def migration(revision: str | None) -> Iterator[Remark]:
     """Whether the tables are those of this version."""
     try:
-        check_level(revision.found)
+        check_level(revision)
     except MigrationMissing as missing:
         yield error(str(missing), "Run `jsworker db upgrade`; workers may run meanwhile.")
         return
-    if revision.found in REVISIONS:
-        yield ok(f"the database is at migration {revision.found}, this version's own")
+    if revision in REVISIONS:
+        yield ok(f"the database is at migration {revision}, this version's own")
     else:
         yield info(
-            f"the database is at migration {revision.found}, newer than this version's own, {REVISIONS[-1]}",
+            f"the database is at migration {revision}, newer than this version's own, {REVISIONS[-1]}",
             "Upgrade this installation of jsworker too; it works meanwhile.",
         )
 
@@ -98,55 +98,16 @@ def durability(server: Server) -> Iterator[Remark]:
         yield ok("a commit is on the disk before it is acknowledged")
 
 
-def replication(server: Server) -> Iterator[Remark]:
-    """Whether a failover keeps what was committed."""
-    names = server.settings.get("synchronous_standby_names")
-    if server.standbys and not names:
-        yield info(
-            f"{counted(server.standbys, 'standby')} without synchronous replication: a failover may lose the "
-            "last commits, enqueued jobs among them",
-            "Set synchronous_standby_names, if no acknowledged job may be lost then.",
-        )
-    elif names:
-        yield ok(f"commits wait for standbys: synchronous_standby_names = {printable(names, 80)}")
-    else:
-        yield ok("no standby replicates from this server")
-
-
-def isolation(server: Server) -> Iterator[Remark]:
-    """Whether statements see what was committed before them."""
-    found = server.settings.get("default_transaction_isolation", "read committed")
-    if found != "read committed":
-        yield warning(
-            f"default_transaction_isolation is {found}: statements that meet fail and are repeated",
-            f"ALTER ROLE {quoted(server.role)} SET default_transaction_isolation = 'read committed'",
-        )
-    else:
-        yield ok("transactions are read committed")
-
-
-def encoding(server: Server) -> Iterator[Remark]:
-    """Whether every text of a payload can be stored."""
-    if server.encoding != "UTF8":
-        yield warning(
-            f"the database's encoding is {server.encoding}: payloads with other characters are refused",
-            "Make the database anew with ENCODING 'UTF8'.",
-        )
-    else:
-        yield ok("the database's encoding is UTF8")
-
-
-def transactions(oldest: Oldest, server: Server) -> Iterator[Remark]:
+def transactions(oldest: OpenTransaction | None, server: Server) -> Iterator[Remark]:
     """Whether an old transaction keeps dead rows from being removed."""
-    found = oldest.transaction
-    if found is not None and found.seconds >= _OLD_TRANSACTION_SECONDS:
-        who = f"of pid {found.pid}" if found.pid is not None else "prepared for two phases"
-        name = f" ({printable(found.name, 60)}, {found.state})" if found.name else f" ({found.state})"
+    if oldest is not None and oldest.seconds >= _OLD_TRANSACTION_SECONDS:
+        who = f"of pid {oldest.pid}" if oldest.pid is not None else "prepared for two phases"
+        name = f" ({printable(oldest.name, 60)}, {oldest.state})" if oldest.name else f" ({oldest.state})"
         yield warning(
-            f"a transaction {who}{name} is open for {seconds(found.seconds)}: no row that died since can be "
+            f"a transaction {who}{name} is open for {seconds(oldest.seconds)}: no row that died since can be "
             "removed, and searches for work become slower",
-            f"End it: SELECT pg_terminate_backend({found.pid})"
-            if found.pid is not None
+            f"End it: SELECT pg_terminate_backend({oldest.pid})"
+            if oldest.pid is not None
             else "End it: COMMIT PREPARED or ROLLBACK PREPARED.",
         )
     elif not server.sees_all:
@@ -156,19 +117,6 @@ def transactions(oldest: Oldest, server: Server) -> Iterator[Remark]:
         )
     else:
         yield ok("no transaction is open for long")
-
-
-def idle_transactions(server: Server) -> Iterator[Remark]:
-    """Whether a forgotten transaction ends by itself."""
-    found = server.settings.get("idle_in_transaction_session_timeout", "0")
-    if found == "0":
-        yield info(
-            "idle_in_transaction_session_timeout is not set: a transaction that somebody forgets stays open",
-            "ALTER ROLE ALL SET idle_in_transaction_session_timeout = '10min', or what the longest "
-            "job.transaction() needs.",
-        )
-    else:
-        yield ok(f"forgotten transactions end after {seconds(float(found) / 1000)}")
 
 
 def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Remark]:
@@ -212,7 +160,7 @@ def pooler(link: Link) -> Iterator[Remark]:
 
 
 def encryption(link: Link) -> Iterator[Remark]:
-    """Whether anybody on the way can read payloads and passwords."""
+    """Whether payloads and passwords can be read on the way."""
     if link.encrypted or link.local:
         yield ok(
             "the connection uses TLS" if link.encrypted else "the connection does not leave this machine"
@@ -228,18 +176,18 @@ def role(server: Server) -> Iterator[Remark]:
     """Whether the role may do more than it needs."""
     if server.superuser:
         yield warning(
-            f"role {printable(server.role, 60)} is a superuser: whoever gets a worker gets the server",
+            f"role {printable(server.role, 60)} is a superuser: who gets into a worker gets the server",
             "Migrate as the tables' owner, and let workers use a role that may only read and write them.",
         )
     else:
         yield ok(f"role {printable(server.role, 60)} is no superuser")
 
 
-def rights(missing: list[MissingRight], server: Server) -> Iterator[Remark]:
+def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
     """Whether the role may do what a worker must."""
     who = quoted(server.role)
     by_table: dict[str | None, list[str]] = {}
-    for each in missing:
+    for each in rights:
         by_table.setdefault(each.table, []).append(each.privilege)
     for table, privileges in sorted(by_table.items(), key=lambda item: item[0] or ""):
         lacking, place = ", ".join(privileges), f"jsworker.{table}" if table else "SCHEMA jsworker"
@@ -247,7 +195,7 @@ def rights(missing: list[MissingRight], server: Server) -> Iterator[Remark]:
             f"role {printable(server.role, 60)} lacks {lacking} on {place}, which a worker needs",
             f"GRANT {lacking} ON {place} TO {who}",
         )
-    if not missing:
+    if not rights:
         yield ok(f"role {printable(server.role, 60)} may do all that a worker needs")
 
 

@@ -1,4 +1,4 @@
-"""Checks of the rows: what waits and should not, who holds jobs and shows no life, what was left behind."""
+"""Checks of the rows: jobs that wait and should not, owners without signs of life, what was left behind."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -45,7 +45,7 @@ def promotion(rows: Rows) -> Iterator[Remark]:
 
 
 def workers(rows: Rows) -> Iterator[Remark]:
-    """Whether anybody works, and with one version."""
+    """Whether workers are alive, all with one version."""
     alive = [worker for worker in rows.workers if worker.alive]
     versions = sorted({worker.version for worker in alive})
     if len(versions) > 1:
@@ -64,7 +64,7 @@ def workers(rows: Rows) -> Iterator[Remark]:
 
 
 def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
-    """Whether somebody has thought of how long runs may take: one that hangs has heartbeats like others."""
+    """Whether runs have a time limit: one that hangs has heartbeats like others."""
     kinds = sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds_without_timeout})
     if not kinds:
         yield ok("every kind of the workers that are alive has a timeout or a progress_timeout of its own")
@@ -78,19 +78,8 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
         yield info(f"{whose}; {ends}", do)
 
 
-def registry(rows: Rows) -> Iterator[Remark]:
-    """Whether workers of long ago are still in the list."""
-    if rows.forgettable:
-        yield info(
-            f"{counted(rows.forgettable, 'worker')} silent for a day and without jobs still in the registry",
-            "Workers delete them now and then; `jsworker doctor --fix` does it now.",
-        )
-    else:
-        yield ok("the registry holds no workers of long ago")
-
-
 def queues(rows: Rows) -> Iterator[Remark]:
-    """Whether there is somebody for every kind that waits."""
+    """Whether there are workers for every kind that waits."""
     served = {kind for worker in rows.workers if worker.alive for kind in worker.kinds}
     for queue in rows.queues:
         kind = printable(queue.kind, 64)
@@ -107,7 +96,7 @@ def queues(rows: Rows) -> Iterator[Remark]:
         yield info(
             f"no more than {counted(len(rows.queues), 'kind')} were looked at; jobs of others may wait too",
             "Look at them: `jsworker jobs --status queued`; `jsworker cancel --status queued --kind KIND` "
-            "takes what nobody is to do.",
+            "takes those that are not to be done.",
         )
     if not rows.queues:
         yield ok("no job waits for a worker")
@@ -121,20 +110,8 @@ def owners(rows: Rows) -> Iterator[Remark]:
         yield ok("every running job has an owner that shows signs of life")
 
 
-def timelines(rows: Rows) -> Iterator[Remark]:
-    """Whether timelines outlive their jobs."""
-    entries = counted(rows.events, "timeline entry", plural="timeline entries")
-    if rows.orphaned_events:
-        yield warning(
-            f"{rows.orphaned_events:,} of {entries} looked at belong to no job: somebody deleted it alone",
-            "`jsworker doctor --fix` deletes them; delete jobs with `jsworker prune`.",
-        )
-    else:
-        yield ok(f"{entries} looked at, each with its job" if rows.events else "timelines are empty")
-
-
 def dead_messages(rows: Rows) -> Iterator[Remark]:
-    """Whether messages came that nobody could use."""
+    """Whether messages came that no worker could use."""
     if rows.newest_dead_message is None:
         yield ok("no dead messages")
         return

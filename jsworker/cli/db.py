@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from jsworker.cli.failures import remark
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
-from jsworker.cli.remarks import tell
 from jsworker.core.settings import load_settings
 from jsworker.ownership import migrations
 from jsworker.ownership.revision import check_level
@@ -28,7 +28,7 @@ def _db() -> None:
 @app.command()
 def upgrade(*, as_json: AsJson = False) -> None:
     """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
-    revision = upgrade_database(load_settings().database_dsn(), tell=tell)
+    revision = upgrade_database(load_settings().database_dsn(), tell=remark)
     if as_json:
         print_json({"revision": revision, "head": migrations.head()})
     else:
