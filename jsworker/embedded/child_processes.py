@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import IO
 
-from jsworker.embedded.os_account import Account
+from jsworker.embedded.unprivileged import Account
 from jsworker.worker.isolation import parent_death_signal
-
-_LEASH = Path(parent_death_signal.__file__)
 
 Stream = int | IO[bytes] | None
 
@@ -40,36 +38,21 @@ def start_with_parent(
 
     Args:
         command: program and arguments; a name without a slash is looked up on the PATH of ``env``.
-        env: the whole environment of the child; None hands on this process's own.
-        cwd: working directory of the child; None keeps this process's own.
-        stdin: as in ``subprocess.Popen``; so are stdout, stderr, pass_fds and start_new_session.
-        stdout: see stdin.
-        stderr: see stdin.
-        pass_fds: see stdin.
-        start_new_session: see stdin.
+        env: as in ``subprocess.Popen``; so are cwd, stdin, stdout, stderr, pass_fds and start_new_session.
         death_signal: what the child gets when this process dies.
         account: the operating system's user to run as; None keeps this process's own.
 
     Raises:
         FileNotFoundError: no program has this name. One that cannot be executed ends with exit code 126.
     """
-    uid, gid = (account.uid, account.gid) if account else (-1, -1)
+    ids = (account.uid, account.gid) if account else (-1, -1)
+    script = [sys.executable, "-I", "-S", parent_death_signal.__file__]
     program = _program(str(command[0]), env, cwd)
-    command_line = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(_LEASH),
-        os.getpid(),
-        int(death_signal),
-        uid,
-        gid,
-        program,
-    ]
+    arguments = [*script, os.getpid(), int(death_signal), *ids, program, *command]
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 -- the command is the caller's own
-            [*map(str, command_line), *map(str, command)],
+            [*map(str, arguments)],
             env=env,
             cwd=cwd,
             stdin=stdin,
@@ -79,7 +62,10 @@ def start_with_parent(
             start_new_session=start_new_session,
         )
 
-    return _in_lasting_thread(start)
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    # The kernel takes the end of the thread that forked for the death of the parent.
+    return _lasting_thread().submit(start).result()
 
 
 def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
@@ -91,13 +77,6 @@ def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
     return os.path.abspath(found)  # noqa: PTH100 -- Path.resolve would follow links, which some programs are named by
 
 
-def _in_lasting_thread(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    # The kernel takes the end of the thread that forked for the death of the parent.
-    if threading.current_thread() is threading.main_thread():
-        return start()
-    return _starter().submit(start).result()
-
-
 @cache
-def _starter() -> ThreadPoolExecutor:
+def _lasting_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")

@@ -2,7 +2,7 @@
 
 It runs in a session of its own, so that Ctrl-C in a terminal ends the commands only. A server that dies by
 itself is started again on its port and data. When the guard itself is killed, the kernel ends the servers
-(Linux); on other systems they live on, and the next start says which process holds the data folder.
+(Linux); on other systems they live on, and the next start names the process that holds the data folder.
 """
 
 import json
@@ -14,15 +14,13 @@ from pathlib import Path
 from types import FrameType
 
 from jsworker.core.errors import ServersUnavailable
-from jsworker.embedded.folder import DataFolder
-from jsworker.embedded.locks import EXCLUSIVE, try_lock, wait_for_lock
-from jsworker.embedded.nats import EmbeddedNats
-from jsworker.embedded.ports import free_port, is_free
 from jsworker.embedded.postgres import EmbeddedPostgres
-from jsworker.embedded.server import EmbeddedServer
+from jsworker.embedded.resources import EXCLUSIVE, free_port, is_free, try_lock, wait_for_lock
+from jsworker.embedded.server import EmbeddedNats, EmbeddedServer
+from jsworker.embedded.servers import DataFolder
 
 _POLL_INTERVAL = 0.05
-# Somebody who asks whether a guard lives holds the lock for a moment.
+# A command that looks whether a guard lives holds the lock for a moment.
 _GUARD_LOCK_DEADLINE = 2.0
 
 
@@ -31,25 +29,25 @@ class Guard:
 
     def __init__(self, data: Path) -> None:
         self._folder = DataFolder(data)
-        self._told_to_stop = False
+        self._stopping = False
 
     def run(self) -> None:
-        """Start the servers, tell where they are, keep them until nobody is there, stop them."""
+        """Start the servers, publish their URLs, keep them until the last command is gone, stop them."""
         for stop_signal in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(stop_signal, self._on_stop_signal)
         with self._folder.open_lock("guard") as alive, self._folder.open_lock("commands") as commands:
             if not wait_for_lock(alive, EXCLUSIVE, seconds=_GUARD_LOCK_DEADLINE):
-                _report(ready=False)  # another guard was faster; whoever started us will find it
+                _report(ready=False)  # another guard was faster; the command will find it
                 return
             os.dup(alive.fileno())  # never closed: the lock ends with this process, not a moment before
             servers = self._servers()
             try:
                 for server in servers:
                     server.start()
-                self._folder.write_urls({server.name: server.url for server in servers})
+                self._folder.write("urls", {server.name: server.url for server in servers})
                 _report(ready=True)
-                # Once got, the lock keeps newcomers waiting until the servers are down.
-                while not self._told_to_stop and not try_lock(commands, EXCLUSIVE):
+                # Once taken, the lock keeps newcomers waiting until the servers are down.
+                while not self._stopping and not try_lock(commands, EXCLUSIVE):
                     self._restart_dead(servers)
                     time.sleep(_POLL_INTERVAL)
             finally:
@@ -58,12 +56,12 @@ class Guard:
                     server.stop()
 
     def _servers(self) -> list[EmbeddedServer]:
-        last_ports = self._folder.read_ports()
-        ports = {}
+        last_ports = self._folder.read("ports")
+        ports: dict[str, int] = {}
         for name in (EmbeddedPostgres.name, EmbeddedNats.name):
             last = last_ports.get(name)
             ports[name] = last if last is not None and is_free(last) else free_port()
-        self._folder.write_ports(ports)
+        self._folder.write("ports", ports)
         return [
             EmbeddedPostgres(self._folder.path / "postgres", port=ports[EmbeddedPostgres.name]),
             EmbeddedNats(self._folder.path / "nats", port=ports[EmbeddedNats.name]),
@@ -76,13 +74,13 @@ class Guard:
                 server.start()
 
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 -- a signal handler's shape
-        self._told_to_stop = True
+        self._stopping = True
 
 
 def main() -> None:
     """Run the guard of the data folder named by the only argument; stdout gets one report as JSON."""
     if os.fork():
-        os._exit(0)  # the guard is no child of the command, which would have to bury it
+        os._exit(0)  # the guard is no child of the command, which would have to wait for its end
     try:
         Guard(Path(sys.argv[1])).run()
     except (ServersUnavailable, OSError) as error:
@@ -92,7 +90,7 @@ def main() -> None:
 
 
 def _report(**report: bool | str) -> None:
-    """Tell the command that started us, once, and let its pipe go."""
+    """Report, once, to the command that started this process, and close the pipe to it."""
     text = json.dumps(report).encode()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -13,12 +13,17 @@ from typing import IO
 
 from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded.child_processes import start_with_parent
-from jsworker.embedded.folder import write_privately
-from jsworker.embedded.open_folders import new_cluster_folder, record_data_folder, runnable_installation
-from jsworker.embedded.os_account import Account, can_enter, owner_of, unprivileged_account
-from jsworker.embedded.ports import LOOPBACK
+from jsworker.embedded.resources import LOOPBACK, find_postgres, write_privately
 from jsworker.embedded.server import EmbeddedServer, server_environment
-from jsworker.embedded.wheels import find_postgres
+from jsworker.embedded.unprivileged import (
+    Account,
+    can_enter,
+    new_cluster_folder,
+    owner_of,
+    record_data_folder,
+    runnable_installation,
+    unprivileged_account,
+)
 
 SUPERUSER = "postgres"
 
@@ -89,7 +94,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
         Args:
             name: its name.
-            template: the database to copy, which nobody may be connected to; None copies PostgreSQL's own.
+            template: the database to copy, without connections to it; None copies PostgreSQL's own.
 
         Returns:
             Its URL.
@@ -167,7 +172,7 @@ class EmbeddedPostgres(EmbeddedServer):
             self._create_cluster(account, lock)
         if self.cluster.parent != self.data:
             record_data_folder(self.cluster.parent, self.data)
-        # We hold the lock, so no process of this cluster lives; a stranger may have got the old process id.
+        # The lock is held, so no process of this cluster lives; another may have got the old process id.
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
         if not self._password_file.exists():
             self._guard_with_password(account, lock)

@@ -1,7 +1,10 @@
 """One server as a child process: start it and wait until it answers, end it cleanly or as a crash would."""
 
+import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -13,15 +16,23 @@ from typing import IO, ClassVar, Self
 
 from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded.child_processes import start_with_parent
-from jsworker.embedded.folder import open_log
-from jsworker.embedded.locks import EXCLUSIVE, try_lock, wait_for_lock
-from jsworker.embedded.os_account import Account
-from jsworker.embedded.ports import LOOPBACK, free_port
+from jsworker.embedded.resources import (
+    EXCLUSIVE,
+    LOOPBACK,
+    SERVER_LOCK,
+    find_nats_server,
+    free_port,
+    open_log,
+    wait_for_lock,
+)
+from jsworker.embedded.unprivileged import Account
 
 _START_DEADLINE = 30.0
 _POLL_INTERVAL = 0.01
 _LOG_LIMIT_BYTES = 10_000_000
 _SHOWN_LOG_LINES = 10
+_CONNECT_TIMEOUT = 1.0
+_GREETING_LIMIT_BYTES = 32_768
 
 
 class EmbeddedServer(ABC):
@@ -131,7 +142,7 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _prepare(self, lock: IO[bytes]) -> None:
-        """Make the data folder ready for a start, under the lock, which is handed to whatever works there."""
+        """Make the data folder ready for a start, under the lock, which programs that work there inherit."""
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]:
@@ -139,17 +150,17 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _answers(self, pid: int) -> bool:
-        """Tell whether this very server, and no other on its port, takes requests."""
+        """Return whether this very server, and no other on its port, takes requests."""
 
     def _account(self) -> Account | None:
-        """Return the operating system's user that the server runs as; None: our own."""
+        """Return the operating system's user that the server runs as; None: this process's own."""
         return None
 
     @contextmanager
     def _only_server(self, folder: Path) -> Iterator[IO[bytes]]:
-        # What we start inherits the open file, and with it the lock: it is free when the last of the server's
-        # processes is gone, and not before. A process id in a file could not tell that.
-        with (folder / "server.lock").open("a+b") as lock:
+        # The server inherits the open file, and with it the lock: it is free when the last of the server's
+        # processes is gone, and not before. A process id in a file could not show that.
+        with (folder / SERVER_LOCK).open("a+b") as lock:
             if not wait_for_lock(lock, EXCLUSIVE, seconds=_START_DEADLINE):
                 lock.seek(0)
                 raise ServersUnavailable(
@@ -186,28 +197,75 @@ class EmbeddedServer(ABC):
 
     def _check_start(self, process: subprocess.Popen[bytes], give_up_at: float, log_start: int) -> None:
         if process.poll() is not None:
-            raise self._failed("ended while starting", log_start)
-        if time.monotonic() >= give_up_at:
-            raise self._failed(f"did not answer within {_START_DEADLINE:.0f} s", log_start)
-
-    def _failed(self, what: str, log_start: int) -> ServersUnavailable:
+            failure = "ended while starting"
+        elif time.monotonic() >= give_up_at:
+            failure = f"did not answer within {_START_DEADLINE:.0f} s"
+        else:
+            return
         with self.log.open("rb") as log:
             log.seek(log_start)
             lines = log.read().decode(errors="replace").splitlines()
-        return ServersUnavailable(
-            "\n".join(
-                [
-                    f"{self.name} on {LOOPBACK}:{self.port} {what}; the end of {self.log}:",
-                    *lines[-_SHOWN_LOG_LINES:],
-                ]
-            )
+        headline = f"{self.name} on {LOOPBACK}:{self.port} {failure}; the end of {self.log}:"
+        raise ServersUnavailable("\n".join([headline, *lines[-_SHOWN_LOG_LINES:]]))
+
+
+class EmbeddedNats(EmbeddedServer):
+    """A nats-server with JetStream on a loopback port.
+
+    Args:
+        data: its folder: store, log and configuration; made when missing.
+        port: TCP port on 127.0.0.1; None takes a free one.
+        sync_always: every message is on the disk before it is acknowledged; else NATS's own rhythm, every
+            2 minutes: acknowledged messages survive a crash of the server, not of the machine.
+        config: further lines of the server's configuration.
+    """
+
+    name = "nats-server"
+    _stop_signals = ((signal.SIGTERM, 15.0),)
+
+    def __init__(
+        self, data: Path, *, port: int | None = None, sync_always: bool = False, config: str = ""
+    ) -> None:
+        super().__init__(data, port)
+        self._sync_always = sync_always
+        self._config = config
+        self._server_name = ""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{LOOPBACK}:{self.port}"
+
+    def _locked_folder(self) -> Path:
+        return self.data
+
+    def _prepare(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- no program is started here
+        # By a new name at every start this server is told from another one on the same port.
+        self._server_name = f"embedded-{secrets.token_hex(4)}"
+        store = json.dumps(str(self.data / "store"), ensure_ascii=False)
+        sync = "sync_interval: always" if self._sync_always else ""
+        self._config_file.write_text(
+            f"server_name: {self._server_name}\n"
+            f'listen: "{LOOPBACK}:{self.port}"\n'
+            f"jetstream {{\n  store_dir: {store}\n  {sync}\n}}\n"
+            f"{self._config}\n",
+            encoding="utf-8",
         )
 
+    def _command(self) -> Sequence[str | Path]:
+        return [find_nats_server(), "--config", self._config_file]
 
-def is_in_use(folder: Path) -> bool:
-    """Tell whether a server runs whose locked folder this is."""
-    with (folder / "server.lock").open("a+b") as lock:
-        return not try_lock(lock, EXCLUSIVE)
+    def _answers(self, pid: int) -> bool:  # noqa: ARG002 -- the name in the greeting is enough
+        try:
+            with socket.create_connection((LOOPBACK, self.port), timeout=_CONNECT_TIMEOUT) as connection:
+                greeting = connection.makefile("rb").readline(_GREETING_LIMIT_BYTES)
+        except OSError:
+            return False
+        return self._server_name.encode() in greeting
+
+    @property
+    def _config_file(self) -> Path:
+        return self.data / "nats-server.conf"
 
 
 def server_environment() -> dict[str, str]:

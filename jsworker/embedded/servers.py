@@ -7,19 +7,69 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Literal, Self
 
 from jsworker.core.errors import ServersUnavailable
-from jsworker.embedded.folder import DataFolder, open_log
-from jsworker.embedded.locks import EXCLUSIVE, SHARED, try_lock, unlock, wait_for_lock
-from jsworker.embedded.nats import EmbeddedNats
 from jsworker.embedded.postgres import EmbeddedPostgres
-from jsworker.embedded.wheels import find_nats_server, find_postgres
+from jsworker.embedded.resources import (
+    EXCLUSIVE,
+    SHARED,
+    UNLOCKED,
+    find_nats_server,
+    find_postgres,
+    open_log,
+    try_lock,
+    wait_for_lock,
+    write_privately,
+)
+from jsworker.embedded.server import EmbeddedNats
 
 _START_DEADLINE = 120.0
 _STOP_DEADLINE = 30.0
 _POLL_INTERVAL = 0.02
 _LOG_LIMIT_BYTES = 1_000_000
+
+
+class DataFolder:
+    """The files by which commands and the guard of one data folder find each other.
+
+    Which of them live is known by locks alone. Every command holds ``commands`` shared; the guard ends when
+    it gets it exclusively. A command holds ``start`` while it looks for a guard to join, or starts one. The
+    guard holds ``guard`` while it lives.
+
+    Attributes:
+        path: the folder.
+        guard_log: the guard's standard error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.guard_log = path / "guard.log"
+
+    def open_lock(self, name: Literal["commands", "start", "guard"]) -> IO[bytes]:
+        """Open a lock file; closing it releases the lock."""
+        return (self.path / f"{name}.lock").open("ab")
+
+    def has_guard(self) -> bool:
+        """Return whether a guard lives."""
+        with self.open_lock("guard") as lock:
+            return not try_lock(lock, SHARED)
+
+    def read(self, what: Literal["urls", "ports"]) -> dict[str, Any]:
+        """Return, by server name, the URLs of running servers or the ports of the last start, if known."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / f"{what}.json").read_bytes())
+        except (FileNotFoundError, ValueError):  # cut off by a crash of the machine
+            return {}
+        return found
+
+    def write(self, what: Literal["urls", "ports"], values: dict[str, Any]) -> None:
+        """Write what ``read`` returns; the URLs hold PostgreSQL's password."""
+        write_privately(self.path / f"{what}.json", json.dumps(values))
+
+    def delete_urls(self) -> None:
+        """Delete the URLs that a guard has written: its servers do not answer any more."""
+        (self.path / "urls.json").unlink(missing_ok=True)
 
 
 class EmbeddedServers:
@@ -38,7 +88,7 @@ class EmbeddedServers:
     """
 
     def __init__(self, data: Path | None = None) -> None:
-        self.data = (data or default_data_folder()).expanduser().resolve()
+        self.data = (data or _cache_folder() / "jsworker" / "dev").expanduser().resolve()
         self._folder = DataFolder(self.data)
         self._presence: IO[bytes] | None = None
         self._urls: dict[str, str] = {}
@@ -101,10 +151,10 @@ class EmbeddedServers:
             in_turn = wait_for_lock(start, EXCLUSIVE, seconds=_START_DEADLINE)
             while in_turn and time.monotonic() < give_up_at:
                 if not self._folder.has_guard():
-                    # What it holds was told by a guard that is gone.
+                    # They were written by a guard that is gone.
                     self._folder.delete_urls()
                     self._start_guard()
-                elif urls := self._folder.read_urls():
+                elif urls := self._folder.read("urls"):
                     return urls
                 else:
                     time.sleep(_POLL_INTERVAL)
@@ -128,9 +178,10 @@ class EmbeddedServers:
                 check=False,
             ).stdout
         if not report:
+            log_file = self._folder.guard_log
+            *_, last_line = ["", *log_file.read_text(errors="replace").splitlines()]
             raise ServersUnavailable(
-                f"the servers' guard ended while starting: {self._folder.guard_log} ends with "
-                f"{self._folder.last_words()!r}"
+                f"the servers' guard ended while starting: {log_file} ends with {last_line!r}"
             )
         if error := json.loads(report).get("error"):
             raise ServersUnavailable(error)
@@ -142,14 +193,12 @@ class EmbeddedServers:
         with self._folder.open_lock("commands") as commands:
             while time.monotonic() < give_up_at and self._folder.has_guard():
                 if try_lock(commands, EXCLUSIVE):
-                    unlock(commands)  # nobody is there, and the guard is about to notice
+                    try_lock(commands, UNLOCKED)  # no command is left, and the guard is about to notice
                 elif try_lock(commands, SHARED):
-                    return  # others are there
+                    return  # other commands use the servers
                 time.sleep(_POLL_INTERVAL)
 
 
-def default_data_folder() -> Path:
-    """Return ``jsworker/dev`` in the user's cache folder: $XDG_CACHE_HOME, else ~/.cache."""
+def _cache_folder() -> Path:
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    cache = configured if configured.is_absolute() else Path("~/.cache").expanduser()
-    return cache / "jsworker" / "dev"
+    return configured if configured.is_absolute() else Path("~/.cache").expanduser()

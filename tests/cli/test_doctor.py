@@ -23,8 +23,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import load_settings
 from jsworker.doctor.checks import CHECKS
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
-from jsworker.embedded.ports import free_port, is_free
-from jsworker.embedded.wheels import find_nats_server
+from jsworker.embedded.resources import find_nats_server, free_port, is_free
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
 from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value

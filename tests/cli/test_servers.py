@@ -12,8 +12,7 @@ import psycopg
 import pytest
 from nats.js.api import StreamConfig
 
-from jsworker.embedded.ports import free_port, is_free
-from jsworker.embedded.wheels import find_nats_server
+from jsworker.embedded.resources import find_nats_server, free_port, is_free
 from tests.support.servers import TestServers, as_role
 
 from .commands import COMMAND, DEADLINE, Cli, wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from jsworker.embedded.wheels import find_nats_server
+from jsworker.embedded.resources import find_nats_server
 from tests.deployment.files import container
 from tests.deployment.rendering import overlay
 

@@ -18,7 +18,7 @@ import psycopg
 from nats.aio.client import Client
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
-from jsworker.embedded.ports import LOOPBACK, free_port
+from jsworker.embedded.resources import LOOPBACK, free_port
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.records import ROLE, prepare
 from tests.support.servers import THROWAWAY_SETTINGS, let_everybody_in, new_servers_folder

@@ -11,7 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.embedded.ports import free_port
+from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id

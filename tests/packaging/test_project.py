@@ -94,7 +94,7 @@ def test_wheel_tells_version_command_and_licence(wheel: dict[str, bytes]) -> Non
 
 
 def test_sdist_holds_the_sources_and_the_tests(sdist: dict[str, bytes]) -> None:
-    sources = tree("jsworker") | tree("alembic") | tree("deploy")
+    sources = tree("jsworker") | tree("alembic") | tree("deploy") | tree("examples")
     sources |= {
         "alembic.ini",
         "pyproject.toml",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.embedded.ports import LOOPBACK, free_port
+from jsworker.embedded.resources import LOOPBACK, free_port
 from tests.faults.stores import Node, Stores
 from tests.support.polling import eventually
 from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder

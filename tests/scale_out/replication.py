@@ -12,9 +12,8 @@ import psutil
 import psycopg
 
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.embedded.folder import write_privately
-from jsworker.embedded.os_account import Account
-from jsworker.embedded.ports import LOOPBACK
+from jsworker.embedded.resources import LOOPBACK, write_privately
+from jsworker.embedded.unprivileged import Account
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import send
 from tests.faults.records import ROLE, prepare

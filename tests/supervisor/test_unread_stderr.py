@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.embedded.ports import free_port
+from jsworker.embedded.resources import free_port
 from tests.ownership.rows import Sql, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
-from jsworker.embedded.ports import LOOPBACK
+from jsworker.embedded.resources import LOOPBACK
 
 # Nothing waits for the disk. A killed server still finds every commit again, in the system's cache; only a
 # crash of the machine would lose some. COMMIT keeps its meaning: synchronous_commit stays on.

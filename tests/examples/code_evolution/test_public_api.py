@@ -1,0 +1,35 @@
+"""The example shows what users can do: it imports nothing of jsworker but the public names."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import jsworker
+
+from .demo_process import EXAMPLES
+
+DOORS = {"jsworker": set(jsworker.__all__), "jsworker.embedded": {"EmbeddedServers"}}
+FILES = sorted((EXAMPLES / "code_evolution").glob("*.py"))
+
+
+def imports(file: Path) -> set[tuple[str, str]]:
+    """Return the modules of jsworker that a file imports from, each with the imported name."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "", alias.name) for alias in node.names}
+    return {(module, name) for module, name in found if module.split(".")[0] == "jsworker"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_only_public_names_are_imported(file: Path) -> None:
+    assert {(module, name) for module, name in imports(file) if name not in DOORS.get(module, ())} == set()
+
+
+def test_the_public_names_are_used() -> None:
+    names = {name for file in FILES for _, name in imports(file)}
+
+    assert {"JobProcessor", "JobClient", "Worker", "EmbeddedServers"} <= names
