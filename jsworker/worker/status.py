@@ -16,7 +16,7 @@ _NAMED: Final = 5
 
 def check_up(context: WorkerContext, components: Components, *, draining: bool) -> WorkerStatus:
     """Return the status of a worker that has started; ``draining``: whether it is to stop."""
-    not_pulled = [puller.kind for puller in components.pullers if not puller.is_pulling]
+    not_pulled = [puller.kind for puller in components.pipeline.pullers if not puller.is_pulling]
     readiness = Readiness(
         postgresql=context.health.up,
         nats=context.stream.connected,

@@ -305,7 +305,7 @@ class Worker:
         for loop in components.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()
-        for puller in components.pullers:
+        for puller in components.pipeline.pullers:
             self._opened.push_async_callback(self._shutdown.stop_puller, puller)
             await puller.start()
         self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
@@ -331,7 +331,7 @@ class Worker:
 
     async def _watch_pullers(self) -> None:
         try:
-            await asyncio.gather(*(puller.join() for puller in self._components.pullers))
+            await asyncio.gather(*(puller.join() for puller in self._components.pipeline.pullers))
         except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
             self._died("pull loop", error)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -45,26 +45,45 @@ class Consumer:
     """
 
     def __init__(
-        self, context: WorkerContext, kind: Kind, *, claimer: Claimer, slots: Slots, dead_letters: DeadLetters
+        self,
+        context: WorkerContext,
+        kind: Kind,
+        *,
+        claimer: Claimer,
+        slots: Slots,
+        dead_letters: DeadLetters,
+        claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
     ) -> None:
-        self._context = context
+        """Prepare.
+
+        Args:
+            context: the worker's.
+            kind: the kind.
+            claimer: claims the jobs.
+            slots: says for how many there is room.
+            dead_letters: keeps messages that no worker can use.
+            claim: called with every batch, to take it through ``claim``, ``claim_from_stale_owners`` and
+                ``answer_refused``.
+        """
         self.kind = kind
         self.delivered_at = boottime()
         self.delivered_seq = 0
         self.put_off: set[UUID] = set()
-        self._claimer = claimer
+        self._context = context
         self._in_flight = context.in_flight
+        self._claimer = claimer
         self._slots = slots
         self._dead_letters = dead_letters
+        self._claim = claim
         self._claiming = 0
         self._burying = 0
         self._waiting_for_locks = 0
         self._welcome = 0
         """How many more deliveries there was room for at the last look; looked at anew with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=context.died
+            f"claims of {kind.name}", self._claim_batch, limit=claimer.at_once, died=context.died
         )
-        self._locked: Batcher[tuple[UUID, int], None] = Batcher(
+        self._locked: Batcher[UUID, None] = Batcher(
             f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=context.died
         )
 
@@ -132,92 +151,90 @@ class Consumer:
         self._claiming += 1
         self._batches.post(job_id)
 
-    async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
-        self._welcome = 0
-        started = boottime()
-        self._decide(await self._claimer.take(ids), started)
-        self._batches.limit = self._claimer.at_once
-        if refused := self._undecided(ids):
-            self._decide(await self._claimer.take_from_stale_owners(refused), started)
-            for job_id in await self._skip(self._undecided(refused)):
-                self._claim_again(job_id, 1)
-        self._context.room.notify()  # what was refused makes room, and no run will tell
+    async def _claim_batch(self, ids: Sequence[UUID]) -> Sequence[None]:
+        await self._claim(self, ids)
         return [None] * len(ids)
 
-    async def _claim_locked(self, skipped: Sequence[tuple[UUID, int]]) -> Sequence[None]:
+    async def _claim_locked(self, ids: Sequence[UUID]) -> Sequence[None]:
         """Claim jobs whose rows were locked; no statement waits for a lock, so none holds up other jobs."""
         await asyncio.sleep(_LOCKED_PAUSE)
+        self._waiting_for_locks -= len(ids)
+        return await self._claim_batch(ids)
+
+    async def claim(self, ids: Sequence[UUID]) -> list[Run]:
+        """Claim jobs and return their runs."""
+        self._welcome = 0
         started = boottime()
-        tries = dict(skipped)
-        self._waiting_for_locks -= len(tries)
-        self._decide(await self._claimer.take(list(tries)), started)
-        for job_id in await self._skip(self._undecided(tries)):
-            self._claim_again(job_id, tries[job_id] + 1)
-        self._context.room.notify()
-        return [None] * len(skipped)
+        take = await self._claimer.take(ids)
+        self._batches.limit = self._claimer.at_once
+        return self._adopt(take, started)
 
-    def _claim_again(self, job_id: UUID, tries: int) -> None:
-        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
-        if tries <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
-            self._waiting_for_locks += 1
-            self._locked.post((job_id, tries))
-        else:
-            deliveries = self._in_flight.claiming[job_id].deliveries
-            num_delivered = max((each.num_delivered for each in deliveries), default=1)
-            self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
+    async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:
+        """Claim jobs straight from owners that this worker has proven stale, and return their runs."""
+        started = boottime()
+        return self._adopt(await self._claimer.take_from_stale_owners(ids), started)
 
-    def _undecided(self, ids: Iterable[UUID]) -> list[UUID]:
+    def undecided(self, ids: Iterable[UUID]) -> list[UUID]:
+        """Return those of the jobs whose claim is neither granted nor given up."""
         return [job_id for job_id in ids if job_id in self._in_flight.claiming]
 
-    def _decide(self, take: Take, started: float) -> None:
-        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
-        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._in_flight.releasing}
-        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
-        self._adopt(claimed, started, take.quiet_seconds)
-        self._put_off(take.unclear | late)
-        self._put_off(take.set_aside, _REFUSED_DELAY)
+    async def answer_refused(self, ids: Sequence[UUID]) -> None:
+        """Answer the messages of jobs that were not claimed, except of those whose row is locked.
 
-    def _adopt(self, claimed: Sequence[ClaimedJob], started: float, quiet_seconds: float) -> None:
-        """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
-        tell = self._context.events.wants("job.claimed")
-        now = boottime()
-        for row in claimed:
-            deliveries = self._let_go(row.id)
-            delivery = deliveries[0] if deliveries else None
-            run = Run(row, self.kind, delivery, beaten_at=started, now=now)
-            self._in_flight.runs[row.id] = run
-            if quiet_seconds:
-                run.quiet_seconds = quiet_seconds
-            for copy in deliveries[1:]:
-                self._answer_copy(copy, row.dispatch)
-            if row.cancel_requested:
-                run.signal(Stop.CANCELLED)
-            if tell:
-                self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
-            self._slots.add(run)
-
-    async def _skip(self, ids: Sequence[UUID]) -> list[UUID]:
-        """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps.
-
-        Returns:
-            Jobs that are queued all the same: their rows are locked, or they were queued again just now.
+        What another worker owns or what has ended is acknowledged: its owner covers it with its sweeps.
+        Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
         """
-        if not ids:
-            return []
+        if not (ids := self.undecided(ids)):
+            return
         delivered = [job_id for job_id in ids if self._in_flight.claiming[job_id].deliveries]
         rows = await self._claimer.look_at_refused(ids, delivered)
         if rows is None:
             self._put_off(ids)
-            return []
-        queued: list[UUID] = []
+            return
         for job_id in ids:
             row = rows.get(job_id)
             if row is not None and row.status == "queued":
-                queued.append(job_id)
-                continue
-            for delivery in self._let_go(job_id):
-                self._answer_refused(delivery, row)
-        return queued
+                self._claim_again(job_id)
+            else:
+                for delivery in self._let_go(job_id):
+                    self._answer_refused(delivery, row)
+
+    def _claim_again(self, job_id: UUID) -> None:
+        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
+        claiming = self._in_flight.claiming[job_id]
+        claiming.locked += 1
+        if claiming.locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
+            self._waiting_for_locks += 1
+            self._locked.post(job_id)
+        else:
+            num_delivered = max((each.num_delivered for each in claiming.deliveries), default=1)
+            self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
+
+    def _adopt(self, take: Take, started: float) -> list[Run]:
+        """Return a run for each claimed job; each row's last sign of life is as old as the claim, at most."""
+        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
+        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._in_flight.releasing}
+        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
+        now = boottime()
+        runs = [self._adopt_row(row, started, now, take.quiet_seconds) for row in claimed]
+        self._put_off(take.unclear | late)
+        self._put_off(take.set_aside, _REFUSED_DELAY)
+        return runs
+
+    def _adopt_row(self, row: ClaimedJob, started: float, now: float, quiet_seconds: float) -> Run:
+        deliveries = self._let_go(row.id)
+        delivery = deliveries[0] if deliveries else None
+        run = Run(row, self.kind, delivery, beaten_at=started, now=now)
+        self._in_flight.runs[row.id] = run
+        if quiet_seconds:
+            run.quiet_seconds = quiet_seconds
+        for copy in deliveries[1:]:
+            self._answer_copy(copy, row.dispatch)
+        if row.cancel_requested:
+            run.signal(Stop.CANCELLED)
+        if self._context.events.wants("job.claimed"):
+            self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
+        return run
 
     def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
         if row is None:

@@ -220,10 +220,16 @@ class Run:
 
 @dataclass(slots=True)
 class Claiming:
-    """A claim on its way. Without deliveries when the row was found in the table."""
+    """A claim on its way.
+
+    Attributes:
+        deliveries: the messages that wait for it; none when the row was found in the table.
+        locked: how often the row was found locked.
+    """
 
     kind: str
     deliveries: list[Delivery]
+    locked: int = 0
 
 
 class InFlight:
