@@ -7,7 +7,6 @@ from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
-from jsworker.worker.loop_lag import LoopLag
 from jsworker.worker.maintenance.failover_watch import FailoverWatch
 from jsworker.worker.maintenance.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
@@ -30,7 +29,7 @@ from jsworker.worker.recovery.sweeper import Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
 from jsworker.worker.recovery.unconsumed import LOOK_SECONDS, Unconsumed
 from jsworker.worker.stacks import Stacks
-from jsworker.worker.watchdog import Watchdog
+from jsworker.worker.watchdog import LoopLag, Watchdog
 
 HEARTBEAT: Final = "heartbeat"
 """Name of the loop without which a worker must not go on, not even to drain."""
@@ -189,7 +188,7 @@ class Components:
         context.stream.on_disconnect(self.table.wake)
 
     def _answer_for_publishing(self) -> None:
-        self.presence.tell_of_publishing(refused=self._context.publishing.refused)
+        self.presence.answer_for_publishing(refused=self._context.publishing.refused)
 
     @property
     def before_pulling(self) -> list[Loop]:

@@ -1,4 +1,4 @@
-"""The end of a worker's life, step by step: drain, hand back, publish, and only then fall silent."""
+"""The end of a worker, step by step: drain, hand back, publish, and only then end the heartbeat."""
 
 import asyncio
 from typing import Final
@@ -13,7 +13,7 @@ _LEAST_FLUSH_SECONDS: Final = 0.5
 
 
 class Shutdown:
-    """Ends what ``Components`` does. A part that fails keeps none of the others from ending."""
+    """Ends what ``Components`` does. A component that fails keeps none of the others from ending."""
 
     def __init__(self, context: WorkerContext, components: Components, forced: asyncio.Event) -> None:
         """Prepare the end; ``forced`` is set when running jobs are not to be waited for any more."""
@@ -52,7 +52,7 @@ class Shutdown:
         components.pipeline.hand_back_waiting("the worker was stopped before the job began")
 
     async def _drain(self) -> None:
-        """Tell every run to stop and wait for its end, at most the shutdown time-out."""
+        """Ask every run to stop and wait for its end, at most the shutdown time-out."""
         for run in self._context.in_flight.runs.values():
             run.drain()
         forced = asyncio.create_task(self._forced.wait())
@@ -76,8 +76,8 @@ class Shutdown:
     async def _publish_the_rest(self) -> None:
         """Send released jobs to the others now, not with their next relay tick.
 
-        Not the whole outbox: whoever waits for this end kills a process that takes too long, and other relays
-        publish it as well.
+        Not the whole outbox: a process that takes too long to end is killed, and other relays publish it as
+        well.
         """
         components = self._components
         await components.reconciliation.stop()
@@ -86,7 +86,7 @@ class Shutdown:
         await components.burial.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
         components.publisher.end()
-        # One time-out for all of them: a forced end has left little of the parent's patience.
+        # One time-out for all of them: a forced end has left little of the time that the parent allows.
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._settings.statement_timeout
         await components.relay.finish(ends_at - clock())

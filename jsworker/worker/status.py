@@ -1,4 +1,4 @@
-"""What a worker knows of itself at this moment; nobody is asked."""
+"""A worker's status, from what it knows at this moment; nothing is asked."""
 
 from collections import Counter
 from typing import Final
@@ -59,6 +59,6 @@ def _blocked(watchdog: Watchdog) -> list[str]:
 
 
 def _in_flight(context: WorkerContext) -> dict[str, int]:
-    # A list at once: whoever collects figures may do so in another thread.
+    # A list at once: figures may be collected in another thread.
     running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
     return {kind: running[kind] for kind in context.kinds}

@@ -167,7 +167,7 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
     await rows.becomes(job.id, "completed")
     await running.stream_is_empty()
     asked_for = running.worker._settings.concurrency + slots._PREFETCH_JOBS
-    assert 0 < most < intake._MOST_BURYING + asked_for
+    assert 0 < most < intake._MOST_UNUSABLE + asked_for
     assert statements < FLOOD / 5
     assert len(told) <= seconds + 2
     [kept] = await rows.query("SELECT count(*) AS messages FROM jsworker.dead_messages")

@@ -77,7 +77,7 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
     """Have the processor do the job, within its time limits.
 
     Raises:
-        asyncio.CancelledError: the run was told to stop; ``run.stop`` says why.
+        asyncio.CancelledError: the run was stopped; ``run.stop`` says why.
         BaseException: what the processor raised.
     """
     if not run.kind.needs_timers:  # the fence keeps the others
@@ -101,7 +101,7 @@ async def _process(run: Run, job: Job[Any]) -> Any:
 
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
-    """Run a plain function in a thread and wait for its end, also when told to stop.
+    """Run a plain function in a thread and wait for its end, also when it is stopped.
 
     A thread cannot be cancelled, and a job must not be handed on while it still runs here.
     """
@@ -155,7 +155,7 @@ def _resolve(ended: asyncio.Future[Any], value: Any, error: BaseException | None
 
 
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:
-    """Note that cancellations of a task have been dealt with, so that its later time-outs count anew.
+    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero.
 
     Args:
         task: the current one, where it is known; asking for it costs a system call.

@@ -20,8 +20,8 @@ from jsworker.worker.pipeline.slots import Slots
 _ANOTHER_COPY_DELAY = 1.0
 _MOST_COPIES = 10
 """Deliveries that wait for one claim; others come again, for they take no room."""
-_MOST_BURYING = 100
-"""Messages that nobody can use and the database has not kept yet; with so many nothing more is asked for."""
+_MOST_UNUSABLE = 100
+"""Unusable messages that the database has not kept yet; with so many nothing more is asked for."""
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
@@ -30,7 +30,7 @@ _LOCKED_TRIES = 40
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0
-"""A message may overtake its row's commit by this much; after that nobody will ever commit it."""
+"""A message may overtake its row's commit by this much; after that it will never be committed."""
 
 
 class Consumer:
@@ -40,7 +40,7 @@ class Consumer:
         kind: the kind.
         delivered_at: boot time at which the last message of this kind arrived.
         delivered_seq: number of the last message that was delivered for the first time: those of this kind
-            before it have been delivered to somebody.
+            before it have been delivered to some worker.
         put_off: jobs found in the table whose claim was refused by the server, or not answered.
     """
 
@@ -54,17 +54,7 @@ class Consumer:
         dead_letters: DeadLetters,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
     ) -> None:
-        """Prepare.
-
-        Args:
-            context: the worker's.
-            kind: the kind.
-            claimer: claims the jobs.
-            slots: says for how many there is room.
-            dead_letters: keeps messages that no worker can use.
-            claim: called with every batch, to take it through ``claim``, ``claim_from_stale_owners`` and
-                ``answer_refused``.
-        """
+        """Prepare; ``claim`` is called with each batch, and calls the consumer's steps for it."""
         self.kind = kind
         self.delivered_at = boottime()
         self.delivered_seq = 0
@@ -76,10 +66,10 @@ class Consumer:
         self._dead_letters = dead_letters
         self._claim = claim
         self._claiming = 0
-        self._burying = 0
+        self._unusable = 0
         self._waiting_for_locks = 0
-        self._welcome = 0
-        """How many more deliveries there was room for at the last look; looked at anew with every batch."""
+        self._room = 0
+        """How many more deliveries there was room for at the last look; looked at again with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
             f"claims of {kind.name}", self._claim_batch, limit=claimer.at_once, died=context.died
         )
@@ -89,18 +79,18 @@ class Consumer:
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if not self._context.health.up or self._burying >= _MOST_BURYING:
+        if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
             return 0
         return self._slots.room(
             self.kind, claiming=len(self._in_flight.claiming), claiming_kind=self._claiming
         )
 
     def most(self) -> int:
-        """Return how many jobs of this kind may be in hand at once now, if no other kind has any."""
+        """Return how many jobs of this kind may be in flight now, if no other kind has any."""
         return self._slots.most(self.kind)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Take a message: claim its job, unless this process has it in hand already."""
+        """Take a message: claim its job, unless it is in flight already."""
         self.delivered_at = boottime()
         if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
@@ -112,19 +102,19 @@ class Consumer:
                 claim.deliveries.append(delivery)
             else:
                 delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
-        elif self._welcome <= 0 and not self._make_welcome():
+        elif self._room <= 0 and not self._look_for_room():
             delivery.nak()
         else:
             self._begin(delivery.job_id, [delivery])
 
     def take(self, job_id: UUID) -> None:
-        """Claim a job that was found in the table, if there is room and it is not in hand already."""
+        """Claim a job that was found in the table, if there is room and it is not in flight already."""
         if job_id not in self._in_flight and self.room() > 0:
             self._begin(job_id, [])
 
     def undecodable(self, message: Undecodable) -> None:
-        """Take a message that cannot be read: kept for people, then terminated."""
-        self._bury(message, message.reason)
+        """Take a message that cannot be read: kept as a dead letter, then terminated."""
+        self._keep_unusable(message, message.reason)
 
     async def flush(self) -> None:
         """Wait until every claim on its way is decided."""
@@ -139,14 +129,14 @@ class Consumer:
         await self._batches.close()
         await self._locked.close()
 
-    def _make_welcome(self) -> bool:
+    def _look_for_room(self) -> bool:
         room = self.room()
         # Other kinds take from the same room, so that with several each message is a look of its own.
-        self._welcome = room if self._slots.serve_one_kind else min(room, 1)
+        self._room = room if self._slots.serve_one_kind else min(room, 1)
         return room > 0
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
-        self._welcome -= 1
+        self._room -= 1
         self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries)
         self._claiming += 1
         self._batches.post(job_id)
@@ -163,7 +153,7 @@ class Consumer:
 
     async def claim(self, ids: Sequence[UUID]) -> list[Run]:
         """Claim jobs and return their runs."""
-        self._welcome = 0
+        self._room = 0
         started = boottime()
         take = await self._claimer.take(ids)
         self._batches.limit = self._claimer.at_once
@@ -253,7 +243,7 @@ class Consumer:
                 delivery.nak(_jittered(seconds))
 
     def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
-        """Ack a copy that the run in hand has used up; a newer one may be the job's only message."""
+        """Ack a copy that the run in flight has used up; a newer one may be the job's only message."""
         if copy.dispatch <= claimed_at_dispatch:
             copy.ack()
         else:
@@ -263,14 +253,14 @@ class Consumer:
         if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
             delivery.nak(_NO_ROW_DELAY)
         else:
-            self._bury(delivery, "no job of this kind has this id")
+            self._keep_unusable(delivery, "no job of this kind has this id")
 
-    def _bury(self, message: Delivery | Undecodable, reason: str) -> None:
-        self._burying += 1
-        self._dead_letters.bury(message, reason, self._buried)
+    def _keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
+        self._unusable += 1
+        self._dead_letters.bury(message, reason, self._note_kept)
 
-    def _buried(self) -> None:
-        self._burying -= 1
+    def _note_kept(self) -> None:
+        self._unusable -= 1
         self._context.room.notify()
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:

@@ -48,14 +48,7 @@ class Pipeline:
         late: LateRows,
         loop_ends: Callable[[], bool],
     ) -> None:
-        """Prepare; nothing is pulled yet.
-
-        Args:
-            context: the worker's.
-            quiet: notes quiet phases that jobs announce.
-            late: rows that may be claimed from their stale owners.
-            loop_ends: whether all tasks of the event loop have been cancelled.
-        """
+        """Prepare; ``loop_ends`` returns whether all tasks of the event loop have been cancelled."""
         self._context = context
         self._events = context.events
         self._in_flight = context.in_flight
@@ -118,7 +111,7 @@ class Pipeline:
         if refused := consumer.undecided(ids):
             self._wait_for_slots(await consumer.claim_from_stale_owners(refused))
             await consumer.answer_refused(refused)
-        self._context.room.notify()  # what was refused makes room, and no run will tell
+        self._context.room.notify()  # what was refused makes room, and no run of it ends
 
     # --- Slots: as many runs as there are slots execute, the others wait. ---
 
@@ -219,7 +212,7 @@ class Pipeline:
         self._answer(run, outcome, settled, error)
         await call_hooks(self._events, run, outcome, error)
 
-    # --- Answer: the message is acknowledged, and events tell what became of the job. ---
+    # --- Answer: the message is acknowledged, and events report what became of the job. ---
 
     def _answer(
         self, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None = None

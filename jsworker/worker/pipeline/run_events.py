@@ -49,7 +49,7 @@ def emit_end(
 
 
 def emit_ignored_stop(events: Events, run: Run) -> None:
-    """Emit that a run goes on although it was told to stop."""
+    """Emit that a run goes on although it was stopped."""
     events.emit(
         "job.stop_ignored",
         **run.facts(),
