@@ -20,7 +20,7 @@ from jsworker.supervisor.child_link import Link
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.telemetry.logs import configure_logs, log_events
 from jsworker.worker.recovery.dead_owners import Death
-from jsworker.worker.watchdog import told_while_slow
+from jsworker.worker.watchdog import reported_while_slow
 from jsworker.worker.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: Link, loop: ExitStack
 
 
 def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
-    with told_while_slow(_tell_slow, what=f"import of {target}"):
+    with reported_while_slow(_tell_slow, what=f"import of {target}"):
         return load_processor(target)
 
 
@@ -71,7 +71,7 @@ async def _run(
     link: Link,
 ) -> None:
     is_watched = settings.http_port is not None
-    with told_while_slow(_tell_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
+    with reported_while_slow(_tell_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
         worker = Worker(
             processors,
             settings,

@@ -33,7 +33,7 @@ class Batcher(Generic[ItemT, AnswerT]):
             name: what it is called when it dies.
             write: writes a batch and returns one answer for each item, in order; expects its own errors.
             limit: most items in one batch.
-            died: told name and error when ``write`` raises all the same.
+            died: called with the name and the error when ``write`` raises all the same.
             linger: seconds for which the first item waits for others; ``flush`` cuts them short.
         """
         self._name = name
@@ -52,7 +52,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         return answer
 
     def post(self, item: ItemT, then: Callable[[AnswerT], None] | None = None) -> None:
-        """Queue an item whose answer nobody waits for; ``then`` is called with it, but not without one."""
+        """Queue an item without waiting for its answer; ``then`` is called with it, but not without one."""
         self._queue(item, then)
 
     @property
@@ -93,7 +93,7 @@ class Batcher(Generic[ItemT, AnswerT]):
                 for _, answer in batch:
                     _cancel(answer)
                 raise
-            except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+            except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 for _, answer in batch:
                     _refuse(answer, error)
                 self._died(self._name, error)
@@ -103,7 +103,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         for (_, answer), value in zip(batch, answers, strict=True):
             try:
                 _give(answer, value)
-            except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+            except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
 
     async def _wait_for_others(self) -> None:
@@ -128,4 +128,4 @@ def _cancel(answer: _Taker[AnswerT]) -> None:
 def _refuse(answer: _Taker[AnswerT], error: Exception) -> None:
     if isinstance(answer, asyncio.Future) and not answer.done():
         answer.set_exception(error)
-        answer.exception()  # not every submitter waits; the worker has been told
+        answer.exception()  # not every submitter waits; the worker knows of it

@@ -1,17 +1,16 @@
 """Where in the user's own code an error came up, or a thread or a task is."""
 
+import asyncio
+import gc
 import os
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    import asyncio
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from typing import Any, Final
 
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _INSTALLED: Final = tuple(
@@ -28,6 +27,13 @@ _LEADS_THERE: Final = re.compile(
 _INSTALLED_ANYWHERE: Final = re.compile(
     rf"{_LEADS_THERE.pattern}|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3|^<"
 )
+_RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
+    CoroutineType: ("cr_frame", "cr_await"),
+    GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    AsyncGeneratorType: ("ag_frame", "ag_await"),
+}
+"""What stands still at a place in its code: the attributes of its frame, and of what it awaits. Nothing else is
+asked for attributes: those of other types may run code."""
 
 
 def raised_at(error: BaseException) -> str:
@@ -48,20 +54,46 @@ def innermost(stack: Iterable[traceback.FrameSummary]) -> str:
 
 def stack_of_thread(thread: int) -> traceback.StackSummary:
     """Return where a thread is, the outermost call first; nothing for one that has ended."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the only way to another thread's stack
-    return traceback.StackSummary() if frame is None else _summary(reversed([*traceback.walk_stack(frame)]))
+    return _summary((frame, frame.f_lineno) for frame in frames_of_thread(thread))
 
 
-def stack_of_task(task: "asyncio.Task[Any]") -> traceback.StackSummary:
+def stack_of_task(task: asyncio.Task[Any]) -> traceback.StackSummary:
     """Return where a task waits, the outermost coroutine first; one that runs is found in its thread."""
-    frames: list[tuple[FrameType, int]] = []
-    waits: Any = task.get_coro()
-    while waits is not None:
-        frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None)
-        if frame is not None:
-            frames.append((frame, frame.f_lineno))
-        waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
-    return _summary(frames)
+    return _summary((frame, frame.f_lineno) for frame in frames_of_task(task)[0])
+
+
+def frames_of_thread(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, the outermost call first; none for one that has ended."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the documented way to another thread's stack
+    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)][::-1]
+
+
+def frames_of_task(task: asyncio.Task[Any]) -> tuple[list[FrameType], str]:
+    """Return the frames of a task, outermost coroutine first, and the type of what the innermost awaits."""
+    frames: list[FrameType] = []
+    seen: set[int] = set()
+    awaited: object = task.get_coro()
+    waits_for = ""
+    while awaited is not None and id(awaited) not in seen:
+        seen.add(id(awaited))
+        if (names := _RESUMABLE.get(type(awaited))) is not None:
+            frame = getattr(awaited, names[0])
+            frames += [] if frame is None else [frame]
+            awaited = getattr(awaited, names[1])
+        else:
+            waits_for = type(awaited).__qualname__.replace("FutureIter", "Future")
+            awaited = _behind(awaited)
+    return frames, waits_for
+
+
+def _behind(awaited: object) -> object:
+    """Return what is awaited through an object that does not show it: a task, an asynchronous generator."""
+    for held in gc.get_referents(awaited):
+        if issubclass(type(held), asyncio.Task):
+            return held.get_coro()
+        if type(held) in _RESUMABLE:
+            return held
+    return None
 
 
 def _summary(frames: Iterable[tuple[FrameType, int]]) -> traceback.StackSummary:

@@ -4,13 +4,9 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
-from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.lifecycle import Loop
-from jsworker.worker.loop_lag import LoopLag
-from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.maintenance.failover_watch import FailoverWatch
 from jsworker.worker.maintenance.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
@@ -21,13 +17,7 @@ from jsworker.worker.maintenance.schema_level import SchemaLevel
 from jsworker.worker.maintenance.shape_watch import LONGEST_INTERVAL_SECONDS as SHAPE_SECONDS
 from jsworker.worker.maintenance.shape_watch import ShapeWatch
 from jsworker.worker.maintenance.throttled_scan import MOST_PATIENCE, Search
-from jsworker.worker.pipeline.claiming import Claimer
-from jsworker.worker.pipeline.execution import Executor
-from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Run
-from jsworker.worker.pipeline.settling import Settler
-from jsworker.worker.pipeline.slots import Slots
+from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.dead_owners import Burial
@@ -38,9 +28,8 @@ from jsworker.worker.recovery.reports import report_operators
 from jsworker.worker.recovery.sweeper import Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
 from jsworker.worker.recovery.unconsumed import LOOK_SECONDS, Unconsumed
-from jsworker.worker.run_tracing import RunTracing
 from jsworker.worker.stacks import Stacks
-from jsworker.worker.watchdog import Watchdog
+from jsworker.worker.watchdog import LoopLag, Watchdog
 
 HEARTBEAT: Final = "heartbeat"
 """Name of the loop without which a worker must not go on, not even to drain."""
@@ -80,64 +69,27 @@ class Components:
         self.lag = LoopLag()
         self.quiet = QuietPhases(context)
         self.watchdog = Watchdog(context, lag=self.lag, quiet=self.quiet)
-        self._wire_pipeline()
+        self.late = LateRows(scan_interval=context.settings.scan_interval)
+        self.pipeline = Pipeline(
+            context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
+        )
         self._wire_heartbeat()
         self._wire_maintenance(migration)
         self._wire_recovery(siblings)
         self._wire_wake_ups()
 
-    def _wire_pipeline(self) -> None:
-        context = self._context
-        self.late = LateRows(scan_interval=context.settings.scan_interval)
-        self.dead_letters = DeadLetters(context)
-        self.isolated_runner = IsolatedRunner(
-            worker_id=context.worker_id, settings=context.settings, events=context.events
-        )
-        self.tracing = RunTracing(context)
-        self.settler = Settler(context)
-        self.slots = Slots(context.settings.concurrency, len(context.kinds), self._launch)
-        self.executor = Executor(
-            context,
-            slots=self.slots,
-            quiet=self.quiet,
-            isolated_runner=self.isolated_runner,
-            settler=self.settler,
-            tracing=self.tracing,
-            loop_ends=lambda: self.beats.is_cancelled,
-        )
-        self.consumers = [self._consumer(kind) for kind in context.kinds.values()]
-        self.pullers = [self._puller(consumer) for consumer in self.consumers]
-
-    def _consumer(self, kind: Kind) -> Consumer:
-        claimer = Claimer(self._context, kind, late=self.late, quiet=self.quiet)
-        return Consumer(
-            self._context, kind, claimer=claimer, slots=self.slots, dead_letters=self.dead_letters
-        )
-
-    def _puller(self, consumer: Consumer) -> Puller:
-        return Puller(
-            self._context.stream,
-            consumer.kind.name,
-            deliver=consumer.deliver,
-            undecodable=consumer.undecodable,
-            room=consumer.room,
-        )
-
-    def _launch(self, run: Run) -> None:
-        self.executor.launch(run)
-
     def _wire_heartbeat(self) -> None:
         context, interval = self._context, self._context.settings.heartbeat_interval
-        stacks = Stacks(context, self.isolated_runner.ask_stacks)
+        stacks = Stacks(context, self.pipeline.isolated_runner.ask_stacks)
         self.presence = Presence(context, stacks.answer)
         self.heartbeat = Heartbeat(
             context,
-            settler=self.settler,
+            settler=self.pipeline.settler,
             presence=self.presence,
             quiet=self.quiet,
             # No more time: heartbeats wait for it.
             search=self._search("claims in nobody's hand", most_patience=1),
-            on_ignored=self.executor.note_ignored,
+            on_ignored=self.pipeline.note_ignored,
         )
         self.beats = self._loop(HEARTBEAT, self._beat, interval)
         self.fences = self._loop("fence", self.heartbeat.fence.step, interval / _FENCE_LOOKS)
@@ -146,13 +98,9 @@ class Components:
 
     async def _beat(self) -> None:
         await self.heartbeat.step()
-        self._give_back_overdue()
-
-    def _give_back_overdue(self) -> None:
-        """Release what was claimed ahead and got no slot after all, so that others may run it."""
+        # What was prefetched and got no slot after all: others may run it.
         overdue = max(1.0, self._context.settings.heartbeat_interval)
-        for run in self.slots.take_waiting(older_than=overdue):
-            self.executor.hand_back(run, "claimed ahead, but no job slot fell free")
+        self.pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
     async def _probe(self) -> None:
         await self._context.health.probe(self.heartbeat.seen)
@@ -192,7 +140,7 @@ class Components:
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
         self.poll = IdlePoll(
             context,
-            self.consumers,
+            self.pipeline.consumers,
             on_more=self.table.wake,
             new_search=lambda kind: self._search(f"waiting jobs of {kind}"),
             pace=Pace(longest_rest=self._longest_rest()),
@@ -232,7 +180,7 @@ class Components:
     def _wire_wake_ups(self) -> None:
         context = self._context
         # Rows that were found in the table come first: messages are asked for in as far as they leave room.
-        context.room.subscribe(self.poll.on_room, *(puller.wake for puller in self.pullers))
+        context.room.subscribe(self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers))
         context.requeued.subscribe(self.relay.wake)
         context.health.changed.subscribe(context.room.notify, self.lineage.wake)
         context.publishing.changed.subscribe(self.relay.wake, self.table.wake, self._answer_for_publishing)
@@ -240,7 +188,7 @@ class Components:
         context.stream.on_disconnect(self.table.wake)
 
     def _answer_for_publishing(self) -> None:
-        self.presence.tell_of_publishing(refused=self._context.publishing.refused)
+        self.presence.answer_for_publishing(refused=self._context.publishing.refused)
 
     @property
     def before_pulling(self) -> list[Loop]:

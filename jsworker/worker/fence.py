@@ -1,6 +1,6 @@
-"""The owner's own duty: a run is stopped before anybody may start it elsewhere, and ends with its process.
+"""The fence: an owner stops its runs before another worker may start them, and ends with them if it must.
 
-And a run whose long time-out has passed is stopped, which is looked for here too.
+A run whose long time-out has passed is stopped here, too.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
 
 _GRACE_HEARTBEATS: Final = 2
-"""For so many intervals a run may go on after it was told to stop; the fence leaves as much time."""
+"""For so many intervals a run may go on after its stop; the fence leaves as much time."""
 
 _CANCELLATIONS: Final = 2
 """A coroutine is cancelled so often before it counts as one that ignores its stop."""
@@ -32,14 +32,7 @@ class Fence:
         presence: Presence,
         on_ignored: Callable[[Run], None],
     ) -> None:
-        """Prepare the fence.
-
-        Args:
-            context: the worker's.
-            heard_at: returns the boot time at which the last answered heartbeat was sent.
-            presence: whether other workers that ask find this one.
-            on_ignored: called once with each run that ignores its stop.
-        """
+        """Prepare; ``heard_at`` returns the boot time at which the last answered heartbeat began."""
         self._context = context
         self._heartbeat_interval = context.settings.heartbeat_interval
         self._heard_at = heard_at
@@ -60,7 +53,7 @@ class Fence:
             if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):
                 ignoring.append(run)
         if ignoring:
-            self._condemn(ignoring)
+            self._have_killed(ignoring)
         for run in self._context.in_flight.given_up:
             if now - run.cancelled_at > self._grace_of(run):
                 run.cancel_again()
@@ -70,7 +63,7 @@ class Fence:
 
         Args:
             run: the run.
-            gone: whether two witnesses would find nobody, so that rule 3 may act long before rule 1.
+            gone: whether two witnesses would get no answer, so that rule 3 may act long before rule 1.
         """
         limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
         stale, crash = limits.stale_after, limits.crash_after
@@ -89,8 +82,8 @@ class Fence:
             run.signal(Stop.FENCED)
 
     def _ignores_its_stop(self, run: Run, told_at: float, now: float) -> bool:
-        """Tell whether a run goes on for too long; a coroutine that does so is cancelled once more before."""
-        # In quarantine its own process is ended, not this one.
+        """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
+        # Isolated, its own process is ended, not this one.
         if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
             return False
         if not run.kind.is_async:  # a thread cannot be cancelled
@@ -103,12 +96,12 @@ class Fence:
         return True
 
     def _grace_of(self, run: Run) -> float:
-        """Return the seconds that a run may go on after each cancellation, or a thread after it was told."""
+        """Return the seconds that a run may go on after each cancellation, or a thread after its stop."""
         grace = _GRACE_HEARTBEATS * self._heartbeat_interval
         return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
-    def _condemn(self, runs: list[Run]) -> None:
-        """Have this process ended: nothing else ends these runs, and no job may start beside its last run."""
+    def _have_killed(self, runs: list[Run]) -> None:
+        """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
         for run in runs:
             if not run.ignores_stop:
                 self._on_ignored(run)

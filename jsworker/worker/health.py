@@ -39,7 +39,7 @@ class Notifier:
 
 
 class DatabaseHealth:
-    """The last known state of the database, as those find it who use it.
+    """The last known state of the database, as its users report it.
 
     Attributes:
         changed: notified when the database stops answering, and when it answers again.
@@ -59,13 +59,13 @@ class DatabaseHealth:
         return self._up.is_set()
 
     def failed_within(self, seconds: float) -> bool:
-        """Tell whether a statement went unanswered within the last ``seconds``."""
+        """Return whether a statement went unanswered within the last ``seconds``."""
         return boottime() - self._failed_at < seconds
 
     def failed(self, error: JsworkerError) -> None:
-        """Note that a statement was not answered. A refused row is an answer: told once for each reason."""
+        """Note that a statement was not answered; a refused row is an answer, and reported once a reason."""
         if isinstance(error, RowRefused):
-            self._tell_refused(error)
+            self._report_refused(error)
             return
         self._failed_at = boottime()
         if self._up.is_set():
@@ -91,12 +91,12 @@ class DatabaseHealth:
         try:
             await ask()
         except RowRefused as error:
-            self._tell_refused(error)
+            self._report_refused(error)
         except JsworkerError:
             return
         self.answered()
 
-    def _tell_refused(self, error: RowRefused) -> None:
+    def _report_refused(self, error: RowRefused) -> None:
         if str(error) not in self._refusals:
             self._refusals.add(str(error))
             self._events.emit(

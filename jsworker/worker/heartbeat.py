@@ -24,16 +24,16 @@ from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
 
 _UNHEARD = (DatabaseUnavailable, DatabaseRefused)
-_STRAYS_EVERY_HEARTBEATS = 12
+_LOOK_EVERY_HEARTBEATS = 12
 _ALONE_AT_ONCE = 3
 """Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
 
 
 class Heartbeat:
-    """Renews what this process has in hand and acts on what it learns: cancelled, lost, in nobody's hand.
+    """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims.
 
     Attributes:
-        state: what the registry is told: running, draining or stopped.
+        state: of this worker in the registry: running, draining or stopped.
         heard_at: boot time at which the last heartbeat that was answered began.
     """
 
@@ -47,16 +47,7 @@ class Heartbeat:
         search: Search,
         on_ignored: Callable[[Run], None],
     ) -> None:
-        """Prepare the heartbeat.
-
-        Args:
-            context: the worker's.
-            settler: releases orphaned claims.
-            presence: whether other workers that ask find this one.
-            quiet: keeps the limits of silence that quiet phases need.
-            search: for orphaned claims.
-            on_ignored: called once with each run that ignores its stop.
-        """
+        """Prepare the heartbeat; ``on_ignored`` is called once with each run that ignores its stop."""
         self._context = context
         self.fence = Fence(context, heard_at=lambda: self.heard_at, presence=presence, on_ignored=on_ignored)
         self._interval = context.settings.heartbeat_interval
@@ -71,7 +62,7 @@ class Heartbeat:
         self.heard_at = boottime()
         self._gap_at = -math.inf
         self._heard_before = False
-        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._interval
+        self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
         self._doubted_at = -math.inf
         self._wants_orphaned_claims = False
 
@@ -86,9 +77,9 @@ class Heartbeat:
         return now - self._heard_since
 
     def had_a_gap_within(self, seconds: float) -> bool:
-        """Tell whether heartbeats went unanswered, or were not sent, within the last ``seconds``.
+        """Return whether heartbeats went unanswered, or were not sent, within the last ``seconds``.
 
-        What silenced this worker's may have silenced others' too; a worker that has just begun had no gap.
+        What silenced this worker may have silenced others, too; a worker that has just begun had no gap.
         """
         return boottime() - self._gap_at < seconds
 
@@ -110,11 +101,11 @@ class Heartbeat:
         )
 
     async def step(self) -> None:
-        """Send one heartbeat for all runs in hand and act on the answer."""
+        """Send one heartbeat for all runs in flight and act on the answer."""
         started = boottime()
         runs = {run.held: run for run in self._context.in_flight.runs.values()}
         try:
-            # The runs first: whatever is wrong with the worker's own row must not silence them.
+            # The runs first: a fault of the worker's own row must not silence them.
             self._refused &= runs.keys()
             refusals: dict[Held, RowRefused] = {}
             beat = await heartbeat.heartbeat(
@@ -125,13 +116,13 @@ class Heartbeat:
                 refusals=refusals,
             )
             self._heed(beat, runs, started)
-            strays = await self._look_around()
+            orphaned = await self._look_around()
         except _UNHEARD as error:
             self._unheard(error)
             return
         self._hear(started)
         self._context.health.answered()
-        self._release_strays(strays)
+        self._release_orphaned(orphaned)
         if refusals:
             await self._set_aside(refusals)
         await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
@@ -189,7 +180,7 @@ class Heartbeat:
 
     def _lose(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            # A run that is settling may just have ended processing itself; its own statement tells it.
+            # A run that is settling may just have ended processing itself; its own statement finds out.
             if run.phase is not Phase.SETTLING:
                 run.signal(Stop.LOST)
 
@@ -216,12 +207,12 @@ class Heartbeat:
             )
         except _UNHEARD:
             return  # still locked; asked again with the next heartbeat
-        if renewed:  # else the next heartbeat tells whether it is lost, or was just completed
+        if renewed:  # else the next heartbeat finds out whether it is lost, or was just completed
             run.beaten_at = max(run.beaten_at, started)
             self._refused.discard(run.held)
 
     async def _look_around(self) -> dict[Held, bool]:
-        """Note that this worker is still there, and return its rows in nobody's hand where a look is due.
+        """Note that this worker is still there, and return its orphaned claims where a look is due.
 
         Each with whether it has run: its failure was refused.
 
@@ -229,26 +220,26 @@ class Heartbeat:
         an interval are enough.
         """
         doubtful = self._is_doubtful()
-        self._wants_orphaned_claims |= doubtful or boottime() >= self._look_for_strays_at
+        self._wants_orphaned_claims |= doubtful or boottime() >= self._look_at
         looks = self._wants_orphaned_claims and not self._search.must_rest
         if doubtful or not looks:
             try:
                 await self.seen()
             except RowRefused as error:  # this worker's own row: the jobs' are renewed
                 self._context.health.failed(error)
-        found = await self._search.make(self._strays) if looks else None
+        found = await self._search.make(self._orphaned_claims) if looks else None
         if found is None:
             return {}
         self._wants_orphaned_claims = False
-        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._interval
+        self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
         return found
 
     def _is_doubtful(self) -> bool:
-        """Tell whether the answer of a claim may have been lost."""
+        """Return whether the answer of a claim may have been lost."""
         doubtful = 4 * self._context.settings.statement_timeout + 4 * self._interval
         return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
-    async def _strays(self, _: float) -> dict[Held, bool]:
+    async def _orphaned_claims(self, _: float) -> dict[Held, bool]:
         ended: set[Held] = set()
         found = await heartbeat.strays(
             self._context.database,
@@ -261,9 +252,9 @@ class Heartbeat:
         )
         return {held: held in ended for held in found}
 
-    def _release_strays(self, strays: dict[Held, bool]) -> None:
-        """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
-        for held, ended in strays.items():
+    def _release_orphaned(self, claims: dict[Held, bool]) -> None:
+        """Release them without waiting for it: heartbeats must go on even if one row cannot be written."""
+        for held, ended in claims.items():
             if held[0] not in self._context.in_flight and held not in self._context.in_flight.releasing:
                 self._context.in_flight.releasing.add(held)
                 release = self._settler.let_go(held, "claimed, but the claim's answer was lost", ended=ended)
@@ -275,7 +266,7 @@ class Heartbeat:
             return
         settled = release.result()
         if settled is None or settled is Settled.LOCKED:
-            self._wants_orphaned_claims = True  # it is still in nobody's hand
+            self._wants_orphaned_claims = True  # it is still orphaned
         if settled is not Settled.QUEUED:
             return
         job_id, token = held

@@ -17,7 +17,7 @@ _ENDED = frozenset("ZX")
 def identify(
     settings: Settings, kinds: Sequence[str], kinds_without_timeout: Sequence[str] = ()
 ) -> WorkerRow:
-    """Return this process's row of the registry: ``hostname-pid-random`` and what Linux tells about it."""
+    """Return this process's row of the registry: ``hostname-pid-random`` and what Linux knows of it."""
     hostname = settings.hostname or socket.gethostname()
     pid = os.getpid()
     name = settings.worker_id or f"{hostname}-{pid}"
@@ -53,7 +53,7 @@ def _link(path: str) -> str | None:
 
 
 def start_of(pid: int) -> str | None:
-    """Return a process's start, in clock ticks since boot; None: it runs no more in this PID namespace.
+    """Return a process's start in clock ticks since boot; None: it does not run in this PID namespace.
 
     With the pid it names one life.
     """

@@ -27,9 +27,9 @@ class Loop:
             name: what it is called when it dies.
             step: one round.
             interval: seconds from the start of one round to the start of the next.
-            died: told name and error when a step raises.
-            jitter: share of the interval by which it is lengthened at most, so that a fleet does not march
-                in step.
+            died: called with the name and the error when a step raises.
+            jitter: share of the interval by which it is lengthened at most, so that the workers of a fleet do
+                not step at the same moment.
         """
         self._name = name
         self._step = step
@@ -42,7 +42,7 @@ class Loop:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its task was cancelled, by ``stop`` or by whoever ends the event loop."""
+        """Whether its task was cancelled, by ``stop`` or because the event loop ends."""
         return self._task is not None and (self._task.cancelling() > 0 or self._task.cancelled())
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class Loop:
             self._woken.clear()
             try:
                 await self._step()
-            except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+            except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
                 return
             await self._wait(started + self._interval * self._spread() - clock())

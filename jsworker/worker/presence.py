@@ -1,4 +1,4 @@
-"""This worker's presence on NATS: proven by asking itself, so that nobody takes it for gone."""
+"""This worker's presence on NATS, proven by asking itself: other workers must not take it for gone."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,40 +8,35 @@ from jsworker.worker.context import WorkerContext
 
 
 class Presence:
-    """Answers for this worker, knows whether that works, and asks after others.
+    """Answers for this worker, knows whether that works, and asks whether others are alive.
 
     Attributes:
         answers: whether a question to this worker was ever answered; only then its silence means anything.
     """
 
-    def __init__(self, context: WorkerContext, tell_stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
-        """Prepare; nothing is sent before the first ``step``.
-
-        Args:
-            context: the worker's.
-            tell_stacks: returns the worker's stacks for a question.
-        """
+    def __init__(self, context: WorkerContext, stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Prepare; nothing is sent before the first ``step``; ``stacks`` answers questions for stacks."""
         self._stream = context.stream
-        self._witness = context.stream.witness(context.worker_id, tell_stacks)
+        self._witness = context.stream.witness(context.worker_id, stacks)
         self._interval = context.settings.heartbeat_interval
-        self._patience = min(1.0, self._interval / 2)
+        self._timeout = min(1.0, self._interval / 2)
         self._connected_since: float | None = None
         self._proven_at: float | None = None
         self.answers = False
         self._stream.on_disconnect(self._lose)
 
     def reachable(self) -> bool:
-        """Tell whether others who ask find this worker, as far as it knows itself.
+        """Return whether others who ask reach this worker, as far as it knows itself.
 
-        One that never answered counts as reachable: nobody concludes anything from its silence.
+        One that never answered counts as reachable: nothing is concluded from its silence.
         """
         if not self.answers:
             return True
         if self._proven_at is None or not self._stream.connected:
             return False
-        return boottime() - self._proven_at <= self._interval + 2 * self._patience
+        return boottime() - self._proven_at <= self._interval + 2 * self._timeout
 
-    def tell_of_publishing(self, *, refused: bool) -> None:
+    def answer_for_publishing(self, *, refused: bool) -> None:
         """Answer from now on with whether JetStream stores messages."""
         self._witness.says = REFUSED if refused else WELL
 
@@ -53,21 +48,21 @@ class Presence:
         if self._connected_since is None:
             self._connected_since = boottime()
         started = boottime()
-        if await self._witness.prove(self._patience):
+        if await self._witness.prove(self._timeout):
             self._proven_at = started
             self.answers = True
 
     async def ask(self, worker_id: str) -> Answer:
-        """Ask after another worker; unknown while this one is too newly connected to judge."""
+        """Ask whether another worker is alive; unknown while this one is too newly connected to judge."""
         if self._connected_since is None or boottime() - self._connected_since < 2 * self._interval:
             return Answer.UNKNOWN
         if self._proven_at is None or not self.reachable():  # it would not even find itself
             return Answer.UNKNOWN
-        return await self._witness.ask(worker_id, self._patience)
+        return await self._witness.ask(worker_id, self._timeout)
 
     async def answered_by(self, worker_id: str) -> Answer:
-        """Ask after another worker, only to learn whether it is alive: that nobody answers proves nothing."""
-        return await self._witness.ask(worker_id, self._patience)
+        """Ask whether another worker is alive, where the lack of an answer proves nothing."""
+        return await self._witness.ask(worker_id, self._timeout)
 
     def _lose(self) -> None:
         self._connected_since = None

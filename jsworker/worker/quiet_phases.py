@@ -1,4 +1,4 @@
-"""Quiet phases: a job that keeps the event loop silences its whole process, so all its runs get patience."""
+"""Quiet phases: a job that keeps the event loop silences its whole process, so all its runs need time."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -26,22 +26,22 @@ class QuietPhases:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._patience_seconds = 2 * context.settings.statement_timeout
+        self._give_up_seconds = 2 * context.settings.statement_timeout
         self.until = 0.0
 
     @property
     def seconds_left(self) -> float:
-        """For how long the process may be silent from now on: what it claims now needs so much patience."""
+        """For how long the process may be silent from now on; what it claims now must allow as much."""
         return max(0.0, self.until - boottime())
 
     def announce(self) -> None:
-        """Note that a phase has begun or ended, and tell whoever supervises the process."""
+        """Note that a phase has begun or ended, and report it to the supervisor."""
         self._look()
         if self._context.supervision is not None:
             self._context.supervision.quiet_until(self.until)
 
     async def cover_others(self) -> None:
-        """Give the other runs of this process as much patience as the phase that has just been announced.
+        """Let the other runs of this process be silent for as long as the phase that was just announced.
 
         Those too that are being claimed: their claim may have been sent before the phase was known.
 
@@ -49,13 +49,13 @@ class QuietPhases:
             DatabaseUnavailable: not all of them have it.
         """
         await self._wait_for_claims()
-        deadline, pause = boottime() + self._patience_seconds, _PAUSE_SECONDS
+        deadline, pause = boottime() + self._give_up_seconds, _PAUSE_SECONDS
         while await self._lengthen() and boottime() < deadline:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def follow(self) -> None:
-        """Take back patience that is needed no more, and give it to runs that lack it; once a heartbeat."""
+        """Restore thresholds whose phase is over and lengthen those that still lack it; once a heartbeat."""
         self._look()
         over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
         try:
@@ -66,60 +66,60 @@ class QuietPhases:
             return  # the next heartbeat tries again
 
     def _look(self) -> None:
-        """Find the end of the last phase: a run in quarantine is quiet in a process of its own."""
+        """Find the end of the last phase: an isolated run is quiet in a process of its own."""
         ends = (run.quiet_until for run in self._context.in_flight.runs.values() if run.is_quiet_here)
         self.until = max(ends, default=0.0)
 
     async def _wait_for_claims(self) -> None:
         under_way = set(self._context.in_flight.claiming)
-        for _ in range(int(self._patience_seconds / _PAUSE_SECONDS)):
+        for _ in range(int(self._give_up_seconds / _PAUSE_SECONDS)):
             if not under_way & self._context.in_flight.claiming.keys():
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _lengthen(self) -> bool:
-        """Write what runs lack, and tell whether some still do: somebody has locked their rows."""
+        """Write what runs lack, and return whether some still do: their rows are locked."""
         if not (seconds := self.seconds_left):
             return False
         # What is being changed at this moment may be the end of an earlier phase.
         lacking = [
             run
             for run in self._context.in_flight.runs.values()
-            if run.quiet_seconds < seconds or run.patience_lock.locked()
+            if run.quiet_seconds < seconds or run.thresholds_lock.locked()
         ]
         return not await self._write(lacking, seconds)
 
     async def _write(self, runs: Sequence[Run], seconds: float) -> bool:
-        """Give runs patience for so long a phase, and tell whether all have it."""
+        """Lengthen the thresholds of runs for so long a phase, and return whether all were written."""
         free: dict[Held, Run] = {}
         try:
             for run in runs:
-                if await _acquired(run.patience_lock):
+                if await _acquired(run.thresholds_lock):
                     free[run.held] = run
             started = boottime()
             # What was over may be needed again: another phase may have begun since.
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
-            patience = {held: run.patience(seconds) for held, run in meant.items()}
+            thresholds = {held: run.thresholds(seconds) for held, run in meant.items()}
             written = await heartbeat.set_patience_beside(
-                self._context.database, worker_id=self._context.worker_id, patience=patience
+                self._context.database, worker_id=self._context.worker_id, patience=thresholds
             )
             for held in written:
                 free[held].quiet_seconds = seconds
                 free[held].beaten_at = max(free[held].beaten_at, started)
         finally:
             for run in free.values():
-                run.patience_lock.release()
+                run.thresholds_lock.release()
         return len(written) == len(runs)
 
     async def _end_own(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if not await _acquired(run.patience_lock):  # the job is just announcing another phase
+            if not await _acquired(run.thresholds_lock):  # the job is just announcing another phase
                 continue
             try:  # until that is answered, the job announces none
                 if self._is_over(run):
                     await self._end(run)
             finally:
-                run.patience_lock.release()
+                run.thresholds_lock.release()
 
     async def _end(self, run: Run) -> None:
         try:
@@ -127,15 +127,15 @@ class QuietPhases:
                 self._context.database,
                 worker_id=self._context.worker_id,
                 held=run.held,
-                **run.patience(0.0),
+                **run.thresholds(0.0),
                 announced=False,
             )
         except (OwnershipLost, RowRefused):
-            return  # the next heartbeat tells, or tries this one again
+            return  # the next heartbeat finds out, or tries this one again
         run.quiet_seconds = 0.0
 
     def _is_over(self, run: Run) -> bool:
-        """Tell whether patience is in a run's row that neither its own phase nor another one's needs."""
+        """Return whether the thresholds in a run's row are longer than any phase needs."""
         return (
             bool(run.quiet_seconds)
             and run.phase is not Phase.SETTLING
@@ -144,7 +144,7 @@ class QuietPhases:
 
 
 async def _acquired(lock: asyncio.Lock) -> bool:
-    """Acquire a lock, unless somebody has it or waits for it."""
+    """Acquire a lock, unless it is taken or waited for."""
     try:
         async with asyncio.timeout(0):
             return await lock.acquire()

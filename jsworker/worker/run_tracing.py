@@ -79,7 +79,7 @@ class RunTracing:
             tracing.attempt(partial(run.spans.processed, shown))
 
     def settled(self, run: Run, settled: Settled) -> None:
-        """Tell what became of the job of a run."""
+        """Note what became of the job of a run."""
         if run.spans is not None:
             tracing.attempt(partial(run.spans.settled, settled.value))
 

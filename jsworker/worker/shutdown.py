@@ -1,4 +1,4 @@
-"""The end of a worker's life, step by step: drain, hand back, publish, and only then fall silent."""
+"""The end of a worker, step by step: drain, hand back, publish, and only then end the heartbeat."""
 
 import asyncio
 from typing import Final
@@ -13,7 +13,7 @@ _LEAST_FLUSH_SECONDS: Final = 0.5
 
 
 class Shutdown:
-    """Ends what ``Components`` does. A part that fails keeps none of the others from ending."""
+    """Ends what ``Components`` does. A component that fails keeps none of the others from ending."""
 
     def __init__(self, context: WorkerContext, components: Components, forced: asyncio.Event) -> None:
         """Prepare the end; ``forced`` is set when running jobs are not to be waited for any more."""
@@ -42,22 +42,21 @@ class Shutdown:
     async def _stop_pulling(self) -> None:
         """What was delivered and not claimed goes back at once; claims on their way are still decided."""
         components = self._components
-        components.slots.close()
+        components.pipeline.slots.close()
         await components.retention.stop()
         # All at once: each waits for seconds when NATS has frozen.
-        await asyncio.gather(*(self.stop_puller(puller) for puller in components.pullers))
+        await asyncio.gather(*(self.stop_puller(puller) for puller in components.pipeline.pullers))
         await components.table.stop()
-        for consumer in components.consumers:
+        for consumer in components.pipeline.consumers:
             await consumer.flush()
-        for run in components.slots.take_waiting():
-            components.executor.hand_back(run, "the worker was stopped before the job began")
+        components.pipeline.hand_back_waiting("the worker was stopped before the job began")
 
     async def _drain(self) -> None:
-        """Tell every run to stop and wait for its end, at most the shutdown time-out."""
+        """Ask every run to stop and wait for its end, at most the shutdown time-out."""
         for run in self._context.in_flight.runs.values():
             run.drain()
         forced = asyncio.create_task(self._forced.wait())
-        drained = asyncio.create_task(self._components.executor.wait(self._settings.shutdown_timeout))
+        drained = asyncio.create_task(self._components.pipeline.wait(self._settings.shutdown_timeout))
         await asyncio.wait({forced, drained}, return_when=asyncio.FIRST_COMPLETED)
         for waiting in (forced, drained):
             waiting.cancel()
@@ -68,17 +67,17 @@ class Shutdown:
         for run in self._context.in_flight.runs.values():
             run.signal(Stop.SHUTDOWN)
         # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
-        if not await self._components.executor.wait(self._settings.statement_timeout):
+        if not await self._components.pipeline.wait(self._settings.statement_timeout):
             for run in self._context.in_flight.runs.values():
                 run.cancel_again()
-            await self._components.executor.wait(self._settings.statement_timeout)
-        return await self._components.executor.abandon()
+            await self._components.pipeline.wait(self._settings.statement_timeout)
+        return await self._components.pipeline.abandon()
 
     async def _publish_the_rest(self) -> None:
         """Send released jobs to the others now, not with their next relay tick.
 
-        Not the whole outbox: whoever waits for this end kills a process that takes too long, and other relays
-        publish it as well.
+        Not the whole outbox: a process that takes too long to end is killed, and other relays publish it as
+        well.
         """
         components = self._components
         await components.reconciliation.stop()
@@ -87,7 +86,7 @@ class Shutdown:
         await components.burial.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
         components.publisher.end()
-        # One time-out for all of them: a forced end has left little of the parent's patience.
+        # One time-out for all of them: a forced end has left little of the time that the parent allows.
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._settings.statement_timeout
         await components.relay.finish(ends_at - clock())
@@ -98,16 +97,16 @@ class Shutdown:
             pass  # what was taken is due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._context.died("relay", error)
-        await components.dead_letters.close(ends_at - clock())
+        await components.pipeline.dead_letters.close(ends_at - clock())
         await self._context.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
 
     async def _end_loops(self) -> None:
         """Heartbeat last: a long drain must not look like a death."""
         components = self._components
-        for consumer in components.consumers:
+        for consumer in components.pipeline.consumers:
             await consumer.close()
-        await components.tracing.close()
-        await components.settler.close()
+        await components.pipeline.tracing.close()
+        await components.pipeline.settler.close()
         await components.probes.stop()
         await components.presences.stop()
         await components.fences.stop()

@@ -4,20 +4,19 @@ To be called on the event loop, where nothing else runs meanwhile: coroutines wa
 """
 
 import asyncio
-import gc
 import json
 import math
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextvars import Context
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core.clock import boottime
-from jsworker.core.tracebacks import is_ours
+from jsworker.core.tracebacks import frames_of_task, frames_of_thread, is_ours
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.run import Phase, Run
@@ -27,13 +26,6 @@ _MOST_PLACES: Final = 60
 _MOST_BYTES: Final = 48 * 1024
 """Of an answer; a server may be set up for messages of 64 KiB."""
 _THREADING: Final = threading.__file__
-_RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
-    CoroutineType: ("cr_frame", "cr_await"),
-    GeneratorType: ("gi_frame", "gi_yieldfrom"),
-    AsyncGeneratorType: ("ag_frame", "ag_await"),
-}
-"""What stands still at a place in its code: where it holds its frame, and what it awaits. Nothing else is
-asked for attributes: a stranger's may run code."""
 
 Stack = dict[str, Any]
 """``of``: coroutine, task or thread; ``places``: file, line and function, innermost last; ``waits_for``: the
@@ -41,17 +33,12 @@ type of what the innermost one awaits."""
 
 
 class Stacks:
-    """Tells where a worker's runs are, and what else it does."""
+    """Shows where a worker's runs are, and what else it does."""
 
     def __init__(
         self, context: WorkerContext, ask_isolated: Callable[[Run], Awaitable[list[Stack] | None]]
     ) -> None:
-        """Prepare.
-
-        Args:
-            context: the worker's.
-            ask_isolated: asks the process in which a run is isolated for its stacks; None: no answer.
-        """
+        """Prepare; ``ask_isolated`` asks the process of an isolated run for its stacks; None: no answer."""
         self._facts = {"worker_id": context.worker_id, "pid": os.getpid()}
         self._in_flight = context.in_flight
         self._ask_isolated = ask_isolated
@@ -64,8 +51,8 @@ class Stacks:
             run = self._in_flight.runs.get(UUID(question.decode()))
         except ValueError:
             run = None
-        told = None if run is None else await self._of_run(run)
-        return json.dumps(self._facts | {"job": told}).encode()
+        job = None if run is None else await self._of_run(run)
+        return json.dumps(self._facts | {"job": job}).encode()
 
     async def _of_run(self, run: Run) -> dict[str, Any]:
         if run.quarantined and run.phase is Phase.RUNNING:
@@ -76,16 +63,16 @@ class Stacks:
         runs = [run for run in self._in_flight.runs.values() if run.phase is not Phase.WAITING]
         runs += self._in_flight.given_up
         runs.sort(key=lambda run: run.began_at)
-        told: dict[str, Any] = {"jobs": [], "threads": [], "tasks": [], "left_out": 0}
-        told["waiting"] = len(self._in_flight.runs) + len(self._in_flight.given_up) - len(runs)
+        found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": [], "left_out": 0}
+        found["waiting"] = len(self._in_flight.runs) + len(self._in_flight.given_up) - len(runs)
         room = _MOST_BYTES
         for what, each in self._each(runs):
             room -= len(json.dumps(each))
             if room > 0:
-                told[what].append(each)
+                found[what].append(each)
             else:
-                told["left_out"] += 1
-        return told
+                found["left_out"] += 1
+        return found
 
     def _each(self, runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
         of_runs: set[asyncio.Task[Any]] = set()
@@ -110,13 +97,13 @@ def of_run(run: Run) -> list[Stack]:
 def within_bounds(stacks: Sequence[Stack]) -> list[Stack]:
     """Return as many of them as one answer may hold, the run's own first."""
     room = _MOST_BYTES
-    told: list[Stack] = []
+    kept: list[Stack] = []
     for stack in stacks:
         room -= len(json.dumps(stack))
         if room < 0:
             break
-        told.append(stack)
-    return told
+        kept.append(stack)
+    return kept
 
 
 def _facts_of(run: Run) -> dict[str, Any]:
@@ -145,47 +132,17 @@ def _is_awaited_by(task: asyncio.Task[Any], run: Run) -> bool:
 
 
 def _of_task(task: asyncio.Task[Any], what: str) -> Stack:
-    places: list[tuple[str, int, str]] = []
-    seen: set[int] = set()
-    awaited: object = task.get_coro()
-    waits_for = ""
-    while awaited is not None and id(awaited) not in seen:
-        seen.add(id(awaited))
-        if (names := _RESUMABLE.get(type(awaited))) is not None:
-            frame = getattr(awaited, names[0])
-            if frame is not None:
-                places.append(_place(frame))
-            awaited = getattr(awaited, names[1])
-        else:
-            waits_for = type(awaited).__qualname__.replace("FutureIter", "Future")
-            awaited = _behind(awaited)
-    return _stack(what, places) | {"waits_for": waits_for}
-
-
-def _behind(awaited: object) -> object:
-    """Return what is awaited through something that does not tell it: a task, an asynchronous generator."""
-    for held in gc.get_referents(awaited):
-        if issubclass(type(held), asyncio.Task):
-            return held.get_coro()
-        if type(held) in _RESUMABLE:
-            return held
-    return None
+    frames, waits_for = frames_of_task(task)
+    return _stack(what, frames) | {"waits_for": waits_for}
 
 
 def _of_thread(ident: int) -> list[Stack]:
-    frame = sys._current_frames().get(ident)  # noqa: SLF001 -- the documented way
-    places: list[tuple[str, int, str]] = []
-    while frame is not None:
-        places.append(_place(frame))
-        frame = frame.f_back
-    return [_stack("thread", places[::-1])] if places else []
+    frames = frames_of_thread(ident)
+    return [_stack("thread", frames)] if frames else []
 
 
-def _stack(what: str, places: list[tuple[str, int, str]]) -> Stack:
+def _stack(what: str, frames: Sequence[FrameType]) -> Stack:
     """Return a stack without the frames by which it was called: they are jsworker's and Python's own."""
+    places = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname) for frame in frames]
     own = next((n for n, place in enumerate(places) if not is_ours(place[0]) and place[0] != _THREADING), 0)
     return {"of": what, "places": places[own:][-_MOST_PLACES:]}
-
-
-def _place(frame: FrameType) -> tuple[str, int, str]:
-    return frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname

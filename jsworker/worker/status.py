@@ -1,4 +1,4 @@
-"""What a worker knows of itself at this moment; nobody is asked."""
+"""A worker's status, from what it knows at this moment; nothing is asked."""
 
 from collections import Counter
 from typing import Final
@@ -16,7 +16,7 @@ _NAMED: Final = 5
 
 def check_up(context: WorkerContext, components: Components, *, draining: bool) -> WorkerStatus:
     """Return the status of a worker that has started; ``draining``: whether it is to stop."""
-    not_pulled = [puller.kind for puller in components.pullers if not puller.is_pulling]
+    not_pulled = [puller.kind for puller in components.pipeline.pullers if not puller.is_pulling]
     readiness = Readiness(
         postgresql=context.health.up,
         nats=context.stream.connected,
@@ -59,6 +59,6 @@ def _blocked(watchdog: Watchdog) -> list[str]:
 
 
 def _in_flight(context: WorkerContext) -> dict[str, int]:
-    # A list at once: whoever collects figures may do so in another thread.
+    # A list at once: figures may be collected in another thread.
     running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
     return {kind: running[kind] for kind in context.kinds}

@@ -5,7 +5,7 @@ class Silence:
     """Counts the seconds between two ticks.
 
     Only time in which the parent itself came round counts: after it was stopped or suspended, a child gets
-    fresh time. Before the first tick nothing counts: whoever imports has no event loop yet.
+    fresh time. Before the first tick nothing counts: a process that imports has no event loop yet.
 
     Attributes:
         timeout: seconds without a tick that are too many.
@@ -13,18 +13,14 @@ class Silence:
     """
 
     def __init__(self, timeout: float) -> None:
-        """Wait for the first tick.
-
-        Args:
-            timeout: seconds without a tick that are too many.
-        """
+        """Wait for the first tick."""
         self.timeout = timeout
         self._heard = False
         self._quiet_until = 0.0
         self.seconds = 0.0
 
     def note_tick(self) -> None:
-        """Begin to count anew."""
+        """Begin to count from zero."""
         self._heard = True
         self.seconds = 0.0
 
@@ -37,11 +33,11 @@ class Silence:
         self.timeout = timeout
 
     def is_quiet(self, now: float) -> bool:
-        """Tell whether an announced quiet phase lasts, by boot time."""
+        """Return whether an announced quiet phase lasts, by boot time."""
         return now < self._quiet_until
 
     def pass_by(self, seconds: float, *, now: float) -> bool:
-        """Let seconds pass in which nothing was heard, and tell whether they are too many now.
+        """Let seconds pass in which nothing was heard, and return whether they are too many now.
 
         Args:
             seconds: time in which the parent listened.

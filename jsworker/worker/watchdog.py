@@ -1,6 +1,7 @@
-"""Telling, from another thread, that something takes too long: a step of the start, the event loop."""
+"""What takes too long, as another thread sees it: a step of the start, the event loop; and by how much."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import innermost, stack_of_task, stack_of_thread
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.loop_lag import LoopLag
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.tick_watch import Silence
 
@@ -19,14 +19,16 @@ _LONGEST_ROUND_SECONDS: Final = 1.0
 _HEARD_ROUNDS: Final = 2
 """So many rounds count at most of a pause in which the whole process stood still."""
 _MOST_FRAMES: Final = 30
+_LAG_EVERY_SECONDS: Final = 0.25
+_LAG_WINDOW_SECONDS: Final = 15.0
 
 
 @contextmanager
-def told_while_slow(tell: Callable[..., None], **facts: object) -> Iterator[None]:
-    """Tell that the code inside has taken 10 seconds, and again whenever that time has doubled.
+def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterator[None]:
+    """Report that the code inside has taken 10 seconds, and again whenever that time has doubled.
 
     Args:
-        tell: called from another thread with the facts, the seconds, and the place that the code has reached.
+        report: called from another thread with the facts, the seconds, and the place that was reached.
         **facts: what the code does.
     """
     thread, task, loop = threading.get_ident(), None, None
@@ -43,7 +45,7 @@ def told_while_slow(tell: Callable[..., None], **facts: object) -> Iterator[None
             due *= 2
             runs = task is None or asyncio.current_task(loop) is task
             stack = stack_of_thread(thread) if task is None or runs else stack_of_task(task)
-            tell(**facts, seconds=round(boottime() - began), place=innermost(stack))
+            report(**facts, seconds=round(boottime() - began), place=innermost(stack))
 
     threading.Thread(target=watch, name="jsworker slow start", daemon=True).start()
     try:
@@ -52,17 +54,59 @@ def told_while_slow(tell: Callable[..., None], **facts: object) -> Iterator[None
         over.set()
 
 
+class LoopLag:
+    """Remembers by how much the loop was late at most: in this window of 15 seconds and the one before.
+
+    Attributes:
+        rounds: how often the loop has come round.
+    """
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._began_at = 0.0
+        self._due_at = math.inf
+        self._longest = 0.0
+        self._longest_before = 0.0
+        self.rounds = 0
+
+    @property
+    def seconds(self) -> float:
+        """The longest delay of the last half minute; grows while the loop is late."""
+        return max(self._longest_before, self._longest, self._present())
+
+    def start(self) -> None:
+        """Begin to watch the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._began_at = boottime()
+        self._wait()
+
+    async def stop(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_at = math.inf
+
+    def _wait(self) -> None:
+        self._due_at = boottime() + _LAG_EVERY_SECONDS
+        self._timer = self._loop.call_later(_LAG_EVERY_SECONDS, self._note)
+
+    def _note(self) -> None:
+        self.rounds += 1
+        self._longest = max(self._longest, self._present())
+        if boottime() - self._began_at >= _LAG_WINDOW_SECONDS:
+            self._longest_before, self._longest = self._longest, 0.0
+            self._began_at = boottime()
+        self._wait()
+
+    def _present(self) -> float:
+        return max(0.0, boottime() - self._due_at)
+
+
 class Watchdog:
-    """Watches, in a process that nobody supervises, whether the event loop comes round; it only tells."""
+    """Watches, in a process without supervision, whether the event loop comes round; it only reports."""
 
     def __init__(self, context: WorkerContext, *, lag: LoopLag, quiet: QuietPhases) -> None:
-        """Prepare; nothing is watched yet.
-
-        Args:
-            context: the worker's; its events are emitted from the watchdog's thread.
-            lag: counts the rounds of the loop.
-            quiet: while a phase lasts, the loop may stand still.
-        """
+        """Prepare; events will be emitted from the watchdog's thread."""
         self._context = context
         self._timeout = context.settings.watchdog_timeout
         self._lag = lag

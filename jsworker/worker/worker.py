@@ -45,7 +45,7 @@ from jsworker.worker.recovery.duplicate_ids import refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.status import check_up
 from jsworker.worker.supervision import Supervision
-from jsworker.worker.watchdog import told_while_slow
+from jsworker.worker.watchdog import reported_while_slow
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Worker:
     runs it until ``stop`` is called or one of its loops dies.
 
     Attributes:
-        siblings: workers whose jobs whoever supervises this process takes back itself, knowing more.
+        siblings: workers whose jobs the supervisor of this process takes back itself, for it knows more.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Worker:
             processors: what it works on, one for each kind.
             settings: limits, intervals and servers.
             connect_seconds: how long ``start`` waits for servers that do not answer; None: for ever.
-            supervision: whoever supervises this process, if anybody does.
+            supervision: supervises this process; None: nothing does.
             surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
 
         Raises:
@@ -180,7 +180,7 @@ class Worker:
             except BaseException:
                 await self._opened.aclose()
                 raise
-            self._tell_what_is_off()
+            self._report_rules_off()
             loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
             self.events.emit(
                 "worker.started",
@@ -197,7 +197,7 @@ class Worker:
             self._components.burial.begin(death)
 
     def wake_relay(self) -> None:
-        """Publish what waits now: somebody else has put jobs back into the queue."""
+        """Publish what waits now: jobs were put back into the queue by another process."""
         if self._closing is not None:
             self._context.requeued.notify()
 
@@ -219,12 +219,12 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        self._migration = await self._patiently(self._database.check_migrated)
+        self._migration = await self._once_answered(self._database.check_migrated)
         self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
         self._opened.push_async_callback(self._sessions.close)
         self._stream = Stream(
             settings,
-            installation_id=await self._patiently(lambda: workers.installation_id(self._database)),
+            installation_id=await self._once_answered(lambda: workers.installation_id(self._database)),
             events=self.events,
             client_name=f"jsworker {self.id}",
         )
@@ -270,7 +270,7 @@ class Worker:
         for kind in self._kinds.values():
             what = f"setup of kind {kind.name} ({type(kind.processor).__qualname__})"
             try:
-                with told_while_slow(partial(self.events.emit, "setup.slow"), what=what):
+                with reported_while_slow(partial(self.events.emit, "setup.slow"), what=what):
                     await kind.processor.setup()
             except Exception as error:
                 place = raised_at(error)
@@ -292,11 +292,11 @@ class Worker:
         components = self._components
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
-        await self._patiently(components.heartbeat.seen)
+        await self._once_answered(components.heartbeat.seen)
         if self._supervision is not None:
             self._supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
-            await self._patiently(lambda: self._refuse_namesake(name))
+            await self._once_answered(lambda: self._refuse_namesake(name))
         self._opened.push_async_callback(components.lag.stop)
         components.lag.start()
         if self._supervision is None:  # else the supervisor watches, and kills
@@ -305,12 +305,12 @@ class Worker:
         for loop in components.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()
-        for puller in components.pullers:
+        for puller in components.pipeline.pullers:
             self._opened.push_async_callback(self._shutdown.stop_puller, puller)
             await puller.start()
         self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
 
-    def _tell_what_is_off(self) -> None:
+    def _report_rules_off(self) -> None:
         off = [rule for rule, is_on in self._settings.recovers_by().items() if not is_on]
         if off:
             rest = "" if len(off) < len(RECOVERY_RULES) else "; nobody takes back what a dead worker holds"
@@ -331,8 +331,8 @@ class Worker:
 
     async def _watch_pullers(self) -> None:
         try:
-            await asyncio.gather(*(puller.join() for puller in self._components.pullers))
-        except Exception as error:  # noqa: BLE001 -- told to the worker, which stops
+            await asyncio.gather(*(puller.join() for puller in self._components.pipeline.pullers))
+        except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
             self._died("pull loop", error)
 
     async def _close_once_stopped(self) -> int:
@@ -356,8 +356,8 @@ class Worker:
             self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
         self._stopping.set()
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a database that is just starting; one that refuses is told at once.
+    async def _once_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Wait for a database that is just starting; one that refuses raises at once.
 
         A supervised worker waits as long as it takes for a server that is there and has no connection free:
         its end would end the supervisor, and another one would find no connection either.

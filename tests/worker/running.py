@@ -24,7 +24,7 @@ class Running:
 
     def expects_short_runs(self, kind: str) -> None:
         """Make the worker claim jobs of a kind ahead, as it does after many short ones."""
-        self.worker._components.slots._mean_seconds[kind] = 0.01
+        self.worker._components.pipeline.slots._mean_seconds[kind] = 0.01
 
     async def stream_is_empty(self, *, seconds: float = 60.0) -> None:
         """Wait until no message is left, answered or not; within the default, sooner than one comes again."""

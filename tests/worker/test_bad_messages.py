@@ -152,7 +152,7 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
 
     async def bury(database: Database, letters: Sequence[Any]) -> Any:
         nonlocal most, statements
-        most, statements = max(most, running.worker._components.dead_letters.in_hand), statements + 1
+        most, statements = max(most, running.worker._components.pipeline.dead_letters.in_hand), statements + 1
         # As long as a busy database takes: at first so long that all of them could arrive meanwhile.
         await asyncio.sleep(max(0.005, began + 2.0 - time.monotonic()))
         return await really_bury(database, letters)
@@ -166,8 +166,8 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
     seconds = time.monotonic() - began
     await rows.becomes(job.id, "completed")
     await running.stream_is_empty()
-    asked_for = running.worker._settings.concurrency + slots._AHEAD_JOBS
-    assert 0 < most < intake._MOST_BURYING + asked_for
+    asked_for = running.worker._settings.concurrency + slots._PREFETCH_JOBS
+    assert 0 < most < intake._MOST_UNUSABLE + asked_for
     assert statements < FLOOD / 5
     assert len(told) <= seconds + 2
     [kept] = await rows.query("SELECT count(*) AS messages FROM jsworker.dead_messages")
@@ -222,7 +222,7 @@ async def test_a_forced_close_waits_for_no_burial_that_never_ends(
             await running.worker.close(force=True)
     finally:
         ended.set()
-    assert running.worker._components.dead_letters.in_hand == 0
+    assert running.worker._components.pipeline.dead_letters.in_hand == 0
 
 
 async def test_a_table_that_takes_no_dead_messages_stops_no_job(
@@ -433,7 +433,7 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
 ) -> None:
     monkeypatch.setattr("jsworker.worker.pipeline.intake._ANOTHER_COPY_DELAY", 0.02)
     running = await start(scripted(echo))
-    claimer = running.worker._components.consumers[0]._claimer
+    claimer = running.worker._components.pipeline.consumers[0]._claimer
     really_take = claimer.take
     allowed = asyncio.Event()
 
@@ -512,7 +512,7 @@ async def test_a_message_for_a_job_that_another_worker_runs_is_skipped(
     owner = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    owner.worker._components.pullers[0].pause()
+    owner.worker._components.pipeline.pullers[0].pause()
     other = await start(scripted(gate.process))
     await publisher.message(job.id, dispatch=5)
     [skipped] = await other.events.told("job.skipped")

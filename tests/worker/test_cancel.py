@@ -143,11 +143,11 @@ async def test_a_cancel_right_before_the_worker_stops_is_not_forgotten(
 
 
 async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is cancelled before its first step would settle nothing and stay in hand for ever."""
     running = await start(scripted(echo))
-    launch = running.worker._components.slots._launch
+    launch = running.worker._components.pipeline._launch
     launched: list[Run] = []
 
     def launch_and_stop(run: Run) -> None:
@@ -156,7 +156,7 @@ async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
             run.signal(Stop.SHUTDOWN)
         launched.append(run)
 
-    running.worker._components.slots._launch = launch_and_stop
+    monkeypatch.setattr(running.worker._components.pipeline, "_launch", launch_and_stop)
     job = await client.enqueue(KIND, {"n": 1})
     row = await rows.becomes(job.id, "completed")
     assert (row["fencing_token"], row["attempts"]) == (2, 1)

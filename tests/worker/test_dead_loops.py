@@ -44,12 +44,12 @@ def break_relay(worker: Worker) -> None:
 
 
 def break_pull(worker: Worker) -> None:
-    worker._components.pullers[0]._step = broken  # type: ignore[method-assign]  # the bug
-    worker._components.pullers[0].wake()
+    worker._components.pipeline.pullers[0]._step = broken  # type: ignore[method-assign]  # the bug
+    worker._components.pipeline.pullers[0].wake()
 
 
 def break_claims(worker: Worker) -> None:
-    worker._components.consumers[0]._batches._write = broken
+    worker._components.pipeline.consumers[0]._batches._write = broken
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def test_outcomes_that_cannot_be_written_for_a_bug_stop_the_worker(
     running.may_die = True
     job = await client.enqueue(KIND, {})
     await gate.met()
-    running.worker._components.settler._completions._write = broken
+    running.worker._components.pipeline.settler._completions._write = broken
     gate.open()
     await running.events.told("worker.stopped")
     assert str(running.worker._error) == "completions ended in ZeroDivisionError: a bug"

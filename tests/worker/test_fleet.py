@@ -247,7 +247,7 @@ async def test_jobs_claimed_ahead_of_runs_that_take_long_go_back_and_are_not_cla
     gate = Gate()
     running = await start(scripted(echo, kind="quick"), scripted(gate.process, kind="slow"))
     # As far as the worker has seen, a job of this kind ends at once: it claims many ahead.
-    running.worker._components.slots._mean_seconds["slow"] = 0.001
+    running.worker._components.pipeline.slots._mean_seconds["slow"] = 0.001
     await client.enqueue_many("slow", [{}] * 60)
     await running.events.told("job.released", times=50)
     beats = count_rounds(running.worker._components.beats)

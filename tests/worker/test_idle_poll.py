@@ -71,7 +71,7 @@ class Taken:
 
     def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         self.claims: list[tuple[float, UUID]] = []
-        [consumer] = running.worker._components.consumers
+        [consumer] = running.worker._components.pipeline.consumers
         take = consumer.take
 
         def note(job_id: UUID) -> None:

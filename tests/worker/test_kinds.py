@@ -112,7 +112,7 @@ async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
         scripted(echo, kind="rare"),
         with_settings=make_settings(concurrency=1),
     )
-    flood, rare = running.worker._components.consumers
+    flood, rare = running.worker._components.pipeline.consumers
     assert (flood.room(), rare.room()) == (1, 1)
     running.expects_short_runs("flood")
     assert (flood.room(), rare.room()) == (11, 1)  # ten more fall free within a tenth of a second

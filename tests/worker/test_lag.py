@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from jsworker.worker.loop_lag import LoopLag
+from jsworker.worker.watchdog import LoopLag
 
 
 async def test_a_loop_that_stood_still_is_remembered() -> None:

@@ -77,7 +77,7 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     assert max(asked) > 2
     after_unclear = [(before, after) for before, after in pairwise(asked) if before > 2]
     assert all(after <= before // 2 for before, after in after_unclear), asked
-    [consumer] = running.worker._components.consumers
+    [consumer] = running.worker._components.pipeline.consumers
     recovered = True
 
     async def grown() -> None:

@@ -179,7 +179,7 @@ async def test_a_row_that_cannot_be_taken_is_named_once_set_aside_and_stepped_pa
     for job_id in later:
         await rows.becomes(job_id, "completed")
     if attempted == "claim":  # as when another message of it comes
-        again = await components.consumers[0]._claimer.take([hostile])
+        again = await components.pipeline.consumers[0]._claimer.take([hostile])
         assert not again.claimed
         assert again.set_aside == {hostile}
     assert await refusing.times() == times
@@ -433,7 +433,7 @@ async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_mor
     assert await refusing.times() == times  # until it is due again
 
     forgotten_run = (forgotten.id, (await rows.job(forgotten.id))["fencing_token"])
-    del running.worker._components.settler._refused[forgotten_run]
+    del running.worker._components.pipeline.settler._refused[forgotten_run]
     await refusing.end()
     heartbeat.look_for_orphaned_claims()
     row = await rows.becomes(kept.id, "failed", seconds=30)

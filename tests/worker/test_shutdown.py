@@ -250,7 +250,7 @@ async def test_what_is_published_and_buried_at_the_end_shares_one_time_out(
 
     monkeypatch.setattr(components.relay, "_step", hang_in_a_round)
     monkeypatch.setattr(components.publisher, "publish_latest", hang)
-    monkeypatch.setattr(components.dead_letters._letters, "flush", hang)
+    monkeypatch.setattr(components.pipeline.dead_letters._letters, "flush", hang)
     components.relay.wake()
     await asyncio.wait_for(hanging.wait(), 30.0)
     running.worker._shutdown._settings = settings.model_copy(update={"statement_timeout": seconds})
@@ -487,7 +487,7 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     assert (told["job_id"], told["stop"]) == (str(job.id), "shutdown")
     row = await rows.job(job.id)
     assert row["worker_id"] == running.worker.id
-    [task] = running.worker._components.executor._tasks
+    [task] = running.worker._components.pipeline._tasks
     go_on.set()
     await asyncio.wait_for(task, 5.0)
     assert await rows.job(job.id) == row  # nobody writes for a worker that has gone

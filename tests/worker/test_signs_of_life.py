@@ -409,7 +409,7 @@ async def test_a_neighbour_whose_own_phase_is_just_being_ended_gets_patience_all
     before = await client.enqueue("before", {})
     await before_gate.met()
     run = running.worker._context.in_flight.runs[before.id]
-    await run.patience_lock.acquire()
+    await run.thresholds_lock.acquire()
     run.quiet_seconds = 5000.0
     quiet = await client.enqueue("quiet", {})
     hour = timedelta(seconds=3600)
@@ -419,7 +419,7 @@ async def test_a_neighbour_whose_own_phase_is_just_being_ended_gets_patience_all
 
     await eventually(announced)
     run.quiet_seconds = 0.0
-    run.patience_lock.release()
+    run.thresholds_lock.release()
     await quiet_gate.met()
     assert (await rows.job(before.id))["stale_after"] > hour
     before_gate.open()

@@ -53,7 +53,7 @@ async def test_heartbeats_look_for_them_rarely_while_every_answer_comes(
 async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, looks: list[float]) -> None:
     running = await start(scripted(echo))
     heartbeat, beats = running.worker._components.heartbeat, count_rounds(running.worker._components.beats)
-    heartbeat._look_for_strays_at = math.inf
+    heartbeat._look_at = math.inf
     await rounds_pass(beats, 1)  # one that had begun
     heartbeat._search._grow(DatabaseUnavailable("it took too long"))
     heartbeat._search._pace._rested_at = math.inf
@@ -79,7 +79,7 @@ async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale
             own, with_settings=settings.model_copy(update={"stale_threshold": 600.0, "ack_wait": 900.0})
         )
     heartbeat, database = running.worker._components.heartbeat, running.worker._database
-    heartbeat._look_for_strays_at = math.inf
+    heartbeat._look_at = math.inf
     assert await heartbeat._search.make(lambda seconds: database.run(SLEEP, seconds=seconds)) is None
     assert heartbeat._search.must_rest
     looks.clear()
@@ -155,9 +155,9 @@ async def test_and_again_at_once_while_somebody_locks_the_row(
     await eventually(no_longer_doubts, seconds=30)
     async with rows.connection.transaction():
         await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
-        heartbeat._look_for_strays_at = -math.inf  # the routine look, and no other comes
+        heartbeat._look_at = -math.inf  # the routine look, and no other comes
         await rounds_pass(beats, 2)
-        heartbeat._look_for_strays_at = math.inf
+        heartbeat._look_at = math.inf
         looks.clear()
         await rounds_pass(beats, 4)
         assert looks

@@ -12,7 +12,7 @@ from jsworker.client import JobClient
 from jsworker.core.errors import Retry, SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
-from jsworker.worker.pipeline import invocation, kinds
+from jsworker.worker.pipeline import attempt, kinds
 from jsworker.worker.pipeline.kinds import resolve_kinds, without_timeout
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
@@ -113,7 +113,7 @@ async def test_a_long_time_out_is_kept_without_a_timer_for_each_run(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
 ) -> None:
     monkeypatch.setattr(kinds, "_LONG_SECONDS", 0.0)
-    monkeypatch.setattr(invocation, "time_limits", None)
+    monkeypatch.setattr(attempt, "time_limits", None)
 
     def plain(job: Job[Any]) -> None:
         while not job.should_stop:

@@ -394,7 +394,7 @@ async def test_what_is_not_sampled_is_not_noted_in_the_row(
     job = await client.enqueue(KIND, {})
     running = await start(scripted(gate.process))
     await gate.met()
-    assert running.worker._components.tracing._notes._task is None
+    assert running.worker._components.pipeline.tracing._notes._task is None
     gate.open()
     row = await rows.becomes(job.id, "completed")
     assert row["tracestate"] is None

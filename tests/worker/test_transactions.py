@@ -54,14 +54,14 @@ async def test_rows_and_completion_are_one_commit_and_returning_writes_nothing_m
 ) -> None:
     processor = scripted(process)
     running = await start(processor)
-    settle = running.worker._components.settler.settle
+    settle = running.worker._components.pipeline.settler.settle
     settled: list[Any] = []
 
     async def noted_settle(*arguments: Any) -> Any:
         settled.append(arguments)
         return await settle(*arguments)
 
-    running.worker._components.settler.settle = noted_settle  # type: ignore[assignment, method-assign]  # looks on
+    running.worker._components.pipeline.settler.settle = noted_settle  # type: ignore[assignment, method-assign]  # looks on
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     assert row["result"] == {"by": "thread" if process is plain else "coroutine"}

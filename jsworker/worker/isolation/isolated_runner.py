@@ -15,7 +15,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.isolation.isolated_messages import Order, line, read_outcome
-from jsworker.worker.pipeline.invocation import forget_cancellation, time_limits
+from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, stopped
 from jsworker.worker.pipeline.run import Run, Stop

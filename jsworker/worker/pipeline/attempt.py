@@ -1,14 +1,18 @@
-"""One attempt at a job: from its row to the outcome, in the worker's own process or in quarantine."""
+"""One attempt at a job: from its row to the outcome; the processor runs on the loop or in a thread."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jsworker.core import strict_json
+from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.processor import read_payload_text
+from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
-from jsworker.worker.pipeline.invocation import process
 from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run import Run, Stop
 from jsworker.worker.pipeline.run_ownership import LeaseServices, RunLease
@@ -40,15 +44,6 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     return job
 
 
-async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
-    """Have the processor do the job.
-
-    Raises:
-        BaseException: whatever the processor raised.
-    """
-    return outcomes.returned(run, await process(run, job), max_result_bytes)
-
-
 async def judged(
     run: Run, work: Awaitable[Outcome], *, loop_ends: Callable[[], bool] = lambda: False
 ) -> tuple[Outcome, BaseException | None]:
@@ -57,10 +52,10 @@ async def judged(
     Args:
         run: the run.
         work: has the processor do the job.
-        loop_ends: whether whoever ends the event loop has cancelled all of its tasks.
+        loop_ends: whether all tasks of the event loop have been cancelled.
 
     Raises:
-        CancelledError: the run was abandoned; nobody may settle it.
+        CancelledError: the run was abandoned; it must not be settled.
     """
     try:
         return await work, None
@@ -69,10 +64,133 @@ async def judged(
             raise
         if run.stop is None and loop_ends():
             run.stop = Stop.SHUTDOWN
-        # Handing it back although nobody asked for a stop would run it again and again, and count nothing.
-        told = run.stop is not None or run.is_handed_back
-        return outcomes.stopped(run) if told else outcomes.cancelled_itself(run, cancelled), cancelled
+        # Handing it back although no stop was asked for would run it again and again, and count nothing.
+        was_stopped = run.stop is not None or run.is_handed_back
+        return outcomes.stopped(run) if was_stopped else outcomes.cancelled_itself(run, cancelled), cancelled
     except GeneratorExit:  # the event loop is gone
         raise
     except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
         return outcomes.raised(run, raised), raised
+
+
+async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
+    """Have the processor do the job, within its time limits.
+
+    Raises:
+        asyncio.CancelledError: the run was stopped; ``run.stop`` says why.
+        BaseException: what the processor raised.
+    """
+    if not run.kind.needs_timers:  # the fence keeps the others
+        value = await _process(run, job)
+    else:
+        with time_limits(run):
+            value = await _process(run, job)
+    return outcomes.returned(run, value, max_result_bytes)
+
+
+async def _process(run: Run, job: Job[Any]) -> Any:
+    # In the context of the run's own task, which threads get a copy of.
+    bound = bound_facts.set(run.facts)
+    try:
+        value = await (run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job))
+        if run.unfinished is not None:  # it left the loop over its tries by break or return
+            raise run.unfinished
+        return value
+    finally:
+        bound_facts.reset(bound)
+
+
+async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
+    """Run a plain function in a thread and wait for its end, also when it is stopped.
+
+    A thread cannot be cancelled, and a job must not be handed on while it still runs here.
+    """
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    context = contextvars.copy_context()
+    # A daemon: a processor that never returns must not keep the process from ending.
+    thread = threading.Thread(
+        target=context.run,
+        args=(_body, run, job, ended),
+        name=f"jsworker {run.kind.name} {run.id}",
+        daemon=True,
+    )
+    thread.start()
+    run.thread_id = thread.ident
+    while True:
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if ended.done():
+                return ended.result()
+            if run.stop is None:  # the event loop ends; the thread runs on, so the run must not be settled
+                run.abandoned = True
+            if run.abandoned:
+                raise
+            forget_cancellation()
+
+
+def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
+    try:
+        value = run.kind.processor.process(job)
+    except StopIteration as error:  # a future cannot carry it
+        _resolve(ended, None, RuntimeError(f"the processor raised StopIteration: {error}"))
+    except BaseException as error:  # noqa: BLE001 -- handed to the run, which judges it
+        _resolve(ended, None, error)
+    else:
+        _resolve(ended, value, None)
+
+
+def _resolve(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    def settle() -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(value)
+        else:
+            ended.set_exception(error)
+
+    loop = ended.get_loop()
+    if not loop.is_closed():  # else the worker has gone and the stale rule has the job
+        loop.call_soon_threadsafe(settle)
+
+
+def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:
+    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero.
+
+    Args:
+        task: the current one, where it is known; asking for it costs a system call.
+
+    Returns:
+        Whether there were any; without one, a CancelledError is of the processor's own making.
+    """
+    task = task or asyncio.current_task()
+    if task is None or not task.cancelling():
+        return False
+    while task.uncancel():
+        continue
+    return True
+
+
+@contextmanager
+def time_limits(run: Run) -> Iterator[None]:
+    """Signal the run when its time-out has passed, or its job gave no sign of life for too long."""
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+
+    def watch_progress(limit: float) -> None:
+        left = max(run.sign_at, run.quiet_until) + limit - boottime()
+        if left <= 0:
+            run.signal(Stop.NO_PROGRESS)
+        else:
+            timers[-1] = loop.call_later(left, watch_progress, limit)
+
+    if run.kind.timeout is not None:
+        timers.append(loop.call_later(run.kind.timeout, run.signal, Stop.TIMEOUT))
+    if run.kind.progress_timeout is not None:
+        run.sign_at = boottime()
+        timers.append(loop.call_later(run.kind.progress_timeout, watch_progress, run.kind.progress_timeout))
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()

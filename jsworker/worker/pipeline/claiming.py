@@ -93,10 +93,10 @@ class Claimer:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
             found = await self._read_back([row.id for row in seen]) or ()
-            self._tell_stalled(found, seen)
+            self._report_stalled(found, seen)
             unclear = frozenset(row.id for row in seen) - {row.id for row in found}
             return Take(found, unclear, quiet_seconds=quiet)
-        self._tell_stalled(taken.claimed, seen)
+        self._report_stalled(taken.claimed, seen)
         await self._set_aside(taken.refused_rows)
         return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows), quiet)
 
@@ -106,7 +106,7 @@ class Claimer:
         except (DatabaseUnavailable, DatabaseRefused) as error:  # refused and noted the next time
             self._context.health.failed(error)
 
-    def _tell_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
+    def _report_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
         owners = {row.id: row.worker_id for row in seen}
         for job in claimed:
             self._context.events.emit(
@@ -138,7 +138,7 @@ class Claimer:
 
         Args:
             ids: the jobs.
-            delivered: those that a message brought; only their timelines tell of the skip.
+            delivered: those that a message brought; only their timelines note the skip.
         """
         found = set(ids).difference(delivered)
         look = partial(claims.look_at_refused, self._context.database, kind=self._kind.name)
@@ -157,7 +157,7 @@ class Claimer:
         """Return what is mine of an unclear claim; None when the database stays silent for too long.
 
         Until then the ids stay in flight, so that no other message starts a second claim of them. Given up,
-        a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
+        a claim that did commit is an orphaned claim, which the heartbeat finds and releases.
         """
         give_up_at = boottime() + 2 * self._context.settings.statement_timeout
         while (left := give_up_at - boottime()) > 0:

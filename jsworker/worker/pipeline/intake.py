@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -20,8 +20,8 @@ from jsworker.worker.pipeline.slots import Slots
 _ANOTHER_COPY_DELAY = 1.0
 _MOST_COPIES = 10
 """Deliveries that wait for one claim; others come again, for they take no room."""
-_MOST_BURYING = 100
-"""Messages that nobody can use and the database has not kept yet; with so many nothing more is asked for."""
+_MOST_UNUSABLE = 100
+"""Unusable messages that the database has not kept yet; with so many nothing more is asked for."""
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
@@ -30,7 +30,7 @@ _LOCKED_TRIES = 40
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0
-"""A message may overtake its row's commit by this much; after that nobody will ever commit it."""
+"""A message may overtake its row's commit by this much; after that it will never be committed."""
 
 
 class Consumer:
@@ -40,48 +40,57 @@ class Consumer:
         kind: the kind.
         delivered_at: boot time at which the last message of this kind arrived.
         delivered_seq: number of the last message that was delivered for the first time: those of this kind
-            before it have been delivered to somebody.
+            before it have been delivered to some worker.
         put_off: jobs found in the table whose claim was refused by the server, or not answered.
     """
 
     def __init__(
-        self, context: WorkerContext, kind: Kind, *, claimer: Claimer, slots: Slots, dead_letters: DeadLetters
+        self,
+        context: WorkerContext,
+        kind: Kind,
+        *,
+        claimer: Claimer,
+        slots: Slots,
+        dead_letters: DeadLetters,
+        claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
     ) -> None:
-        self._context = context
+        """Prepare; ``claim`` is called with each batch, and calls the consumer's steps for it."""
         self.kind = kind
         self.delivered_at = boottime()
         self.delivered_seq = 0
         self.put_off: set[UUID] = set()
-        self._claimer = claimer
+        self._context = context
         self._in_flight = context.in_flight
+        self._claimer = claimer
         self._slots = slots
         self._dead_letters = dead_letters
+        self._claim = claim
         self._claiming = 0
-        self._burying = 0
+        self._unusable = 0
         self._waiting_for_locks = 0
-        self._welcome = 0
-        """How many more deliveries there was room for at the last look; looked at anew with every batch."""
+        self._room = 0
+        """How many more deliveries there was room for at the last look; looked at again with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=context.died
+            f"claims of {kind.name}", self._claim_batch, limit=claimer.at_once, died=context.died
         )
-        self._locked: Batcher[tuple[UUID, int], None] = Batcher(
+        self._locked: Batcher[UUID, None] = Batcher(
             f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=context.died
         )
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if not self._context.health.up or self._burying >= _MOST_BURYING:
+        if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
             return 0
         return self._slots.room(
             self.kind, claiming=len(self._in_flight.claiming), claiming_kind=self._claiming
         )
 
     def most(self) -> int:
-        """Return how many jobs of this kind may be in hand at once now, if no other kind has any."""
+        """Return how many jobs of this kind may be in flight now, if no other kind has any."""
         return self._slots.most(self.kind)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Take a message: claim its job, unless this process has it in hand already."""
+        """Take a message: claim its job, unless it is in flight already."""
         self.delivered_at = boottime()
         if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
@@ -93,19 +102,19 @@ class Consumer:
                 claim.deliveries.append(delivery)
             else:
                 delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
-        elif self._welcome <= 0 and not self._make_welcome():
+        elif self._room <= 0 and not self._look_for_room():
             delivery.nak()
         else:
             self._begin(delivery.job_id, [delivery])
 
     def take(self, job_id: UUID) -> None:
-        """Claim a job that was found in the table, if there is room and it is not in hand already."""
+        """Claim a job that was found in the table, if there is room and it is not in flight already."""
         if job_id not in self._in_flight and self.room() > 0:
             self._begin(job_id, [])
 
     def undecodable(self, message: Undecodable) -> None:
-        """Take a message that cannot be read: kept for people, then terminated."""
-        self._bury(message, message.reason)
+        """Take a message that cannot be read: kept as a dead letter, then terminated."""
+        self._keep_unusable(message, message.reason)
 
     async def flush(self) -> None:
         """Wait until every claim on its way is decided."""
@@ -120,104 +129,102 @@ class Consumer:
         await self._batches.close()
         await self._locked.close()
 
-    def _make_welcome(self) -> bool:
+    def _look_for_room(self) -> bool:
         room = self.room()
         # Other kinds take from the same room, so that with several each message is a look of its own.
-        self._welcome = room if self._slots.serve_one_kind else min(room, 1)
+        self._room = room if self._slots.serve_one_kind else min(room, 1)
         return room > 0
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
-        self._welcome -= 1
+        self._room -= 1
         self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries)
         self._claiming += 1
         self._batches.post(job_id)
 
-    async def _claim(self, ids: Sequence[UUID]) -> Sequence[None]:
-        self._welcome = 0
-        started = boottime()
-        self._decide(await self._claimer.take(ids), started)
-        self._batches.limit = self._claimer.at_once
-        if refused := self._undecided(ids):
-            self._decide(await self._claimer.take_from_stale_owners(refused), started)
-            for job_id in await self._skip(self._undecided(refused)):
-                self._claim_again(job_id, 1)
-        self._context.room.notify()  # what was refused makes room, and no run will tell
+    async def _claim_batch(self, ids: Sequence[UUID]) -> Sequence[None]:
+        await self._claim(self, ids)
         return [None] * len(ids)
 
-    async def _claim_locked(self, skipped: Sequence[tuple[UUID, int]]) -> Sequence[None]:
+    async def _claim_locked(self, ids: Sequence[UUID]) -> Sequence[None]:
         """Claim jobs whose rows were locked; no statement waits for a lock, so none holds up other jobs."""
         await asyncio.sleep(_LOCKED_PAUSE)
+        self._waiting_for_locks -= len(ids)
+        return await self._claim_batch(ids)
+
+    async def claim(self, ids: Sequence[UUID]) -> list[Run]:
+        """Claim jobs and return their runs."""
+        self._room = 0
         started = boottime()
-        tries = dict(skipped)
-        self._waiting_for_locks -= len(tries)
-        self._decide(await self._claimer.take(list(tries)), started)
-        for job_id in await self._skip(self._undecided(tries)):
-            self._claim_again(job_id, tries[job_id] + 1)
-        self._context.room.notify()
-        return [None] * len(skipped)
+        take = await self._claimer.take(ids)
+        self._batches.limit = self._claimer.at_once
+        return self._adopt(take, started)
 
-    def _claim_again(self, job_id: UUID, tries: int) -> None:
-        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
-        if tries <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
-            self._waiting_for_locks += 1
-            self._locked.post((job_id, tries))
-        else:
-            deliveries = self._in_flight.claiming[job_id].deliveries
-            num_delivered = max((each.num_delivered for each in deliveries), default=1)
-            self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
+    async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:
+        """Claim jobs straight from owners that this worker has proven stale, and return their runs."""
+        started = boottime()
+        return self._adopt(await self._claimer.take_from_stale_owners(ids), started)
 
-    def _undecided(self, ids: Iterable[UUID]) -> list[UUID]:
+    def undecided(self, ids: Iterable[UUID]) -> list[UUID]:
+        """Return those of the jobs whose claim is neither granted nor given up."""
         return [job_id for job_id in ids if job_id in self._in_flight.claiming]
 
-    def _decide(self, take: Take, started: float) -> None:
-        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
-        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._in_flight.releasing}
-        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
-        self._adopt(claimed, started, take.quiet_seconds)
-        self._put_off(take.unclear | late)
-        self._put_off(take.set_aside, _REFUSED_DELAY)
+    async def answer_refused(self, ids: Sequence[UUID]) -> None:
+        """Answer the messages of jobs that were not claimed, except of those whose row is locked.
 
-    def _adopt(self, claimed: Sequence[ClaimedJob], started: float, quiet_seconds: float) -> None:
-        """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
-        tell = self._context.events.wants("job.claimed")
-        now = boottime()
-        for row in claimed:
-            deliveries = self._let_go(row.id)
-            delivery = deliveries[0] if deliveries else None
-            run = Run(row, self.kind, delivery, beaten_at=started, now=now)
-            self._in_flight.runs[row.id] = run
-            if quiet_seconds:
-                run.quiet_seconds = quiet_seconds
-            for copy in deliveries[1:]:
-                self._answer_copy(copy, row.dispatch)
-            if row.cancel_requested:
-                run.signal(Stop.CANCELLED)
-            if tell:
-                self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
-            self._slots.add(run)
-
-    async def _skip(self, ids: Sequence[UUID]) -> list[UUID]:
-        """Skip and ack what others own or what has ended; whoever owns a row covers it with its sweeps.
-
-        Returns:
-            Jobs that are queued all the same: their rows are locked, or they were queued again just now.
+        What another worker owns or what has ended is acknowledged: its owner covers it with its sweeps.
+        Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
         """
-        if not ids:
-            return []
+        if not (ids := self.undecided(ids)):
+            return
         delivered = [job_id for job_id in ids if self._in_flight.claiming[job_id].deliveries]
         rows = await self._claimer.look_at_refused(ids, delivered)
         if rows is None:
             self._put_off(ids)
-            return []
-        queued: list[UUID] = []
+            return
         for job_id in ids:
             row = rows.get(job_id)
             if row is not None and row.status == "queued":
-                queued.append(job_id)
-                continue
-            for delivery in self._let_go(job_id):
-                self._answer_refused(delivery, row)
-        return queued
+                self._claim_again(job_id)
+            else:
+                for delivery in self._let_go(job_id):
+                    self._answer_refused(delivery, row)
+
+    def _claim_again(self, job_id: UUID) -> None:
+        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
+        claiming = self._in_flight.claiming[job_id]
+        claiming.locked += 1
+        if claiming.locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
+            self._waiting_for_locks += 1
+            self._locked.post(job_id)
+        else:
+            num_delivered = max((each.num_delivered for each in claiming.deliveries), default=1)
+            self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
+
+    def _adopt(self, take: Take, started: float) -> list[Run]:
+        """Return a run for each claimed job; each row's last sign of life is as old as the claim, at most."""
+        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
+        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._in_flight.releasing}
+        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
+        now = boottime()
+        runs = [self._adopt_row(row, started, now, take.quiet_seconds) for row in claimed]
+        self._put_off(take.unclear | late)
+        self._put_off(take.set_aside, _REFUSED_DELAY)
+        return runs
+
+    def _adopt_row(self, row: ClaimedJob, started: float, now: float, quiet_seconds: float) -> Run:
+        deliveries = self._let_go(row.id)
+        delivery = deliveries[0] if deliveries else None
+        run = Run(row, self.kind, delivery, beaten_at=started, now=now)
+        self._in_flight.runs[row.id] = run
+        if quiet_seconds:
+            run.quiet_seconds = quiet_seconds
+        for copy in deliveries[1:]:
+            self._answer_copy(copy, row.dispatch)
+        if row.cancel_requested:
+            run.signal(Stop.CANCELLED)
+        if self._context.events.wants("job.claimed"):
+            self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
+        return run
 
     def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
         if row is None:
@@ -236,7 +243,7 @@ class Consumer:
                 delivery.nak(_jittered(seconds))
 
     def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
-        """Ack a copy that the run in hand has used up; a newer one may be the job's only message."""
+        """Ack a copy that the run in flight has used up; a newer one may be the job's only message."""
         if copy.dispatch <= claimed_at_dispatch:
             copy.ack()
         else:
@@ -246,14 +253,14 @@ class Consumer:
         if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
             delivery.nak(_NO_ROW_DELAY)
         else:
-            self._bury(delivery, "no job of this kind has this id")
+            self._keep_unusable(delivery, "no job of this kind has this id")
 
-    def _bury(self, message: Delivery | Undecodable, reason: str) -> None:
-        self._burying += 1
-        self._dead_letters.bury(message, reason, self._buried)
+    def _keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
+        self._unusable += 1
+        self._dead_letters.bury(message, reason, self._note_kept)
 
-    def _buried(self) -> None:
-        self._burying -= 1
+    def _note_kept(self) -> None:
+        self._unusable -= 1
         self._context.room.notify()
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:

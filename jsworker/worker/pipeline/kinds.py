@@ -113,7 +113,7 @@ def _full_name(cls: type[Any]) -> str:
 
 
 def _check_class(processor: JobProcessor[Any]) -> None:
-    """Refuse what would fail each job, while there is somebody at the terminal who can read it."""
+    """Refuse at the start what would fail each job."""
     name = type(processor).__qualname__
     of_kind = f"of kind {processor.kind} ({name})"
     for attribute, optional in (("max_attempts", False), ("max_stalls", False), ("concurrency", True)):

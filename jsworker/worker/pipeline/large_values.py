@@ -16,7 +16,7 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 class Values:
-    """Fetches the values of runs in hand; heartbeats keep the jobs meanwhile, however long it takes."""
+    """Fetches the values of runs in flight; heartbeats keep the jobs meanwhile, however long it takes."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -29,7 +29,7 @@ class Values:
         would go from worker to worker for ever.
 
         Returns:
-            Whether it was fetched; False: the job is lost, and the run told so.
+            Whether it was fetched; False: the job is lost, and so the run is stopped.
 
         Raises:
             DatabaseRefused: PostgreSQL cannot give it; not for a login that it refuses, perhaps for a moment.

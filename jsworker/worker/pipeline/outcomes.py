@@ -66,7 +66,7 @@ class Interrupted:
 
     Attributes:
         error: what happened, with the traceback.
-        reason: what the timeline and the next run are told.
+        reason: for the timeline and the next run.
         delay: seconds until the next attempt, should it count as an error.
     """
 
@@ -77,7 +77,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Somebody else owns the job; there is nothing to say about it."""
+    """Another worker owns the job; there is nothing to write."""
 
 
 Outcome = Completed | Failed | HandedBack | Interrupted | Lost
@@ -167,7 +167,7 @@ def _after_limit(run: Run, error: str) -> str:
 
 
 def ignored_its_stop(run: Run) -> Outcome:
-    """Return the outcome of a run that goes on although it was told to stop."""
+    """Return the outcome of a run that goes on although it was stopped."""
     match stopped(run):
         case Failed(why) | HandedBack(why):
             ignored = f"it goes on although it was cancelled {run.cancellations} times"
@@ -254,7 +254,7 @@ def _handed_back(run: Run) -> HandedBack:
 
 
 def _delay(run: Run, wanted: Any = None) -> float:
-    """Return the seconds until the next attempt: those wanted, or the back-off; whatever is a number."""
+    """Return the seconds until the next attempt: those wanted or the back-off, the first that is a number."""
     attempt = run.claimed.attempt
     for choose in (
         lambda: wanted,
@@ -263,7 +263,7 @@ def _delay(run: Run, wanted: Any = None) -> float:
     ):
         try:
             seconds = float(choose())
-        except Exception:  # noqa: BLE001, S112  # nosec B112  # somebody else's code; the attempt has failed anyway
+        except Exception:  # noqa: BLE001, S112  # nosec B112  # the user's code; the attempt has failed anyway
             continue
         if not math.isnan(seconds):
             return min(max(seconds, 0.0), _LONGEST_DELAY)

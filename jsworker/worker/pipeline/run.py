@@ -1,4 +1,4 @@
-"""A run in hand: one execution of a job, from the claim to the answer of its message."""
+"""A run in flight: one execution of a job, from the claim to the answer of its message."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ class Phase(Enum):
 
 
 class Stop(Enum):
-    """Why a run was told to stop."""
+    """Why a run was stopped."""
 
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
@@ -48,19 +48,19 @@ class Run:
         delivery: the message that brought it; None when the row was found without one.
         beaten_at: boot time at which the last successful sign of life was sent.
         sign_at: boot time of the job's own last sign of life (progress, checkpoint).
-        in_progress_at: boot time at which JetStream was last told that the message is being worked on.
-        claimed_at: boot time at which this process took it in hand.
+        in_progress_at: boot time at which the last acknowledgement in progress was sent.
+        claimed_at: boot time at which the claim was answered.
         began_at: boot time at which it got a job slot.
         thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
-        stop: why it was told to stop; the first reason stays, but LOST overrides it.
+        stop: why it was stopped; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
         told_at: boot time at which its task was first cancelled; None: it never was.
         cancelled_at: boot time at which its task was last cancelled.
         cancellations: how often its task was cancelled.
         is_urgent: whether others may soon run its job, which is still its own.
-        ignores_stop: True once it has gone on for too long although it was told to stop.
+        ignores_stop: True once it has gone on for too long after its stop.
         left_task: the task in which it goes on although it was given up; None: it was not.
-        should_stop: told to the processor; also True while the worker drains.
+        should_stop: shown to the processor; also True while the worker drains.
         quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
         quiet_until: boot time at which its own announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
@@ -69,10 +69,10 @@ class Run:
         unread: True until the payload has been read.
         job: what the processor gets; None until the payload has been read.
         quarantined: whether it runs in a process of its own, which is ended without ours.
-        on_drain: called when the worker begins to drain, by whom the processor is told.
-        abandoned: True once nobody waits for the run's end any more.
+        on_drain: called when the worker begins to drain, to pass it on to the processor.
+        abandoned: True once the run's end is not waited for any more.
         settled: what became of the job.
-        spans: traces it; None: nobody wants spans.
+        spans: traces it; None: the application does not trace.
         refusal: why its outcome could not be written as it was; None: it could.
     """
 
@@ -104,12 +104,12 @@ class Run:
     refusal: str | None = None
     quiet_seconds: float = 0.0
     quiet_until: float = 0.0
-    _patience_lock: asyncio.Lock | None = None
+    _thresholds_lock: asyncio.Lock | None = None
 
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
     ) -> None:
-        """Take a claimed job in hand ``now``; its row's last sign of life is as old as ``beaten_at`` says."""
+        """Begin a run ``now``; its row's last sign of life is as old as ``beaten_at`` says."""
         self.claimed = claimed
         self.kind = kind
         self.delivery = delivery
@@ -129,7 +129,7 @@ class Run:
         return self.claimed.id, self.claimed.fencing_token
 
     def is_overdue(self, now: float) -> bool:
-        """Tell whether its time-out has passed; of a run that is limited by a timer, that does so itself."""
+        """Return whether its time-out has passed; False for a run that is limited by a timer."""
         timeout = self.kind.limits.timeout
         if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
             return False
@@ -141,15 +141,15 @@ class Run:
         return self.phase is Phase.RUNNING and not self.quarantined
 
     @property
-    def patience_lock(self) -> asyncio.Lock:
-        """Held by whoever changes the limits of silence in the run's row."""
-        if self._patience_lock is None:
-            self._patience_lock = asyncio.Lock()
-        return self._patience_lock
+    def thresholds_lock(self) -> asyncio.Lock:
+        """Held while the limits of silence in the run's row are changed."""
+        if self._thresholds_lock is None:
+            self._thresholds_lock = asyncio.Lock()
+        return self._thresholds_lock
 
     @property
     def stop_in_words(self) -> str:
-        """Why it was told to stop."""
+        """Why it was stopped; empty: it was not."""
         return "" if self.stop is None else self.stop.value
 
     @property
@@ -157,7 +157,7 @@ class Run:
         """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
         return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
 
-    def patience(self, quiet_seconds: float) -> dict[str, float | None]:
+    def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the limits of silence while the run is quiet for so long; None stays None: no such limit."""
         limits = self.kind.limits
         return {
@@ -166,7 +166,7 @@ class Run:
         }
 
     def facts(self) -> dict[str, object]:
-        """Return what every event about this run tells."""
+        """Return the fields of every event about this run."""
         return {
             "job_id": str(self.claimed.id),
             "kind": self.kind.name,
@@ -175,16 +175,16 @@ class Run:
         }
 
     def drain(self) -> None:
-        """Tell the processor that the worker would like to end; what it does with that is its business."""
+        """Let the processor know that the worker is about to end; it may ignore that."""
         self.should_stop = True
         if self.on_drain is not None:
             self.on_drain()
 
     def signal(self, reason: Stop) -> None:
-        """Stop the run: tell the processor, and cancel it where it waits.
+        """Stop the run: let the processor know, and cancel it where it waits.
 
         A run that is settling is left alone: its outcome is fenced by the statement itself. The same
-        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat anew;
+        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat again;
         ``cancel_again`` is for a run that goes on all the same.
         """
         if self.stop is None or reason is Stop.LOST:
@@ -220,20 +220,26 @@ class Run:
 
 @dataclass(slots=True)
 class Claiming:
-    """A claim on its way. Without deliveries when the row was found in the table."""
+    """A claim on its way.
+
+    Attributes:
+        deliveries: the messages that wait for it; none when the row was found in the table.
+        locked: how often the row was found locked.
+    """
 
     kind: str
     deliveries: list[Delivery]
+    locked: int = 0
 
 
 class InFlight:
-    """Everything this process has in hand. An id is in at most one claim, read-back or run at a time.
+    """Everything that this process has in flight. An id is in at most one claim, read-back or run at a time.
 
-    Otherwise two job slots could adopt one fencing token and run it twice, which no fence can tell apart.
+    Otherwise two job slots could adopt one fencing token and run it twice, which no fence can distinguish.
 
     Attributes:
         given_up: runs that go on although their outcome is settled, or about to be; each keeps its job slot.
-        releasing: rows in nobody's hand whose RELEASE is on its way: no read-back may take one in hand.
+        releasing: orphaned claims whose RELEASE is on its way: no read-back may adopt one.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class LeaseServices:
         max_result_bytes: most bytes of a result's JSON text.
         max_checkpoint_bytes: most bytes of a checkpoint's JSON text.
         on_quiet: called when a quiet phase was announced or ended.
-        cover_others: gives the other runs of the process the patience that an announced phase needs.
+        cover_others: lets the other runs of the process be silent for as long as an announced phase.
     """
 
     worker_id: str
@@ -91,12 +91,12 @@ class RunLease:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run was told to stop."""
+        """Whether the run should stop."""
         return self._run.should_stop
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked to cancel the job."""
+        """Whether the job is to be cancelled."""
         return self._run.cancelled
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
@@ -117,7 +117,7 @@ class RunLease:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if not may_answer_later(error):
                 raise
-            return  # the next one tells more; an outage is no fault of the job
+            return  # the next one is newer; an outage is no fault of the job
         if self._services.events.wants("job.progress"):
             self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
 
@@ -141,7 +141,7 @@ class RunLease:
         await self._outlast(partial(self._sign_of_life, write))
 
     async def quiet(self, seconds: float) -> None:
-        """Announce a phase without signs of life; the heartbeat takes the patience back afterwards."""
+        """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
         write = partial(
@@ -149,11 +149,11 @@ class RunLease:
             self._services.database,
             worker_id=self._services.worker_id,
             held=self._run.held,
-            **self._run.patience(seconds),
+            **self._run.thresholds(seconds),
             announced=True,
         )
-        # The heartbeat may just be taking back the patience of the phase before.
-        async with self._run.patience_lock:
+        # The heartbeat may just be restoring the thresholds after the phase before.
+        async with self._run.thresholds_lock:
             await self._outlast(partial(self._sign_of_life, write))
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
@@ -289,7 +289,7 @@ class RunLease:
             self._run.interrupted = error, attempt.fault
 
     async def _was_committed(self) -> bool:
-        """Wait until the database tells what became of a COMMIT that it has not answered."""
+        """Wait until the database shows what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(may_answer_later),

@@ -39,7 +39,7 @@ _ALONE_AT_ONCE = 3
 """Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
 
 _REFUSED_KEPT: Final = 200
-"""Failures that were refused and are kept as they are; of more only marks tell that their jobs have run."""
+"""Failures that were refused and are kept as they are; of more only marks show that their jobs have run."""
 
 _FIRST_WAIT_SECONDS: Final = 0.05
 _LONGEST_WAIT_SECONDS: Final = 2.0
@@ -71,7 +71,7 @@ class Settler:
         )
 
     async def settle(self, run: Run, outcome: Outcome) -> Settled:
-        """Write a run's outcome and tell what became of the job. May take as long as an outage lasts."""
+        """Write a run's outcome and return what became of the job. May take as long as an outage lasts."""
         match outcome:
             case Completed(result):
                 return await self._completed(run, result)
@@ -87,7 +87,7 @@ class Settler:
                 return Settled.LOST
 
     def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
-        """Complete a job with the next batch; ``then`` hears what became of it, None when that is unclear.
+        """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear.
 
         A large result is no part of a batch: unclear at once, it is to be settled like any other outcome.
         """
@@ -106,11 +106,11 @@ class Settler:
         await self._completions.flush()
 
     def let_go(self, held: Held, reason: str, *, ended: bool) -> asyncio.Future[Settled | None]:
-        """End what is in nobody's hand; None: not answered.
+        """End an orphaned claim; None: not answered.
 
         Args:
             held: a claim of this worker.
-            reason: told where it is released.
+            reason: for the timeline, where it is released.
             ended: it has run, but its failure was refused: that is written now, if it can be.
         """
         failure = self._refused.get(held)
@@ -177,7 +177,7 @@ class Settler:
                 self._context.health.failed(error)
 
     async def _note_fence(self, run: Run) -> None:
-        """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
+        """Note in the timeline, as soon as the database answers, that the fence stopped the run."""
         job_id, token = run.held
         silent = round(boottime() - run.beaten_at, 3)
         entry = Entry(job_id, "fenced", self._context.worker_id, token, {"seconds_without_heartbeat": silent})
@@ -185,7 +185,7 @@ class Settler:
             await self._context.health.wait_until_up()
             try:
                 return await timeline.note(self._context.database, entries=[entry])
-            except RowRefused as error:  # told; the run ends all the same
+            except RowRefused as error:  # reported; the run ends all the same
                 return self._context.health.failed(error)
             except (DatabaseUnavailable, DatabaseRefused) as error:
                 self._context.health.failed(error)
@@ -258,7 +258,7 @@ class Settler:
     async def _set_aside(
         self, statement: Callable[..., Awaitable[Sequence[Settled]]], refusals: Refusals
     ) -> None:
-        """Set refused rows aside; a completion that was refused becomes a failure, which tells why."""
+        """Set refused rows aside; a completion that was refused becomes a failure, which says why."""
         if not refusals:
             return
         if statement is complete:
@@ -269,5 +269,5 @@ class Settler:
             await self._context.refused_rows.note(
                 attempted, [(job_id, error) for (job_id, _), error in refusals.items()]
             )
-        except (DatabaseUnavailable, DatabaseRefused) as error:  # met again as rows in nobody's hand
+        except (DatabaseUnavailable, DatabaseRefused) as error:  # found again as orphaned claims
             self._context.health.failed(error)

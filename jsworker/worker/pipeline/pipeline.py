@@ -1,0 +1,320 @@
+"""A job's way through a worker, top to bottom: pull, claim, wait for a slot, execute, settle, answer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+from jsworker.core import fault_points
+from jsworker.core.clock import boottime
+from jsworker.ownership.transitions.settle import Settled
+from jsworker.stream.puller import Puller
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.isolation.isolated_runner import IsolatedRunner
+from jsworker.worker.maintenance.dead_letters import DeadLetters
+from jsworker.worker.pipeline import outcomes
+from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
+from jsworker.worker.pipeline.claiming import Claimer
+from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.large_values import Values
+from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
+from jsworker.worker.pipeline.run import Phase, Run
+from jsworker.worker.pipeline.run_events import call_hooks, emit_end, emit_ignored_stop
+from jsworker.worker.pipeline.run_ownership import LeaseServices
+from jsworker.worker.pipeline.settling import Settler
+from jsworker.worker.pipeline.slots import Slots
+from jsworker.worker.quiet_phases import QuietPhases
+from jsworker.worker.recovery.late_rows import LateRows
+from jsworker.worker.run_tracing import RunTracing
+
+_ABANDON_SECONDS: Final = 1.0
+"""How long the worker's end waits for a run that swallows its last cancellation too."""
+
+
+class Pipeline:
+    """Runs the jobs that messages and the table bring.
+
+    Attributes:
+        pullers, consumers: one of each for every kind.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        quiet: QuietPhases,
+        late: LateRows,
+        loop_ends: Callable[[], bool],
+    ) -> None:
+        """Prepare; ``loop_ends`` returns whether all tasks of the event loop have been cancelled."""
+        self._context = context
+        self._events = context.events
+        self._in_flight = context.in_flight
+        self._supervision = context.supervision
+        self._quiet = quiet
+        self._loop_ends = loop_ends
+        self._loop = asyncio.get_running_loop()
+        self._max_result_bytes = context.settings.max_result_bytes
+        self._services = LeaseServices(
+            worker_id=context.worker_id,
+            max_result_bytes=self._max_result_bytes,
+            max_checkpoint_bytes=context.settings.max_checkpoint_bytes,
+            database=context.database,
+            sessions=context.sessions,
+            events=context.events,
+            loop=self._loop,
+            on_quiet=quiet.announce,
+            cover_others=quiet.cover_others,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._values = Values(context)
+        self.slots = Slots(context.settings.concurrency, len(context.kinds))
+        self.isolated_runner = IsolatedRunner(
+            worker_id=context.worker_id, settings=context.settings, events=context.events
+        )
+        self.tracing = RunTracing(context)
+        self.settler = Settler(context)
+        self.dead_letters = DeadLetters(context)
+        self.consumers = [
+            self._consumer(kind, Claimer(context, kind, late=late, quiet=quiet))
+            for kind in context.kinds.values()
+        ]
+        self.pullers = [self._puller(consumer) for consumer in self.consumers]
+
+    # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
+
+    def _puller(self, consumer: Consumer) -> Puller:
+        return Puller(
+            self._context.stream,
+            consumer.kind.name,
+            deliver=consumer.deliver,
+            undecodable=consumer.undecodable,
+            room=consumer.room,
+        )
+
+    def _consumer(self, kind: Kind, claimer: Claimer) -> Consumer:
+        return Consumer(
+            self._context,
+            kind,
+            claimer=claimer,
+            slots=self.slots,
+            dead_letters=self.dead_letters,
+            claim=self._claim,
+        )
+
+    # --- Claim: a batch of messages becomes runs. ---
+
+    async def _claim(self, consumer: Consumer, ids: Sequence[UUID]) -> None:
+        self._wait_for_slots(await consumer.claim(ids))
+        if refused := consumer.undecided(ids):
+            self._wait_for_slots(await consumer.claim_from_stale_owners(refused))
+            await consumer.answer_refused(refused)
+        self._context.room.notify()  # what was refused makes room, and no run of it ends
+
+    # --- Slots: as many runs as there are slots execute, the others wait. ---
+
+    def _wait_for_slots(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self.slots.add(run)
+        self._fill_slots()
+
+    def _fill_slots(self) -> None:
+        while (run := self.slots.next_run()) is not None:
+            self._launch(run)
+
+    def _launch(self, run: Run) -> None:
+        self._start(run, partial(self._execute, run))
+
+    def _leave_slot(self, run: Run, seconds: float) -> None:
+        self.slots.leave(run, seconds)
+        self._fill_slots()
+        self._context.room.notify()
+
+    # --- Execute: the processor does the job, which gives an outcome. ---
+
+    async def _execute(self, run: Run) -> None:
+        if self._supervision is not None:
+            self._supervision.began(run.id)
+        # Only from here on may a signal cancel the task: one that never began would settle nothing.
+        run.phase = Phase.RUNNING
+        if fault_points.armed():
+            await fault_points.reach("after_claim_before_run")
+        started = run.began_at = boottime()
+        self.tracing.begin(run)
+        if run.spans is None:
+            outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
+        else:
+            with run.spans.active():
+                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
+            if run.left_task is None:
+                self.tracing.processed(run, outcome, error)
+        forget_cancellation(run.left_task or run.task)
+        if run.abandoned:  # the worker has gone; the stale rule has the job
+            return
+        if run.left_task is not None:
+            self._note_late_end(run, boottime() - started)
+            return
+        run.phase = Phase.SETTLING
+        if run.quiet_until:  # a phase ends with its run
+            self._quiet.announce()
+        self._leave_slot(run, boottime() - started)
+        if type(outcome) is Completed and not run.completed and not fault_points.armed():
+            # Without a task that waits: most runs end like this, and most of the time.
+            self.settler.complete(run, outcome.result, partial(self._completed, run, outcome))
+        elif self._loop_ends():
+            await self._settle(run, outcome, error)  # no new task would be waited for
+        else:
+            # In a task of its own: what the processor has left behind may still cancel this one.
+            self._start(run, partial(self._settle, run, outcome, error))
+
+    async def _process(self, run: Run) -> Outcome:
+        if run.claimed.payload is None and not (run.stop is None and await self._values.fetch(run)):
+            return outcomes.stopped(run)
+        run.job = open_job(run, self._services)
+        if run.stop is not None:
+            return outcomes.stopped(run)
+        run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
+        if self._events.wants("job.started"):
+            self._events.emit(
+                "job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=run.quarantined
+            )
+        if run.quarantined:
+            return await self.isolated_runner.run(run)
+        return await process_job(run, run.job, self._max_result_bytes)
+
+    # --- Settle: the outcome is written, unless the job is known to be lost. ---
+
+    def _completed(self, run: Run, outcome: Completed, settled: Settled | None) -> None:
+        if settled is Settled.COMPLETED:
+            self._answer(run, outcome, settled)
+        elif not run.abandoned:  # else the worker has gone, and no task would be waited for
+            self._start(run, partial(self._settle, run, outcome, None, settled))
+
+    async def _settle(
+        self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
+    ) -> None:
+        if fault_points.armed():
+            await fault_points.reach("after_process_before_settle")
+        try:
+            if run.completed:
+                settled = Settled.COMPLETED
+            elif settled is not Settled.LOST:
+                if not isinstance(outcome, Completed | Lost):  # another run may follow
+                    await self.tracing.noted(run)
+                settled = await self.settler.settle(run, outcome)
+        except BaseException:
+            self._let_go(run)
+            raise
+        if fault_points.armed():
+            await fault_points.reach("after_settle_before_ack")
+        self._answer(run, outcome, settled, error)
+        await call_hooks(self._events, run, outcome, error)
+
+    # --- Answer: the message is acknowledged, and events report what became of the job. ---
+
+    def _answer(
+        self, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None = None
+    ) -> None:
+        run.settled = settled
+        self._let_go(run)
+        if self._supervision is not None:  # not before: a job whose settling ends the process has begun
+            self._supervision.ended(run.id)
+        if run.delivery is not None:
+            run.delivery.ack()
+        self.tracing.settled(run, settled)
+        emit_end(self._events, run, outcome, settled, error)
+        if settled is Settled.QUEUED:
+            self._context.requeued.notify()
+
+    def _let_go(self, run: Run) -> None:
+        self._in_flight.runs.pop(run.id, None)
+        if self.slots.settled():
+            self._context.room.notify()
+
+    # --- Other ends: runs without a slot, runs that ignore their stop, the worker's own end. ---
+
+    def hand_back_waiting(self, reason: str, *, older_than: float = 0.0) -> None:
+        """Release the runs that have waited for a slot for at least so many seconds."""
+        for run in self.slots.take_waiting(older_than=older_than):
+            run.phase = Phase.SETTLING
+            self.slots.settling()
+            self._start(run, partial(self._settle, run, HandedBack(reason), None))
+
+    def note_ignored(self, run: Run) -> None:
+        """Report that a run ignores its stop.
+
+        Without supervision, which would end the process, the attempt of a coroutine fails here and now,
+        although it goes on: what it still wants to write is refused by its fencing token. It keeps its job
+        slot, for it takes what a job takes. A thread keeps its job.
+        """
+        run.ignores_stop = True
+        emit_ignored_stop(self._events, run)
+        if self._supervision is None and run.kind.is_async:
+            self._give_up(run)
+
+    def _give_up(self, run: Run) -> None:
+        run.left_task = run.task
+        self._in_flight.given_up.add(run)
+        if run.task is not None:
+            self._tasks.discard(run.task)
+        run.phase = Phase.SETTLING
+        self.slots.settling()
+        outcome = outcomes.ignored_its_stop(run)
+        error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
+        self.tracing.processed(run, outcome, error)
+        self._start(run, partial(self._settle, run, outcome, error))
+
+    def _note_late_end(self, run: Run, seconds: float) -> None:
+        """Free the job slot of a run that was given up and has ended after all."""
+        self._in_flight.given_up.discard(run)
+        self._events.emit("worker.restored", what=f"job {run.id}")
+        self.slots.settled()
+        self._leave_slot(run, seconds)
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._tasks or self.settler.is_completing:
+                    if self._tasks:
+                        await asyncio.wait(self._tasks)
+                    await self.settler.flush_completions()
+        except TimeoutError:
+            return False
+        return True
+
+    async def abandon(self) -> int:
+        """Leave runs that do not end to the stale rule, and return how many there are."""
+        left = len(self._in_flight.runs)
+        for run in self._in_flight.runs.values():
+            run.abandoned = True
+            if run.phase is Phase.RUNNING and not run.ignores_stop:
+                run.ignores_stop = True
+                emit_ignored_stop(self._events, run)
+        for run in self._in_flight.given_up:
+            run.abandoned = True
+            run.cancel_again()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_ABANDON_SECONDS)
+        self._tasks = {task for task in self._tasks if not task.done()}  # those that never began, too
+        return left
+
+    def _start(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
+        run.task = self._loop.create_task(self._watched(run, steps))
+        self._tasks.add(run.task)
+
+    async def _watched(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
+        task = run.task
+        try:
+            await steps()
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 -- reported to the worker, which stops
+            self._context.died("executor", error)
+        finally:
+            if task is not None:
+                self._tasks.discard(task)
