@@ -275,7 +275,7 @@ class Heartbeat:
 
     async def _strays(self, _: float) -> dict[Held, bool]:
         ended: set[Held] = set()
-        found = await heartbeat.strays(
+        found = await heartbeat.orphaned_claims(
             self._database,
             worker_id=self._worker.id,
             in_flight=self._in_flight.held(),

@@ -121,8 +121,8 @@ class QuietPhases:
             # What was over may be needed again: another phase may have begun since.
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
             patience = {held: run.patience(seconds) for held, run in meant.items()}
-            written = await heartbeat.set_patience_beside(
-                self._database, worker_id=self._worker_id, patience=patience
+            written = await heartbeat.set_thresholds_beside(
+                self._database, worker_id=self._worker_id, thresholds=patience
             )
             for held in written:
                 free[held].quiet_seconds = seconds
@@ -144,7 +144,7 @@ class QuietPhases:
 
     async def _end(self, run: Run) -> None:
         try:
-            await heartbeat.set_patience(
+            await heartbeat.set_thresholds(
                 self._database,
                 worker_id=self._worker_id,
                 held=run.held,

@@ -60,7 +60,7 @@ class Mutant:
 _SEEN_STALE = (
     "AND j.last_activity_at = seen.activity\n    AND j.last_activity_at + j.stale_after < clock_timestamp()"
 )
-_BATCH_TOKEN = " AND j.fencing_token = input.token"
+_BATCH_TOKEN = " AND j.fencing_token = run.token"
 
 MUTANTS = [
     Mutant("complete without its token", settle, "_COMPLETE", _BATCH_TOKEN),
@@ -70,20 +70,25 @@ MUTANTS = [
         "fail ignores a cancel",
         settle,
         "_FAIL",
-        "WHEN j.cancel_requested THEN 'cancelled'\n         WHEN",
-        "WHEN",
+        "WHEN j.cancel_requested THEN 'cancelled' ",
     ),
     Mutant("release ignores a cancel", settle, "_RELEASE", "j.cancel_requested AS cancel", "false AS cancel"),
     Mutant(
         "release keeps its dispatch",
         settle,
         "_RELEASE",
-        "j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END",
+        "j.dispatch + CASE WHEN (NOT mine.cancel AND mine.delay IS NULL) THEN 1 ELSE 0 END",
         "j.dispatch",
     ),
-    Mutant("heartbeat without its token", heartbeat, "HEARTBEAT", " AND j.fencing_token = hand.token"),
-    Mutant("progress without its token", heartbeat, "PROGRESS", " AND fencing_token = :token"),
-    Mutant("strays among the runs in hand", heartbeat, "STRAYS", "h.token = j.fencing_token", "false"),
+    Mutant("heartbeat without its token", heartbeat, "HEARTBEAT", _BATCH_TOKEN),
+    Mutant("progress without its token", heartbeat, "PROGRESS", " AND j.fencing_token = :token"),
+    Mutant(
+        "orphaned claims among the runs in flight",
+        heartbeat,
+        "ORPHANED",
+        "j.fencing_token = run.token",
+        "false",
+    ),
     Mutant(
         "claim of a live owner's job",
         claim,

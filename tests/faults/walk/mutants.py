@@ -11,13 +11,14 @@ from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.run_age import ANY_AGE
+from jsworker.ownership.statements import waiting
 from jsworker.ownership.transitions import claim, control, enqueue, heartbeat, publish, reset, settle, workers
 from jsworker.ownership.transitions.control import Cancelled
 from tests.faults.walk.walk import Options
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
-_MINE = "j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token"
+_MINE = "j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = run.token"
 _STUCK = frozenset({"lost", "never ended"})
 
 
@@ -78,7 +79,7 @@ def write(name: str, *changes: tuple[str, str]) -> Patch:
     def apply(patch: pytest.MonkeyPatch) -> None:
         before = getattr(settle, f"_{name}")
         batch = without(before.batch, *changes)
-        after = settle._Write(before.name, batch, settle._waiting(batch), before.parameters, before.size)
+        after = settle._Write(before.name, batch, waiting(batch), before.parameters, before.size)
         patch.setattr(settle, f"_{name}", after)
 
     return apply
@@ -217,10 +218,10 @@ MUTANTS = (
             heartbeat,
             "HEARTBEAT",
             (
-                "FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id",
-                "FROM jsworker.jobs AS j LEFT JOIN hand ON hand.id = j.id",
+                "FROM jsworker.jobs AS j JOIN unnest",
+                "FROM jsworker.jobs AS j LEFT JOIN unnest",
             ),
-            ("AND j.fencing_token = hand.token", ""),
+            ("AND j.fencing_token = run.token", ""),
         ),
         sweeps=False,
         loses_messages=False,
