@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Uuid, all_, bindparam
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import ColumnElement, Uuid, all_, bindparam
 
 from jsworker.ownership.predicates import claimed_before, completed, processing, processing_indexed, worker_id
 from jsworker.ownership.statements import given_array, given_runs, j
@@ -21,7 +20,7 @@ _IN_FLIGHT = r"NOT \(EXISTS \([^;]+?j\.fencing_token = run\.token\)\)"
 _WORKER = j.c.worker_id == worker_id
 
 
-def _mine(token: ClauseElement) -> list[Flip]:
+def _mine(token: ColumnElement[bool]) -> list[Flip]:
     return [
         *statuses(processing, "processing"),
         Flip("worker", _WORKER, {"worker_id": OTHER_WORKER}),

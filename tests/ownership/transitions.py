@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import TextClause, text
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import ColumnElement, TextClause, text
 
-from jsworker.ownership.statements import sql
+from jsworker.ownership.statements import condition
 
 from .rows import STATES
 
@@ -28,7 +27,7 @@ class Flip:
     """
 
     predicate: str
-    guard: ClauseElement | str
+    guard: ColumnElement[bool] | str
     columns: Row = field(default_factory=dict)
     parameters: Callable[[Row], Parameters] = lambda _: {}
 
@@ -59,14 +58,14 @@ class Transition:
     tells: str | None = None
 
 
-def statuses(guard: ClauseElement | str, *allowed: str) -> list[Flip]:
+def statuses(guard: ColumnElement[bool] | str, *allowed: str) -> list[Flip]:
     """Return one flip for each status that the guard does not allow; nothing else of the row changes."""
     return [Flip(f"status={status}", guard, {"status": status}) for status in STATES if status not in allowed]
 
 
-def without(statement: TextClause, guard: ClauseElement | str) -> TextClause:
+def without(statement: TextClause, guard: ColumnElement[bool] | str) -> TextClause:
     """Return the statement with a predicate taken out, wherever it stands."""
-    pattern = guard if isinstance(guard, str) else re.escape(sql(guard))
+    pattern = guard if isinstance(guard, str) else re.escape(condition(guard))
     mutated, places = re.subn(pattern, "true", statement.text)
     assert places, f"no such predicate: {pattern}"
     return text(mutated)

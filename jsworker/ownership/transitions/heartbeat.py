@@ -8,23 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    Boolean,
-    Double,
-    Text,
-    TextClause,
-    Uuid,
-    all_,
-    bindparam,
-    case,
-    false,
-    func,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core.errors import OwnershipLost
@@ -59,15 +43,15 @@ _ORPHANS: Final = 500
 """Rows that one look returns at most."""
 
 _run = given_runs("run")
-_token: Final[BindParameter[Any]] = bindparam("token")
-_is_the_run = j.c.id == bindparam("id")
-_mine_of_runs = select(j.c.id).join(_run, _run.c.id == j.c.id).where(mine(_run.c.token))
+_token: Final[sa.BindParameter[Any]] = sa.bindparam("token")
+_is_the_run = j.c.id == sa.bindparam("id")
+_mine_of_runs = sa.select(j.c.id).join(_run, _run.c.id == j.c.id).where(mine(_run.c.token))
 
 # One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
 _locked = locked(_mine_of_runs)
 HEARTBEAT = compiled(
-    update(j)
+    sa.update(j)
     .values(last_activity_at=NOW)
     .where(j.c.id == _locked.c.id, held_by_me)
     .returning(j.c.id, j.c.fencing_token, j.c.cancel_requested)
@@ -76,38 +60,42 @@ HEARTBEAT = compiled(
 # What the heartbeat skipped, read without a lock: still mine means alive; completed under my token means
 # that the job's own transaction has completed it.
 STILL_MINE = compiled(
-    select(j.c.id, j.c.fencing_token, j.c.cancel_requested, j.c.status)
+    sa.select(j.c.id, j.c.fencing_token, j.c.cancel_requested, j.c.status)
     .join(_run, _run.c.id == j.c.id)
-    .where(or_(mine(_run.c.token), completed_under(_run.c.token)))
+    .where(sa.or_(mine(_run.c.token), completed_under(_run.c.token)))
 )
 
 # A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
 HEARTBEAT_ALONE = compiled(
-    update(j).values(last_activity_at=NOW).where(_is_the_run, mine(_token)).returning(j.c.id)
+    sa.update(j).values(last_activity_at=NOW).where(_is_the_run, mine(_token)).returning(j.c.id)
 )
 
 
-def _write(**values: Any) -> TextClause:
+def _write(**values: Any) -> sa.TextClause:
     """Return the statement by which an owner changes one of its rows, a sign of life like any other.
 
     A write that comes too late is logged once for each run and kind of write.
     """
     written = (
-        update(j)
+        sa.update(j)
         .values(last_activity_at=NOW, **values)
         .where(_is_the_run, mine(_token))
         .returning(j.c.id)
         .cte("written")
     )
-    late = select(given("id", Uuid).label("id"), given("token", BigInteger).label("token")).subquery("late")
-    return compiled(select(written.c.id).add_cte(rejected(late, ~select(written.c.id).exists()).cte("entry")))
+    late = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token")).subquery(
+        "late"
+    )
+    return compiled(
+        sa.select(written.c.id).add_cte(rejected(late, ~sa.select(written.c.id).exists()).cte("entry"))
+    )
 
 
 PROGRESS = _write(
     progress_at=NOW,
-    stage=func.coalesce(given("stage", Text), j.c.stage),
-    progress=func.coalesce(given("progress", Double), j.c.progress),
-    message=func.coalesce(given("message", Text), j.c.message),
+    stage=sa.func.coalesce(given("stage", sa.Text), j.c.stage),
+    progress=sa.func.coalesce(given("progress", sa.Double), j.c.progress),
+    message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
 
 CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
@@ -115,22 +103,24 @@ CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
 # Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces shows
 # that it has come so far.
 QUIET = _write(
-    progress_at=case((given("announced", Boolean), NOW), else_=j.c.progress_at),
+    progress_at=sa.case((given("announced", sa.Boolean), NOW), else_=j.c.progress_at),
     stale_after=given_seconds("stale_after"),
     crash_after=given_seconds("crash_after"),
 )
 
 # The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
 _beside = given_runs(
-    "run", stale_after=given_array("stale_after", Double), crash_after=given_array("crash_after", Double)
+    "run",
+    stale_after=given_array("stale_after", sa.Double),
+    crash_after=given_array("crash_after", sa.Double),
 )
 _locked_beside = locked(
-    select(j.c.id, _beside.c.stale_after, _beside.c.crash_after)
+    sa.select(j.c.id, _beside.c.stale_after, _beside.c.crash_after)
     .join(_beside, _beside.c.id == j.c.id)
     .where(mine(_beside.c.token))
 )
 QUIET_BESIDE = compiled(
-    update(j)
+    sa.update(j)
     .values(
         stale_after=seconds(_locked_beside.c.stale_after),
         crash_after=seconds(_locked_beside.c.crash_after),
@@ -141,15 +131,15 @@ QUIET_BESIDE = compiled(
 )
 
 
-def _orphaned(ended: Predicate, *besides: Predicate) -> TextClause:
+def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
     """Return the search for rows claimed under my id by a statement whose answer never came."""
     return compiled(
-        select(j.c.id, j.c.fencing_token, ended.label("ended"))
+        sa.select(j.c.id, j.c.fencing_token, ended.label("ended"))
         .where(
             held_by_me_indexed,
             claimed_before("older_than"),  # younger ones may still be on their way in
-            j.c.id != all_(given_array("claiming", Uuid)),
-            ~select(_run.c.id).where(_run.c.id == j.c.id, _run.c.token == j.c.fencing_token).exists(),
+            j.c.id != sa.all_(given_array("claiming", sa.Uuid)),
+            ~sa.select(_run.c.id).where(_run.c.id == j.c.id, _run.c.token == j.c.fencing_token).exists(),
             *besides,
         )
         .order_by(j.c.id)
@@ -157,7 +147,7 @@ def _orphaned(ended: Predicate, *besides: Predicate) -> TextClause:
     )
 
 
-ORPHANED = _orphaned(false())
+ORPHANED = _orphaned(sa.false())
 # A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
 ORPHANED_BESIDES = _orphaned(refused("fail"), ~set_aside("fail", "release"))
 

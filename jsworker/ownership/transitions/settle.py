@@ -8,28 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from sqlalchemy import (
-    CTE,
-    Boolean,
-    ColumnElement,
-    Double,
-    TableValuedAlias,
-    Text,
-    TextClause,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    null,
-    or_,
-    select,
-    true,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.ownership.database import Database
@@ -46,6 +28,7 @@ from jsworker.ownership.predicates import (
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.schema import job_events
 from jsworker.ownership.statements import (
+    NO_OWNER,
     NOW,
     compiled,
     entry,
@@ -60,69 +43,67 @@ from jsworker.ownership.statements import (
 )
 from jsworker.ownership.transitions.timeline import REJECTED
 
-_NO_OWNER: Final = {"worker_id": null(), "last_activity_at": null()}
 
-
-def _of_mine(run: TableValuedAlias, *columns: ColumnElement[Any]) -> CTE:
+def _of_mine(run: sa.TableValuedAlias, *columns: sa.ColumnElement[Any]) -> sa.CTE:
     """Return the rows of runs that are mine, locked, with what the statement needs of each."""
-    return locked(select(j.c.id, *columns).join(run, run.c.id == j.c.id).where(mine(run.c.token)))
+    return locked(sa.select(j.c.id, *columns).join(run, run.c.id == j.c.id).where(mine(run.c.token)))
 
 
-def _complete() -> TextClause:
-    run = given_runs("run", result=given_array("results", Text))
-    mine = _of_mine(run, cast(run.c.result, JSONB).label("result"))
+def _complete() -> sa.TextClause:
+    run = given_runs("run", result=given_array("results", sa.Text))
+    row = _of_mine(run, sa.cast(run.c.result, JSONB).label("result"))
     return compiled(
-        update(j)
+        sa.update(j)
         .values(
             status="completed",
-            result=mine.c.result,
+            result=row.c.result,
             finished_at=NOW,
             completed_by=j.c.worker_id,
-            **_NO_OWNER,
+            **NO_OWNER,
         )
-        .where(j.c.id == mine.c.id, held_by_me)
+        .where(j.c.id == row.c.id, held_by_me)
         .returning(j.c.id, j.c.status, j.c.fencing_token)
     )
 
 
-def _fail() -> TextClause:
+def _fail() -> sa.TextClause:
     """Return FAIL. A run of a job that is cancelled on request counts neither as an error nor as an attempt."""
     run = given_runs(
         "run",
-        error=given_array("errors", Text),
-        reason=given_array("reasons", Text),
-        delay=given_array("delays", Double),
-        stalled=given_array("stalled", Boolean),
+        error=given_array("errors", sa.Text),
+        reason=given_array("reasons", sa.Text),
+        delay=given_array("delays", sa.Double),
+        stalled=given_array("stalled", sa.Boolean),
     )
-    next_status = case(
+    next_status = sa.case(
         (j.c.cancel_requested, "cancelled"),
         (run.c.reason.is_not(None), "failed"),
-        (and_(run.c.stalled, last_stall), "failed"),
-        (and_(~run.c.stalled, last_attempt), "failed"),
+        (sa.and_(run.c.stalled, last_stall), "failed"),
+        (sa.and_(~run.c.stalled, last_attempt), "failed"),
         else_="scheduled",
     )
-    reason = func.coalesce(run.c.reason, case((run.c.stalled, "stalled"), else_="attempts"))
-    mine = _of_mine(
+    reason = sa.func.coalesce(run.c.reason, sa.case((run.c.stalled, "stalled"), else_="attempts"))
+    row = _of_mine(
         run, next_status.label("next"), reason.label("reason"), run.c.error, run.c.delay, run.c.stalled
     )
-    cancelled, again = mine.c.next == "cancelled", mine.c.next == "scheduled"
-    back_off = case((mine.c.stalled, stall_back_off(j.c.stalls)), else_=seconds(mine.c.delay))
+    cancelled, again = row.c.next == "cancelled", row.c.next == "scheduled"
+    back_off = sa.case((row.c.stalled, stall_back_off(j.c.stalls)), else_=seconds(row.c.delay))
     failed = (
-        update(j)
+        sa.update(j)
         .values(
-            status=mine.c.next,
-            errors=j.c.errors + case((or_(mine.c.stalled, cancelled), 0), else_=1),
-            stalls=j.c.stalls + case((mine.c.stalled, 1), else_=0),
-            attempts=j.c.attempts - case((and_(cancelled, ~mine.c.stalled), 1), else_=0),
-            last_error=mine.c.error,
-            failure_reason=case((mine.c.next == "failed", mine.c.reason)),
+            status=row.c.next,
+            errors=j.c.errors + sa.case((sa.or_(row.c.stalled, cancelled), 0), else_=1),
+            stalls=j.c.stalls + sa.case((row.c.stalled, 1), else_=0),
+            attempts=j.c.attempts - sa.case((sa.and_(cancelled, ~row.c.stalled), 1), else_=0),
+            last_error=row.c.error,
+            failure_reason=sa.case((row.c.next == "failed", row.c.reason)),
             cleared=False,
-            clear_reason=null(),
-            run_at=case((again, NOW + back_off), else_=j.c.run_at),
-            finished_at=case((~again, NOW)),
-            **_NO_OWNER,
+            clear_reason=sa.null(),
+            run_at=sa.case((again, NOW + back_off), else_=j.c.run_at),
+            finished_at=sa.case((~again, NOW)),
+            **NO_OWNER,
         )
-        .where(j.c.id == mine.c.id, held_by_me)
+        .where(j.c.id == row.c.id, held_by_me)
         .returning(
             j.c.id,
             j.c.status,
@@ -130,63 +111,63 @@ def _fail() -> TextClause:
             j.c.errors,
             j.c.failure_reason,
             j.c.run_at,
-            mine.c.error,
-            case((mine.c.stalled, j.c.stalls)).label("stalls"),
+            row.c.error,
+            sa.case((row.c.stalled, j.c.stalls)).label("stalls"),
         )
         .cte("failed")
     )
     again = failed.c.status == "scheduled"
     logged = entry(
         failed,
-        case((again, "error"), else_=failed.c.status),
+        sa.case((again, "error"), else_=failed.c.status),
         worker_id=worker_id,
         error=failed.c.error,
-        detail=func.jsonb_strip_nulls(
+        detail=sa.func.jsonb_strip_nulls(
             json_object(
                 errors=failed.c.errors,
                 stalls=failed.c.stalls,
                 reason=failed.c.failure_reason,
-                run_at=case((again, failed.c.run_at)),
+                run_at=sa.case((again, failed.c.run_at)),
             )
         ),
     )
-    return compiled(select(failed.c.id, failed.c.status, failed.c.fencing_token).add_cte(logged))
+    return compiled(sa.select(failed.c.id, failed.c.status, failed.c.fencing_token).add_cte(logged))
 
 
-def _release() -> TextClause:
-    run = given_runs("run", reason=given_array("reasons", Text), delay=given_array("delays", Double))
-    mine = _of_mine(run, j.c.cancel_requested.label("cancel"), run.c.reason, run.c.delay)
-    cancelled, now = mine.c.cancel, mine.c.delay.is_(None)
-    queued, scheduled = and_(~cancelled, now), and_(~cancelled, ~now)
+def _release() -> sa.TextClause:
+    run = given_runs("run", reason=given_array("reasons", sa.Text), delay=given_array("delays", sa.Double))
+    row = _of_mine(run, j.c.cancel_requested.label("cancel"), run.c.reason, run.c.delay)
+    cancelled, now = row.c.cancel, row.c.delay.is_(None)
+    queued, scheduled = sa.and_(~cancelled, now), sa.and_(~cancelled, ~now)
     released = (
-        update(j)
+        sa.update(j)
         .values(
-            status=case((cancelled, "cancelled"), (now, "queued"), else_="scheduled"),
+            status=sa.case((cancelled, "cancelled"), (now, "queued"), else_="scheduled"),
             attempts=j.c.attempts - 1,
-            dispatch=j.c.dispatch + case((queued, 1), else_=0),
+            dispatch=j.c.dispatch + sa.case((queued, 1), else_=0),
             needs_publish=queued,
             publish_after=NOW,
-            queued_at=case((queued, NOW), else_=j.c.queued_at),
-            run_at=case((scheduled, NOW + seconds(mine.c.delay)), else_=j.c.run_at),
+            queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
+            run_at=sa.case((scheduled, NOW + seconds(row.c.delay)), else_=j.c.run_at),
             cleared=~cancelled,
-            clear_reason=case((~cancelled, mine.c.reason)),
-            finished_at=case((cancelled, NOW)),
-            **_NO_OWNER,
+            clear_reason=sa.case((~cancelled, row.c.reason)),
+            finished_at=sa.case((cancelled, NOW)),
+            **NO_OWNER,
         )
-        .where(j.c.id == mine.c.id, held_by_me)
-        .returning(j.c.id, j.c.status, j.c.fencing_token, j.c.dispatch, j.c.run_at, mine.c.reason)
+        .where(j.c.id == row.c.id, held_by_me)
+        .returning(j.c.id, j.c.status, j.c.fencing_token, j.c.dispatch, j.c.run_at, row.c.reason)
         .cte("released")
     )
-    server_fault = json_object(server_fault=true(), run_at=released.c.run_at)
+    server_fault = json_object(server_fault=sa.true(), run_at=released.c.run_at)
     logged = entry(
         released,
-        case((released.c.status == "cancelled", "cancelled"), else_="released"),
+        sa.case((released.c.status == "cancelled", "cancelled"), else_="released"),
         worker_id=worker_id,
         detail=json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(
-            case((released.c.status == "scheduled", server_fault), else_=json_object())
+            sa.case((released.c.status == "scheduled", server_fault), else_=json_object())
         ),
     )
-    return compiled(select(released.c.id, released.c.status, released.c.fencing_token).add_cte(logged))
+    return compiled(sa.select(released.c.id, released.c.status, released.c.fencing_token).add_cte(logged))
 
 
 COMPLETE = _complete()
@@ -198,25 +179,25 @@ _other = job_events.alias("other")
 
 # Releases for a server's fault since the last error that counted.
 _last_error = (
-    select(func.max(_other.c.id))
-    .where(_other.c.job_id == bindparam("id"), _other.c.event.in_(("error", "retried")))
+    sa.select(sa.func.max(_other.c.id))
+    .where(_other.c.job_id == sa.bindparam("id"), _other.c.event.in_(("error", "retried")))
     .scalar_subquery()
 )
 SERVER_FAULTS = compiled(
-    select(func.count().label("releases"))
+    sa.select(sa.func.count().label("releases"))
     .select_from(_e)
     .where(
-        _e.c.job_id == bindparam("id"),
+        _e.c.job_id == sa.bindparam("id"),
         _e.c.event == "released",
         _e.c.detail.op("->")("server_fault").is_not(None),
-        _e.c.id > func.coalesce(_last_error, 0),
+        _e.c.id > sa.func.coalesce(_last_error, 0),
     )
 )
 
 # Waits for the lock that a COMMIT without an answer may still hold: what it reads is final.
 COMMITTED = compiled(
-    select(j.c.status)
-    .where(j.c.id == bindparam("id"), j.c.fencing_token == bindparam("token"))
+    sa.select(j.c.status)
+    .where(j.c.id == sa.bindparam("id"), j.c.fencing_token == sa.bindparam("token"))
     .with_for_update(read=True)
 )
 
@@ -224,7 +205,7 @@ COMMITTED = compiled(
 # lost, or the job's own transaction completed it), or lost.
 _run = given_runs("run")
 _last_entry = (
-    select(_e.c.event)
+    sa.select(_e.c.event)
     .where(
         _e.c.job_id == j.c.id,
         _e.c.worker_id == worker_id,
@@ -237,7 +218,7 @@ _last_entry = (
     .scalar_subquery()
 )
 VERDICT = compiled(
-    select(
+    sa.select(
         j.c.id,
         _run.c.token.label("fencing_token"),
         mine(_run.c.token).label("mine"),
@@ -314,8 +295,8 @@ EndedT = TypeVar("EndedT", Completion, Failure, Return)
 @dataclass(frozen=True, slots=True)
 class _Write(Generic[EndedT]):
     name: str
-    batch: TextClause
-    alone: TextClause
+    batch: sa.TextClause
+    alone: sa.TextClause
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
     size: Callable[[EndedT], int]
 
@@ -401,7 +382,7 @@ async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool
     return bool(rows) and rows[0].status == "completed"
 
 
-def complete_statement(worker_id: str, run: Completion) -> TextClause:
+def complete_statement(worker_id: str, run: Completion) -> sa.TextClause:
     """Return COMPLETE for one job with its values bound; no row means that the job is lost."""
     return _COMPLETE.alone.bindparams(worker_id=worker_id, **_completions([run]))
 

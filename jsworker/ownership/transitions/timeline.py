@@ -5,19 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    FromClause,
-    Insert,
-    Text,
-    Uuid,
-    cast,
-    func,
-    insert,
-    literal,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core import strict_json
@@ -29,14 +17,14 @@ from jsworker.ownership.statements import compiled, given, given_array, given_ro
 _e = job_events.alias("e")
 _note = given_rows(
     "note",
-    job_id=given_array("ids", Uuid),
-    event=given_array("events", Text),
-    worker_id=given_array("workers", Text),
-    token=given_array("tokens", BigInteger),
-    detail=given_array("details", Text),
+    job_id=given_array("ids", sa.Uuid),
+    event=given_array("events", sa.Text),
+    worker_id=given_array("workers", sa.Text),
+    token=given_array("tokens", sa.BigInteger),
+    detail=given_array("details", sa.Text),
 )
-_detail = cast(_note.c.detail, JSONB)
-_logged = select(_e.c.id).where(
+_detail = sa.cast(_note.c.detail, JSONB)
+_logged = sa.select(_e.c.id).where(
     _e.c.job_id == _note.c.job_id,
     _e.c.event == _note.c.event,
     _e.c.worker_id.is_not_distinct_from(_note.c.worker_id),
@@ -46,24 +34,24 @@ _logged = select(_e.c.id).where(
 
 # Once only: the answer to an insert may be lost, and then it is tried again.
 NOTE = compiled(
-    insert(job_events).from_select(
+    sa.insert(job_events).from_select(
         ["job_id", "event", "worker_id", "fencing_token", "detail"],
-        select(_note.c.job_id, _note.c.event, _note.c.worker_id, _note.c.token, _detail)
+        sa.select(_note.c.job_id, _note.c.event, _note.c.worker_id, _note.c.token, _detail)
         .where(~_logged.exists())
         .distinct(),
     )
 )
 
 
-def rejected(late: FromClause, *unless: ColumnElement[bool]) -> Insert:
+def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
     """Return the statement that logs writes that came too late, once for each run and kind of write.
 
     What this run has completed itself, in the job's own transaction, is no late write.
     """
-    worker, write = given("worker_id", Text), given("write", Text)
-    completed_itself = select(j.c.id).where(j.c.id == late.c.id, completed_under(late.c.token)).exists()
+    worker, write = given("worker_id", sa.Text), given("write", sa.Text)
+    completed_itself = sa.select(j.c.id).where(j.c.id == late.c.id, completed_under(late.c.token)).exists()
     logged = (
-        select(_e.c.id)
+        sa.select(_e.c.id)
         .where(
             _e.c.job_id == late.c.id,
             _e.c.event == "rejected",
@@ -73,10 +61,10 @@ def rejected(late: FromClause, *unless: ColumnElement[bool]) -> Insert:
         )
         .exists()
     )
-    detail = func.jsonb_build_object("write", write)
+    detail = sa.func.jsonb_build_object("write", write)
     columns = ["job_id", "event", "worker_id", "fencing_token", "detail"]
-    values = select(late.c.id, literal("rejected"), worker, late.c.token, detail)
-    return insert(job_events).from_select(columns, values.where(~completed_itself, ~logged, *unless))
+    values = sa.select(late.c.id, sa.literal("rejected"), worker, late.c.token, detail)
+    return sa.insert(job_events).from_select(columns, values.where(~completed_itself, ~logged, *unless))
 
 
 REJECTED = compiled(rejected(given_runs("late")))

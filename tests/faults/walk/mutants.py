@@ -87,9 +87,9 @@ def write(name: str, *changes: tuple[str, str]) -> Patch:
 
 def in_two(patch: pytest.MonkeyPatch) -> None:
     """Cancel what waits, then ask what runs: a job may go from one to the other in between."""
-    live = "status IN ('scheduled', 'queued', 'processing')"
-    waiting = without(control.CANCEL, (live, "status IN ('scheduled', 'queued')"))
-    running = without(control.CANCEL, (live, "status = 'processing'"))
+    live = "j.status IN ('scheduled', 'queued', 'processing')"
+    waiting = without(control.CANCEL, (live, "j.status IN ('scheduled', 'queued')"))
+    running = without(control.CANCEL, (live, "j.status = 'processing'"))
 
     async def cancel(database: Database, ids: Any) -> Cancelled:
         cancelled = await database.run(
@@ -140,13 +140,13 @@ MUTANTS = (
     Mutant(
         "RESET ignores cancel_requested",
         frozenset({"refused by the database"}),
-        sql(reset, "RESET_BY_OPERATOR", ("WHEN cancel_requested THEN 'cancelled'", "")),
+        sql(reset, "RESET_BY_OPERATOR", ("WHEN taken.cancel_requested THEN 'cancelled'", "")),
     ),
     Mutant("CANCEL as two statements", frozenset({"cancel missed"}), in_two),
     Mutant(
         "CLAIM keeps needs_publish",
         frozenset({"refused by the database"}),
-        sql(claim, "CLAIM", ("needs_publish = false", "needs_publish = j.needs_publish")),
+        sql(claim, "CLAIM", ("needs_publish=false", "needs_publish=j.needs_publish")),
     ),
     Mutant(
         "CLAIM takes a live owner's job",
