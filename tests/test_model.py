@@ -16,7 +16,7 @@ STATEMENTS = [
     claim.CLAIM_STALE,
     claim.READ_BACK,
     heartbeat.HEARTBEAT,
-    heartbeat.STRAYS,
+    heartbeat.ORPHANED,
     settle.COMPLETE,
     settle.FAIL,
     settle.RELEASE,

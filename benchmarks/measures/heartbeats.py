@@ -26,7 +26,7 @@ from jsworker.core.settings import Settings
 LETTER: Final = "e"
 TITLE: Final = "heartbeats of running jobs"
 
-_BEATS = "HEARTBEAT", "STILL_MINE", "HEARTBEAT_ALONE", "SEEN", "STRAYS"
+_BEATS = "HEARTBEAT", "STILL_MINE", "HEARTBEAT_ALONE", "SEEN", "ORPHANED"
 """What the heartbeat loop sends."""
 _INTERVAL: Final[float] = Settings.model_fields["heartbeat_interval"].default
 _COUNTED_AFTER_SECONDS: Final = 11.0

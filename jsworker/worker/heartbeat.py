@@ -241,7 +241,7 @@ class Heartbeat:
 
     async def _orphaned_claims(self, _: float) -> dict[Held, bool]:
         ended: set[Held] = set()
-        found = await heartbeat.strays(
+        found = await heartbeat.orphaned_claims(
             self._context.database,
             worker_id=self._context.worker_id,
             in_flight=self._context.in_flight.held(),

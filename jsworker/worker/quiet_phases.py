@@ -100,8 +100,8 @@ class QuietPhases:
             # What was over may be needed again: another phase may have begun since.
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
             thresholds = {held: run.thresholds(seconds) for held, run in meant.items()}
-            written = await heartbeat.set_patience_beside(
-                self._context.database, worker_id=self._context.worker_id, patience=thresholds
+            written = await heartbeat.set_thresholds_beside(
+                self._context.database, worker_id=self._context.worker_id, thresholds=thresholds
             )
             for held in written:
                 free[held].quiet_seconds = seconds
@@ -123,7 +123,7 @@ class QuietPhases:
 
     async def _end(self, run: Run) -> None:
         try:
-            await heartbeat.set_patience(
+            await heartbeat.set_thresholds(
                 self._context.database,
                 worker_id=self._context.worker_id,
                 held=run.held,

@@ -3,21 +3,23 @@
 import re
 from uuid import UUID
 
-from jsworker.ownership.queries import run_age
+from sqlalchemy import ColumnElement, DateTime, Text, any_, bindparam
+
+from jsworker.ownership import predicates
+from jsworker.ownership.statements import AT_START, condition, given_array, given_runs, j
 from jsworker.ownership.transitions import claim, control, publish, republish, reset_rules
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
 from .transitions import Flip, Parameters, Row, Transition, statuses
 
-_SEEN_TOKEN = r"j\.fencing_token = seen\.token"
-_QUEUED = r"(j\.)?status = 'queued'"
-_LIVE = r"(j\.)?status IN \('scheduled', 'queued', 'processing'\)"
-_SEEN_ACTIVITY = r"j\.last_activity_at = seen\.activity"
-_STALE = r"j\.last_activity_at \+ j\.stale_after < clock_timestamp\(\)"
-_CRASHED = r"j\.last_activity_at \+ j\.crash_after < clock_timestamp\(\)"
-_OLDER = r"j\.queued_at < statement_timestamp\(\)[^\n]+"
-_TO_PUBLISH = r"CAST\(needs_publish AS integer\) = 1|j\.needs_publish(?= AND)"
+_seen_rows = given_runs("seen", activity=given_array("activities", DateTime(timezone=True)))
+_SEEN_TOKEN = j.c.fencing_token == _seen_rows.c.token
+_NAMED = r"\(CAST\(:ids AS UUID\[\]\) IS NULL OR [^)]+\)\)\)"
+_SEEN_ACTIVITY = j.c.last_activity_at == _seen_rows.c.activity
+_OLDER = predicates.queued_before("older_than")
+_INDEXED = r"CAST\(j\.needs_publish AS INTEGER\) = 1"
+_NEEDS_PUBLISH = r"(?<=AND )j\.needs_publish\b"
 
 
 def _as_seen(job: Row) -> Parameters:
@@ -29,14 +31,15 @@ def _as_seen(job: Row) -> Parameters:
     }
 
 
-def _seen(beyond: str, column: str) -> list[Flip]:
+def _seen(beyond: ColumnElement[bool], column: str) -> list[Flip]:
     """Return the flips of a row that must be as it was seen, and silent beyond a threshold of its own."""
+    both = "|".join(re.escape(condition(each)) for each in (_SEEN_ACTIVITY, beyond))
     return [
-        *statuses(r"j\.status = 'processing'", "processing"),
+        *statuses(predicates.processing, "processing"),
         Flip("newer token", _SEEN_TOKEN, {"fencing_token": 2}),
         Flip("older token", _SEEN_TOKEN, {"fencing_token": 0}),
         Flip("activity as seen", _SEEN_ACTIVITY, {"last_activity_at": ago(50)}),
-        Flip("no activity", f"{_SEEN_ACTIVITY}|{beyond}", {"last_activity_at": None}),
+        Flip("no activity", both, {"last_activity_at": None}),
         Flip("beyond the threshold", beyond, {column: seconds(90)}),
         Flip("no threshold", beyond, {column: None}),
     ]
@@ -45,11 +48,11 @@ def _seen(beyond: str, column: str) -> list[Flip]:
 _AGE = {"stale_for": 30.0, "running_for": 30.0, "no_progress_for": 30.0}
 _OLD_RUN = {"last_activity_at": ago(60), "claimed_at": ago(60), "progress_at": ago(60)}
 _AGE_FLIPS = [
-    Flip(name, re.escape(predicate), parameters=lambda _, name=name: {name: 90.0})  # type: ignore[misc]
+    Flip(name, predicate, parameters=lambda _, name=name: {name: 90.0})  # type: ignore[misc]
     for name, predicate in (
-        ("stale_for", run_age.IS_SILENT),
-        ("running_for", run_age.HAS_RUN),
-        ("no_progress_for", run_age.STANDS_STILL),
+        ("stale_for", predicates.is_silent),
+        ("running_for", predicates.has_run),
+        ("no_progress_for", predicates.stands_still),
     )
 ]
 
@@ -73,11 +76,15 @@ NOT_OWNER = [
         "queued",
         lambda _: {"limit": 10, "within": 1e9},
         [
-            *statuses(_QUEUED, "queued"),
-            Flip("needs_publish", _TO_PUBLISH, {"needs_publish": False}),
+            *statuses(predicates.queued, "queued"),
+            Flip(
+                "needs_publish",
+                r"CAST\(j\.needs_publish AS INTEGER\) = 1|" + _NEEDS_PUBLISH,
+                {"needs_publish": False},
+            ),
             Flip(
                 "publish_after",
-                r"(j\.)?publish_after <= statement_timestamp\(\)",
+                j.c.publish_after <= AT_START,
                 {"publish_after": ago(-60)},
             ),
         ],
@@ -90,8 +97,8 @@ NOT_OWNER = [
         "queued",
         lambda job: {"ids": [job["id"]], "dispatches": [job["dispatch"]], "seqs": [7], "created": [None]},
         [
-            *statuses(_QUEUED, "queued"),
-            Flip("needs_publish", r"j\.needs_publish(?= AND)", {"needs_publish": False}),
+            *statuses(predicates.queued, "queued"),
+            Flip("needs_publish", _NEEDS_PUBLISH, {"needs_publish": False}),
             Flip("newer dispatch", r"j\.dispatch = \w+\.dispatch", {"dispatch": 2}),
             Flip("older dispatch", r"j\.dispatch = \w+\.dispatch", {"dispatch": 0}),
         ],
@@ -103,8 +110,8 @@ NOT_OWNER = [
         "scheduled",
         lambda _: {"limit": 10, "within": 1e9},
         [
-            *statuses(r"status \|\| '' = 'scheduled'|j\.status = 'scheduled'", "scheduled"),
-            Flip("run_at", r"(j\.)?run_at <= statement_timestamp\(\)", {"run_at": ago(-60)}),
+            *statuses(r"\(j\.status \|\| ''\) = 'scheduled'|j\.status = 'scheduled'", "scheduled"),
+            Flip("run_at", j.c.run_at <= AT_START, {"run_at": ago(-60)}),
         ],
         columns={"run_at": ago(1)},
         names_rows=False,
@@ -115,8 +122,8 @@ NOT_OWNER = [
         "queued",
         lambda job: _claiming() | {"ids": [job["id"]]},
         [
-            *statuses(_QUEUED, "queued"),
-            Flip("kind", r"j\.kind = :kind", {"kind": "other-kind"}),
+            *statuses(predicates.queued, "queued"),
+            Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
         ],
     ),
     Transition(
@@ -125,12 +132,12 @@ NOT_OWNER = [
         "processing",
         lambda job: _claiming() | _as_seen(job),
         [
-            *_seen(_STALE, "stale_after"),
-            Flip("kind", r"j\.kind = :kind", {"kind": "other-kind"}),
-            Flip("first stall", r"j\.stalls = 0", {"stalls": 1}),
-            Flip("a further run is due", r"j\.max_stalls >= 2", {"max_stalls": 1}),
-            Flip("limit of stalls", r"j\.max_stalls >= 2", {"max_stalls": None}),
-            Flip("no cancel", r"NOT j\.cancel_requested", {"cancel_requested": True}),
+            *_seen(predicates.is_stale, "stale_after"),
+            Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
+            Flip("first stall", j.c.stalls == 0, {"stalls": 1}),
+            Flip("a further run is due", j.c.max_stalls >= 2, {"max_stalls": 1}),
+            Flip("limit of stalls", j.c.max_stalls >= 2, {"max_stalls": None}),
+            Flip("no cancel", ~j.c.cancel_requested, {"cancel_requested": True}),
         ],
         columns={"last_activity_at": ago(60), "worker_id": OTHER_WORKER},
     ),
@@ -140,8 +147,8 @@ NOT_OWNER = [
         "processing",
         lambda job: {"worker_id": WORKER, "ids": [job["id"]]},
         [
-            *statuses(r"j\.status = 'processing'", "processing"),
-            Flip("worker", r"j\.worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
+            *statuses(predicates.processing, "processing"),
+            Flip("worker", j.c.worker_id == predicates.worker_id, {"worker_id": OTHER_WORKER}),
         ],
         writes=False,
     ),
@@ -155,8 +162,8 @@ NOT_OWNER = [
             columns={"last_activity_at": ago(60)},
         )
         for cause, statement, threshold, column in (
-            ("stale", reset_rules.RESET_STALE, _STALE, "stale_after"),
-            ("crashed", reset_rules.RESET_CRASHED, _CRASHED, "crash_after"),
+            ("stale", reset_rules.RESET_STALE, predicates.is_stale, "stale_after"),
+            ("crashed", reset_rules.RESET_CRASHED, predicates.is_crashed, "crash_after"),
         )
     ),
     Transition(
@@ -174,10 +181,14 @@ NOT_OWNER = [
             "limit": 500,
         },
         [
-            *statuses(r"j\.status( \|\| '')? = 'processing'", "processing"),
-            Flip("owner", r"j\.worker_id = :owner", {"worker_id": OTHER_WORKER}),
-            Flip("no owner", r"j\.worker_id = :owner", {"worker_id": None}),
-            Flip("named", r"\(CAST\(:ids[^\n]+", parameters=lambda _: {"ids": [new_job_id()]}),
+            *statuses(r"\(j\.status \|\| ''\) = 'processing'|j\.status = 'processing'", "processing"),
+            Flip("owner", j.c.worker_id == bindparam("owner"), {"worker_id": OTHER_WORKER}),
+            Flip("no owner", j.c.worker_id == bindparam("owner"), {"worker_id": None}),
+            Flip(
+                "named",
+                r"\(CAST\(:ids AS UUID\[\]\) IS NULL OR [^)]+\)\)\)",
+                parameters=lambda _: {"ids": [new_job_id()]},
+            ),
         ],
         names_rows=False,
     ),
@@ -187,8 +198,8 @@ NOT_OWNER = [
         "queued",
         lambda job: {"worker_id": WORKER, "ids": [job["id"]], "dispatches": [job["dispatch"]]},
         [
-            *statuses(_QUEUED, "queued"),
-            Flip("published", r"NOT j\.needs_publish", {"needs_publish": True}),
+            *statuses(predicates.queued, "queued"),
+            Flip("published", ~j.c.needs_publish, {"needs_publish": True}),
             Flip("newer dispatch", r"j\.dispatch = gone\.dispatch", {"dispatch": 2}),
             Flip("older dispatch", r"j\.dispatch = gone\.dispatch", {"dispatch": 0}),
         ],
@@ -206,7 +217,7 @@ NOT_OWNER = [
             "delivered": 7,
         },
         [
-            *statuses(r"j\.status \|\| '' = 'queued'", "queued"),
+            *statuses(predicates.queued_indexed, "queued"),
             Flip("kind", r"j\.kind = k\.kind", {"kind": "other-kind"}),
             Flip("age", _OLDER, {"queued_at": ago(10)}),
             Flip("besides", r"id <> ALL\(.+?\]\)\)", parameters=lambda job: {"besides": [job["id"]]}),
@@ -228,7 +239,7 @@ NOT_OWNER = [
             "after_id": UUID(int=0),
         },
         [
-            *statuses(r"j\.status \|\| '' = 'queued'", "queued"),
+            *statuses(predicates.queued_indexed, "queued"),
             Flip("published", r"NOT needs_publish", {"needs_publish": True}),
             Flip("age", _OLDER, {"queued_at": ago(10)}),
             Flip("kind", r"\(CAST\(:kinds[^\n]+", parameters=lambda _: {"kinds": ["other-kind"]}),
@@ -249,7 +260,7 @@ NOT_OWNER = [
             **_AGE,
         },
         [
-            *statuses(r"j\.status = 'processing'", "processing"),
+            *statuses(predicates.processing, "processing"),
             Flip("newer token", _SEEN_TOKEN, {"fencing_token": 2}),
             Flip("older token", _SEEN_TOKEN, {"fencing_token": 0}),
             *_AGE_FLIPS,
@@ -263,10 +274,10 @@ NOT_OWNER = [
             status,
             lambda job: {"ids": [job["id"]], "statuses": list(STATES), **dict.fromkeys(_AGE)},
             [
-                *statuses(_LIVE, "scheduled", "queued", "processing"),
+                *statuses(predicates.live, "scheduled", "queued", "processing"),
                 Flip(
                     "meant",
-                    r"status = ANY\(CAST\(:statuses AS text\[\]\)\)",
+                    j.c.status == any_(given_array("statuses", Text)),
                     parameters=lambda job: {"statuses": [each for each in STATES if each != job["status"]]},
                 ),
             ],
@@ -286,6 +297,6 @@ NOT_OWNER = [
         control.RETRY,
         "failed",
         lambda job: {"id": job["id"]},
-        statuses(r"(j\.)?status = 'failed'", "failed"),
+        statuses(predicates.failed, "failed"),
     ),
 ]

@@ -4,22 +4,29 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import ColumnElement, Uuid, all_, bindparam
+
+from jsworker.ownership.predicates import claimed_before, completed, processing, processing_indexed, worker_id
+from jsworker.ownership.statements import given_array, given_runs, j
 from jsworker.ownership.transitions import heartbeat, settle
 
 from .rows import OTHER_WORKER, WORKER, ago
 from .transitions import Flip, Parameters, Row, Transition, statuses
 
-_BATCH_TOKEN = r"j\.fencing_token = (hand|input|h)\.token"
-_TOKEN = r"fencing_token = :token"
+_TOKEN = j.c.fencing_token == bindparam("token")
+_BATCH_TOKEN = j.c.fencing_token == given_runs("run").c.token
+_BEING_CLAIMED = j.c.id != all_(given_array("claiming", Uuid))
+_IN_FLIGHT = r"NOT \(EXISTS \([^;]+?j\.fencing_token = run\.token\)\)"
+_WORKER = j.c.worker_id == worker_id
 
 
-def _mine(pattern_of_token: str) -> list[Flip]:
+def _mine(token: ColumnElement[bool]) -> list[Flip]:
     return [
-        *statuses(r"(j\.)?status = 'processing'", "processing"),
-        Flip("worker", r"(j\.)?worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
-        Flip("no worker", r"(j\.)?worker_id = :worker_id", {"worker_id": None}),
-        Flip("newer token", pattern_of_token, {"fencing_token": 2}),
-        Flip("older token", pattern_of_token, {"fencing_token": 0}),
+        *statuses(processing, "processing"),
+        Flip("worker", _WORKER, {"worker_id": OTHER_WORKER}),
+        Flip("no worker", _WORKER, {"worker_id": None}),
+        Flip("newer token", token, {"fencing_token": 2}),
+        Flip("older token", token, {"fencing_token": 0}),
     ]
 
 
@@ -57,7 +64,7 @@ OWNER = [
         "completed",
         _in_flight,
         [
-            *statuses(r"j\.status = 'completed'", "completed"),
+            *statuses(completed, "completed"),
             Flip("newer token", _BATCH_TOKEN, {"fencing_token": 2}),
             Flip("older token", _BATCH_TOKEN, {"fencing_token": 0}),
         ],
@@ -98,18 +105,16 @@ OWNER = [
         _mine(_BATCH_TOKEN),
     ),
     Transition(
-        "STRAYS",
-        heartbeat.STRAYS,
+        "ORPHANED",
+        heartbeat.ORPHANED,
         "processing",
         lambda _: {"worker_id": WORKER, "ids": [], "tokens": [], "claiming": [], "older_than": 6.0},
         [
-            *statuses(r"j\.status \|\| '' = 'processing'", "processing"),
-            Flip("worker", r"j\.worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
-            Flip("age of the claim", r"j\.claimed_at < [^\n]+", {"claimed_at": ago(1)}),
-            Flip(
-                "not being claimed", r"j\.id <> ALL[^\n]+", parameters=lambda job: {"claiming": [job["id"]]}
-            ),
-            Flip("not in hand", r"NOT EXISTS \([^;]+?h\.token = j\.fencing_token\)", parameters=_in_flight),
+            *statuses(processing_indexed, "processing"),
+            Flip("worker", _WORKER, {"worker_id": OTHER_WORKER}),
+            Flip("age of the claim", claimed_before("older_than"), {"claimed_at": ago(1)}),
+            Flip("not being claimed", _BEING_CLAIMED, parameters=lambda job: {"claiming": [job["id"]]}),
+            Flip("not in flight", _IN_FLIGHT, parameters=_in_flight),
         ],
         columns={"claimed_at": ago(60)},
         writes=False,

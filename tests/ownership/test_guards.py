@@ -86,5 +86,5 @@ def test_no_predicate_can_be_left_out(
     transition: Transition, flip: Flip, connection: Connection, sql: Sql
 ) -> None:
     job_id, parameters = flipped(sql, transition, flip)
-    mutant = without(transition.statement, flip.pattern)
+    mutant = without(transition.statement, flip.guard)
     assert [row.id for row in connection.execute(mutant, parameters)] == [job_id]

@@ -87,18 +87,20 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
         assert await read_back(database, worker_id=WORKER, ids=[job_id]) == []
         holder.commit()
     await eventually(lambda: read_job(sql, job_id)["status"] == "processing", "the claim is committed")
-    assert await find_strays(database) == []
+    assert await orphaned_claims(database) == []
     change_job(sql, job_id, claimed_at=ago(60))
-    strays = await find_strays(database)
-    assert strays == [(job_id, 1)]
-    runs = [Return(stray, token, "in nobody's hand") for stray, token in strays]
+    orphaned = await orphaned_claims(database)
+    assert orphaned == [(job_id, 1)]
+    runs = [Return(*held, "in nobody's hand") for held in orphaned]
     assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.QUEUED]
     job = read_job(sql, job_id)
     assert (job["status"], job["attempts"], job["needs_publish"]) == ("queued", 0, True)
 
 
-async def find_strays(database: Database) -> list[heartbeat.Held]:
-    return await heartbeat.strays(database, worker_id=WORKER, in_flight=[], claiming=[], older_than=6.0)
+async def orphaned_claims(database: Database) -> list[heartbeat.Held]:
+    return await heartbeat.orphaned_claims(
+        database, worker_id=WORKER, in_flight=[], claiming=[], older_than=6.0
+    )
 
 
 async def test_a_claim_whose_deadline_strikes_is_undone_on_the_server(

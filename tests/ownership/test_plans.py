@@ -326,7 +326,7 @@ class TestSweeps:
 
     def test_strays(self, table: Connection) -> None:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
-        assert access_paths(table, heartbeat.STRAYS, parameters) == {"jobs_owned"}
+        assert access_paths(table, heartbeat.ORPHANED, parameters) == {"jobs_owned"}
 
     def test_queued_kinds(self, table: Connection) -> None:
         parameters = {"kinds": [KIND, "ghost", "ghost-2"]}

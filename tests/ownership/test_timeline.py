@@ -30,7 +30,7 @@ async def checkpoint(database: Database, job_id: UUID) -> None:
 
 
 async def quiet(database: Database, job_id: UUID) -> None:
-    await heartbeat.set_patience(
+    await heartbeat.set_thresholds(
         database, worker_id=WORKER, held=(job_id, 1), stale_after=90.0, crash_after=None
     )
 

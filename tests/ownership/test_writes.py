@@ -204,7 +204,7 @@ class TestLease:
     ) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))
         for stale_after in (90, 90, 30, 30):
-            await heartbeat.set_patience(
+            await heartbeat.set_thresholds(
                 database,
                 worker_id=WORKER,
                 held=(job_id, 1),
@@ -221,7 +221,12 @@ class TestLease:
     ) -> None:
         held = (insert_job(sql, "processing"), 1)
         quiet = partial(
-            heartbeat.set_patience, database, worker_id=WORKER, held=held, stale_after=90.0, crash_after=75.0
+            heartbeat.set_thresholds,
+            database,
+            worker_id=WORKER,
+            held=held,
+            stale_after=90.0,
+            crash_after=75.0,
         )
 
         def told() -> bool:
@@ -244,7 +249,7 @@ class TestLease:
         self, database: Database, sql: Sql
     ) -> None:
         job_id = insert_job(sql, "processing", stale_after=None)
-        await heartbeat.set_patience(
+        await heartbeat.set_thresholds(
             database, worker_id=WORKER, held=(job_id, 1), stale_after=None, crash_after=None
         )
         job = read_job(sql, job_id)
@@ -259,7 +264,7 @@ class TestLease:
                 database, worker_id=WORKER, held=held, stage="s", progress=None, message=None
             ),
             heartbeat.save_checkpoint(database, worker_id=WORKER, held=held, checkpoint="1"),
-            heartbeat.set_patience(database, worker_id=WORKER, held=held, stale_after=9.0, crash_after=3.0),
+            heartbeat.set_thresholds(database, worker_id=WORKER, held=held, stale_after=9.0, crash_after=3.0),
         ):
             with pytest.raises(OwnershipLost, match=rf"^job {job_id}: token 1 no longer owns it$"):
                 await write
@@ -271,7 +276,7 @@ class TestLease:
             insert_job(sql, "processing", claimed_at=ago(60), fencing_token=2) for _ in range(4)
         )
         young = insert_job(sql, "processing")
-        found = await heartbeat.strays(
+        found = await heartbeat.orphaned_claims(
             database,
             worker_id=WORKER,
             in_flight=[(held, 2), (older_token, 1)],

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import ColumnElement, TextClause, text
+
+from jsworker.ownership.statements import condition
 
 from .rows import STATES
 
@@ -19,13 +21,13 @@ class Flip:
 
     Attributes:
         predicate: its name, for people.
-        pattern: where it stands in the SQL, every time it is repeated (a regular expression).
+        guard: the predicate, or a regular expression where it has no name; taken out wherever it is repeated.
         columns: what the row holds instead, set after the statement's values were chosen.
         parameters: what the statement is given instead, for that row.
     """
 
     predicate: str
-    pattern: str
+    guard: ColumnElement[bool] | str
     columns: Row = field(default_factory=dict)
     parameters: Callable[[Row], Parameters] = lambda _: {}
 
@@ -56,15 +58,14 @@ class Transition:
     tells: str | None = None
 
 
-def statuses(pattern: str, *allowed: str) -> list[Flip]:
+def statuses(guard: ColumnElement[bool] | str, *allowed: str) -> list[Flip]:
     """Return one flip for each status that the guard does not allow; nothing else of the row changes."""
-    return [
-        Flip(f"status={status}", pattern, {"status": status}) for status in STATES if status not in allowed
-    ]
+    return [Flip(f"status={status}", guard, {"status": status}) for status in STATES if status not in allowed]
 
 
-def without(statement: TextClause, pattern: str) -> TextClause:
+def without(statement: TextClause, guard: ColumnElement[bool] | str) -> TextClause:
     """Return the statement with a predicate taken out, wherever it stands."""
+    pattern = guard if isinstance(guard, str) else re.escape(condition(guard))
     mutated, places = re.subn(pattern, "true", statement.text)
     assert places, f"no such predicate: {pattern}"
     return text(mutated)

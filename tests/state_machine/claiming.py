@@ -216,7 +216,7 @@ class Claiming(Example):
             run.job.checkpoint = checkpoint
 
     def _set_patience(self, run: Run, stale_after: float | None, crash_after: float | None) -> None:
-        call = heartbeat.set_patience(
+        call = heartbeat.set_thresholds(
             self.world.database,
             worker_id=run.life.id,
             held=run.held,
@@ -253,7 +253,7 @@ class Claiming(Example):
             if job.claimed_long and job.id not in life.unclear and (job.id, job.token) not in life.hand
         }
         found = self.world.run(
-            heartbeat.strays(
+            heartbeat.orphaned_claims(
                 self.world.database,
                 worker_id=life.id,
                 in_flight=life.hand,

@@ -58,9 +58,9 @@ class Mutant:
 
 
 _SEEN_STALE = (
-    "AND j.last_activity_at = seen.activity\n    AND j.last_activity_at + j.stale_after < clock_timestamp()"
+    " AND j.last_activity_at = seen.activity AND j.last_activity_at + j.stale_after < clock_timestamp()"
 )
-_BATCH_TOKEN = " AND j.fencing_token = input.token"
+_BATCH_TOKEN = " AND j.fencing_token = run.token"
 
 MUTANTS = [
     Mutant("complete without its token", settle, "_COMPLETE", _BATCH_TOKEN),
@@ -70,20 +70,25 @@ MUTANTS = [
         "fail ignores a cancel",
         settle,
         "_FAIL",
-        "WHEN j.cancel_requested THEN 'cancelled'\n         WHEN",
-        "WHEN",
+        "WHEN j.cancel_requested THEN 'cancelled' ",
     ),
     Mutant("release ignores a cancel", settle, "_RELEASE", "j.cancel_requested AS cancel", "false AS cancel"),
     Mutant(
         "release keeps its dispatch",
         settle,
         "_RELEASE",
-        "j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END",
+        "j.dispatch + CASE WHEN (NOT mine.cancel AND mine.delay IS NULL) THEN 1 ELSE 0 END",
         "j.dispatch",
     ),
-    Mutant("heartbeat without its token", heartbeat, "HEARTBEAT", " AND j.fencing_token = hand.token"),
-    Mutant("progress without its token", heartbeat, "PROGRESS", " AND fencing_token = :token"),
-    Mutant("strays among the runs in hand", heartbeat, "STRAYS", "h.token = j.fencing_token", "false"),
+    Mutant("heartbeat without its token", heartbeat, "HEARTBEAT", _BATCH_TOKEN),
+    Mutant("progress without its token", heartbeat, "PROGRESS", " AND j.fencing_token = :token"),
+    Mutant(
+        "orphaned claims among the runs in flight",
+        heartbeat,
+        "ORPHANED",
+        "j.fencing_token = run.token",
+        "false",
+    ),
     Mutant(
         "claim of a live owner's job",
         claim,
@@ -94,7 +99,7 @@ MUTANTS = [
     Mutant(
         "claim without a new token", claim, "CLAIM", "j.fencing_token + 1", "greatest(j.fencing_token, 1)"
     ),
-    Mutant("claim keeps needs_publish", claim, "CLAIM", ",\n    needs_publish = false"),
+    Mutant("claim keeps needs_publish", claim, "CLAIM", ", needs_publish=false"),
     Mutant("claim of another kind", claim, "CLAIM", " AND j.kind = :kind"),
     Mutant(
         "stale claim of what is not stale",
@@ -109,8 +114,8 @@ MUTANTS = [
         ("j.dispatch = sent.dispatch", "j.dispatch = mine.dispatch"),
         "true",
     ),
-    Mutant("promote without a message", publish, "PROMOTE", "needs_publish = true", "needs_publish = false"),
-    Mutant("publish keeps its turn", publish, "PUBLISH", "interval '5 seconds'", "interval '0'"),
+    Mutant("promote without a message", publish, "PROMOTE", "needs_publish=true", "needs_publish=false"),
+    Mutant("publish keeps its turn", publish, "PUBLISH", "make_interval(secs=>5.0)", "interval '0'"),
     Mutant(
         "stale reset of what is not stale",
         reset,
@@ -118,20 +123,20 @@ MUTANTS = [
         _SEEN_STALE,
     ),
     Mutant("clear without its token", reset, "RESET_BY_OPERATOR", " AND j.fencing_token = seen.token"),
-    Mutant("reset ignores a cancel", reset, "RESET_DEAD", "WHEN cancel_requested THEN 'cancelled'"),
+    Mutant("reset ignores a cancel", reset, "RESET_DEAD", "WHEN taken.cancel_requested THEN 'cancelled'"),
     Mutant(
         "cancel of a running job is not noted",
         control,
         "CANCEL",
-        "cancel_requested = j.status = 'processing'",
-        "cancel_requested = false",
+        "cancel_requested=(j.status = 'processing')",
+        "cancel_requested=false",
     ),
     Mutant(
         "retry keeps its counters",
         control,
         "RETRY",
-        "attempts = 0, errors = 0,",
-        "attempts = j.errors, stalls = 0, errors = j.errors, --",
+        "attempts=0, errors=0,",
+        "attempts=j.errors, errors=j.errors,",
     ),
     Mutant("republish keeps its dispatch", republish, "REPUBLISH", "j.dispatch + 1", "j.dispatch"),
     Mutant(

@@ -147,7 +147,7 @@ async def test_while_every_search_is_slow_jobs_are_done_and_those_of_the_dead_ta
     times = {"statement_timeout": TIMEOUT, "heartbeat_interval": 1.2 * TIMEOUT}
     limits = {"crash_threshold": None, "stale_threshold": 30.0, "ack_wait": 60.0}
     running = await start(scripted(echo), with_settings=settings.model_copy(update=times | limits))
-    slow += [reset.LATE, heartbeat.STRAYS, republish.WAITING, republish.WAITING_BESIDES, republish.POSTED]
+    slow += [reset.LATE, heartbeat.ORPHANED, republish.WAITING, republish.WAITING_BESIDES, republish.POSTED]
     running.worker._components.heartbeat.look_for_orphaned_claims()
     lives = Lives(client.database, rows, settings)
     dead = await lives.add("dead", job=False)

@@ -25,13 +25,13 @@ SLEEP = text("SELECT pg_sleep(60)")
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A mark for each look."""
     taken: list[float] = []
-    strays = heartbeat.strays
+    strays = heartbeat.orphaned_claims
 
     async def noted(*arguments: Any, **rest: Any) -> Any:
         taken.append(rest["older_than"])
         return await strays(*arguments, **rest)
 
-    monkeypatch.setattr(heartbeat, "strays", noted)
+    monkeypatch.setattr(heartbeat, "orphaned_claims", noted)
     return taken
 
 

@@ -16,7 +16,9 @@ from sqlalchemy import TextClause, text
 from jsworker.core.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.queries.run_age import ANY_AGE, IS_SO_OLD, PROGRESSED_AT, RunAge
+from jsworker.ownership.predicates import as_old_as_chosen, progressed_at
+from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
+from jsworker.ownership.statements import sql
 
 WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
@@ -99,17 +101,18 @@ RUNNING = text("""
 SELECT id, kind FROM jsworker.jobs WHERE status || '' = 'processing' ORDER BY worker_id LIMIT :most
 """)
 
+_IS_SO_OLD = sql(as_old_as_chosen)
 _OLDEST_RUNS = """
-SELECT id FROM jsworker.jobs
+SELECT id FROM jsworker.jobs AS j
 WHERE status || '' = 'processing' AND (CAST(:kind AS text) IS NULL OR kind = :kind) AND {is_so_old}
   AND (CAST(:after AS uuid) IS NULL OR ({since}, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid)))
 ORDER BY {since}, id LIMIT :limit
 """
-_PLACE = "SELECT {since} AS place FROM jsworker.jobs WHERE id = :after"
-SINCE = {"no_progress_for": PROGRESSED_AT, "running_for": "claimed_at", "stale_for": "last_activity_at"}
+_PLACE = "SELECT {since} AS place FROM jsworker.jobs AS j WHERE id = :after"
+SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "stale_for": "last_activity_at"}
 """What running jobs that are chosen by their age are sorted by: the first of these that is asked for."""
 OLDEST_RUNS = {
-    age: text(_OLDEST_RUNS.replace("{is_so_old}", IS_SO_OLD).replace("{since}", since))
+    age: text(_OLDEST_RUNS.replace("{is_so_old}", _IS_SO_OLD).replace("{since}", since))
     for age, since in SINCE.items()
 }
 OLD_PLACES = {age: text(_PLACE.replace("{since}", since)) for age, since in SINCE.items()}
@@ -143,7 +146,7 @@ SELECT id, status, fencing_token FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS 
 
 # Pages of all jobs of a status, in the order of an index, with those marked that a filter means.
 _PAGE = """
-SELECT id, fencing_token, kind, worker_id, run_at, queued_at, {meant} AS meant FROM jsworker.jobs
+SELECT id, fencing_token, kind, worker_id, run_at, queued_at, {meant} AS meant FROM jsworker.jobs AS j
 WHERE {status} AND (CAST(:after AS uuid) IS NULL OR ({place}))
 ORDER BY {order} LIMIT :limit
 """
@@ -166,7 +169,7 @@ PAGES = {
             "status || '' = 'processing'",
             "worker_id, id",
             f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
-            f"{_IS_OF_KIND} AND {IS_SO_OLD}",
+            f"{_IS_OF_KIND} AND {_IS_SO_OLD}",
         )
     ),
     "scheduled": text(

@@ -1,4 +1,4 @@
-"""How long running jobs have run, been silent or stood still: the predicate of listings, and of what acts on them."""
+"""How long running jobs have run, been silent or stood still: the choice of listings, and of what acts on them."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -6,22 +6,6 @@ from typing import Final
 
 _LONGEST_SECONDS: Final = 1e9
 """No run is as old, and PostgreSQL can still subtract it from the present time."""
-
-PROGRESSED_AT: Final = "greatest(claimed_at, progress_at)"
-"""When a running job last progressed. What an earlier run of the job noted is older than the claim of this one."""
-
-
-def _is_older(column: str, seconds: str) -> str:
-    given = f"CAST(:{seconds} AS double precision)"
-    return f"({given} IS NULL OR {column} < clock_timestamp() - make_interval(secs => {given}))"
-
-
-IS_SILENT: Final = _is_older("last_activity_at", "stale_for")
-HAS_RUN: Final = _is_older("claimed_at", "running_for")
-STANDS_STILL: Final = _is_older(PROGRESSED_AT, "no_progress_for")
-
-IS_SO_OLD: Final = f"{IS_SILENT} AND {HAS_RUN} AND {STANDS_STILL}"
-"""Whether a running job is meant, with the parameters of ``RunAge.values``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,7 @@ class RunAge:
         return any(value is not None for value in self.values().values())
 
     def values(self) -> dict[str, float | None]:
-        """Return the parameters of the predicate."""
+        """Return the parameters of ``predicates.as_old_as_chosen``."""
         return {
             name: None if seconds is None else min(seconds, _LONGEST_SECONDS)
             for name, seconds in asdict(self).items()

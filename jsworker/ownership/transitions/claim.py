@@ -6,170 +6,40 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+import sqlalchemy as sa
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.predicates import (
+    held_by_me,
+    may_stall_once,
+    mine,
+    of_kind,
+    processing,
+    queued,
+    stale_and_seen,
+    worker_id,
+)
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.schema import job_events
+from jsworker.ownership.statements import (
+    NOW,
+    compiled,
+    entry,
+    given,
+    given_array,
+    given_runs,
+    given_seconds,
+    j,
+    json_object,
+)
 from jsworker.ownership.transitions.reset import Suspect, as_seen
 
 INLINE_BYTES: Final = 16 * 1024
 """Payload and checkpoint come with the claim up to so many bytes together. Larger ones are fetched, each with
 a deadline of its own: beside them an answer for many jobs might never arrive in time."""
-
-_COLUMNS = """
-    j.id, j.kind, {payload} AS payload, j.fencing_token, j.dispatch, j.attempts AS attempt,
-    j.max_attempts, j.cleared, j.clear_reason, j.deadline_at AS deadline, {checkpoint} AS checkpoint,
-    j.traceparent, j.tracestate, j.cancel_requested, j.stalls, j.max_stalls,
-    CAST(extract(epoch FROM j.claimed_at - j.queued_at) AS double precision) AS waited, {stored_bytes} AS stored_bytes
-"""
-_STORED_BYTES = "pg_column_size(j.payload) + coalesce(pg_column_size(j.checkpoint), 0)"
-"""Found without reading the values themselves."""
-
-# Skips locked rows: whoever holds the lock of one row must not keep the rest of a batch waiting. So a job that
-# is not in the answer is not refused before a look without a lock has found that it is not queued: the message
-# may be its only one, and the lock a MARK's. What is stored compressed is measured again as text.
-_CLAIM = """
-WITH picked AS (
-  SELECT j.id, j.worker_id AS owner, {stored_bytes} AS stored_bytes FROM jsworker.jobs AS j {rows}
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
-), claimed AS (
-  UPDATE jsworker.jobs AS j SET
-    status = 'processing',
-    worker_id = :worker_id,
-    fencing_token = j.fencing_token + 1,
-    attempts = j.attempts + 1,
-    claimed_at = clock_timestamp(),
-    last_activity_at = clock_timestamp(),
-    started_at = coalesce(j.started_at, clock_timestamp()),
-    stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
-    crash_after = make_interval(secs => CAST(:crash_after AS double precision)),
-    deadline_at = clock_timestamp() + make_interval(secs => CAST(:timeout AS double precision)),
-    max_attempts = coalesce(j.max_attempts, :max_attempts),
-    max_stalls = coalesce(j.max_stalls, :max_stalls),
-    needs_publish = false{stall}
-  FROM picked WHERE j.id = picked.id AND j.status = '{status}' AND j.kind = :kind
-  RETURNING {columns}, picked.owner
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, 'claimed', :worker_id, fencing_token,
-    jsonb_build_object('attempt', attempt, 'cleared', cleared, 'clear_reason', clear_reason){detail}
-  FROM claimed WHERE fencing_token > 1
-)
-SELECT id, kind,
-  CASE WHEN octet_length(payload) + coalesce(octet_length(checkpoint), 0) <= {inline} THEN payload END AS payload,
-  fencing_token, dispatch, attempt, max_attempts, cleared, clear_reason, deadline,
-  CASE WHEN octet_length(checkpoint) <= {inline} THEN checkpoint END AS checkpoint,
-  traceparent, tracestate, cancel_requested, stalls, max_stalls, waited, stored_bytes
-FROM claimed
-"""
-
-
-def _claim(status: str, *, rows: str, stall: str = "", detail: str = "") -> TextClause:
-    """Return the statement that claims rows of one status."""
-    parts = {
-        "status": status,
-        "rows": rows.strip(),
-        "stall": stall,
-        "detail": detail,
-        "columns": _columns(_inline("payload"), _inline("checkpoint"), "picked.stored_bytes"),
-        "stored_bytes": _STORED_BYTES,
-        "inline": str(INLINE_BYTES),
-    }
-    statement = _CLAIM
-    for name, part in parts.items():
-        statement = statement.replace(f"{{{name}}}", part)
-    return text(statement)
-
-
-def _columns(payload: str, checkpoint: str, stored_bytes: str) -> str:
-    columns = _COLUMNS.strip().replace("{payload}", payload).replace("{checkpoint}", checkpoint)
-    return columns.replace("{stored_bytes}", stored_bytes)
-
-
-def _inline(column: str) -> str:
-    return f"CASE WHEN picked.stored_bytes <= {INLINE_BYTES} THEN CAST(j.{column} AS text) END"
-
-
-CLAIM = _claim(
-    "queued", rows="WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status = 'queued' AND j.kind = :kind"
-)
-
-# The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
-# first stall, for a later one waits out its back-off; only when a further run is due at all.
-CLAIM_STALE = _claim(
-    "processing",
-    rows="""
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:activities AS timestamptz[]))
-    AS seen(id, token, activity) ON seen.id = j.id
-  WHERE j.status = 'processing' AND j.kind = :kind
-    AND j.fencing_token = seen.token AND j.last_activity_at = seen.activity
-    AND j.last_activity_at + j.stale_after < clock_timestamp()
-    AND j.stalls = 0 AND j.max_stalls >= 2 AND NOT j.cancel_requested
-""",
-    stall=""",
-    stalls = j.stalls + 1,
-    cleared = true,
-    clear_reason = 'worker ' || picked.owner || ' stopped responding'""",
-    detail="""
-    || jsonb_build_object('cause', 'stale', 'owner', owner, 'counted', true, 'stalls', stalls)""",
-)
-
-# A CLAIM may commit and its answer be lost: what is mine now was claimed by it. Without payloads, for they may
-# be the reason why the answer did not come.
-READ_BACK = text(
-    """
-SELECT {columns}
-FROM jsworker.jobs AS j
-WHERE j.worker_id = :worker_id AND j.status = 'processing' AND j.id = ANY(CAST(:ids AS uuid[]))
-""".replace("{columns}", _columns("CAST(NULL AS text)", "CAST(NULL AS text)", _STORED_BYTES))
-)
-
-CONTENT = text("""
-SELECT CAST(payload AS text) AS payload, CAST(checkpoint AS text) AS checkpoint FROM jsworker.jobs
-WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
-""")
-
-# Why a job was not in a claim's answer, read without a lock: what is queued was skipped because its row is
-# locked, or was queued again since, and is claimed again; what is not was refused. A skip of somebody's running
-# job is told once for each worker that skipped it, however often its message comes back.
-REFUSED = text("""
-WITH refused AS (
-  SELECT id, status, dispatch, worker_id, fencing_token FROM jsworker.jobs
-  WHERE id = ANY(CAST(:ids AS uuid[])) AND kind = :kind
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, 'skipped', CAST(:worker_id AS text), fencing_token,
-    jsonb_build_object('owner', worker_id, 'token', fencing_token)
-  FROM refused
-  WHERE status = 'processing' AND worker_id <> CAST(:worker_id AS text) AND NOT EXISTS (
-    SELECT FROM jsworker.job_events AS e
-    WHERE e.job_id = refused.id AND e.event = 'skipped' AND e.worker_id = CAST(:worker_id AS text)
-      AND e.fencing_token = refused.fencing_token)
-)
-SELECT id, status, dispatch, worker_id FROM refused
-""")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a claim writes into the row, so that sweepers of any settings agree on who is late.
-
-    Attributes:
-        stale_after: seconds of silence until anybody may take the job back; None: only by evidence.
-        crash_after: seconds of silence until two witnesses may; None: never.
-        timeout: seconds that the run may take; None: no limit.
-        max_attempts: used where the producer left it open.
-        max_stalls: used where the producer left it open.
-    """
-
-    stale_after: float | None
-    crash_after: float | None
-    timeout: float | None
-    max_attempts: int
-    max_stalls: int
 
 
 class ClaimedJob(NamedTuple):
@@ -205,8 +75,182 @@ class ClaimedJob(NamedTuple):
     stored_bytes: int
 
 
-_FIELDS: Final = len(ClaimedJob._fields)
-"""They stand in the order of ``_COLUMNS``, which come first in every answer."""
+_stored_bytes = sa.func.pg_column_size(j.c.payload) + sa.func.coalesce(
+    sa.func.pg_column_size(j.c.checkpoint), 0
+)
+"""Found without reading the values themselves."""
+
+
+def _columns(
+    payload: sa.ColumnElement[Any], checkpoint: sa.ColumnElement[Any], stored_bytes: sa.ColumnElement[Any]
+) -> tuple[sa.ColumnElement[Any], ...]:
+    """Return the columns of ``ClaimedJob``, in its order."""
+    waited = sa.cast(sa.extract("epoch", j.c.claimed_at - j.c.queued_at), sa.Double)
+    return (
+        *(j.c.id, j.c.kind, payload.label("payload"), j.c.fencing_token, j.c.dispatch),
+        *(j.c.attempts.label("attempt"), j.c.max_attempts, j.c.cleared, j.c.clear_reason),
+        *(j.c.deadline_at.label("deadline"), checkpoint.label("checkpoint")),
+        *(j.c.traceparent, j.c.tracestate, j.c.cancel_requested, j.c.stalls, j.c.max_stalls),
+        *(waited.label("waited"), stored_bytes.label("stored_bytes")),
+    )
+
+
+def _claim(
+    rows: sa.Select[Any], guard: sa.ColumnElement[bool], *, from_stale_owner: bool = False
+) -> sa.TextClause:
+    """Return the statement that claims rows which it locks, as long as the guard holds.
+
+    It skips locked rows: whoever holds the lock of one row must not keep the rest of a batch waiting. So a job that
+    is not in the answer is not refused before a look without a lock has found that it is not queued: the message
+    may be its only one, and the lock a MARK's.
+    """
+    picked = (
+        rows.add_columns(j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
+        .order_by(j.c.id)
+        .with_for_update(key_share=True, of=j, skip_locked=True)
+        .cte("picked")
+    )
+
+    def inline(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.case((picked.c.stored_bytes <= INLINE_BYTES, sa.cast(column, sa.Text)))
+
+    stall: dict[str, Any] = {
+        "stalls": j.c.stalls + 1,
+        "cleared": True,
+        "clear_reason": sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding"),
+    }
+    claimed = (
+        sa.update(j)
+        .values(
+            status="processing",
+            worker_id=worker_id,
+            fencing_token=j.c.fencing_token + 1,
+            attempts=j.c.attempts + 1,
+            claimed_at=NOW,
+            last_activity_at=NOW,
+            started_at=sa.func.coalesce(j.c.started_at, NOW),
+            stale_after=given_seconds("stale_after"),
+            crash_after=given_seconds("crash_after"),
+            deadline_at=NOW + given_seconds("timeout"),
+            max_attempts=sa.func.coalesce(j.c.max_attempts, sa.bindparam("max_attempts")),
+            max_stalls=sa.func.coalesce(j.c.max_stalls, sa.bindparam("max_stalls")),
+            needs_publish=False,
+            **(stall if from_stale_owner else {}),
+        )
+        .where(j.c.id == picked.c.id, guard, of_kind)
+        .returning(
+            *_columns(inline(j.c.payload), inline(j.c.checkpoint), picked.c.stored_bytes), picked.c.owner
+        )
+        .cte("claimed")
+    )
+    claim_of = claimed.c
+    detail = {"attempt": claim_of.attempt, "cleared": claim_of.cleared, "clear_reason": claim_of.clear_reason}
+    taken = {"cause": "stale", "owner": claim_of.owner, "counted": sa.true(), "stalls": claim_of.stalls}
+    logged = entry(
+        claimed,
+        "claimed",
+        when=claim_of.fencing_token > 1,
+        worker_id=worker_id,
+        detail=json_object(**detail | (taken if from_stale_owner else {})),
+    )
+    # What is stored compressed is measured again as text.
+    length = sa.func.octet_length(claim_of.payload) + sa.func.coalesce(
+        sa.func.octet_length(claim_of.checkpoint), 0
+    )
+    text_of = {
+        "payload": sa.case((length <= INLINE_BYTES, claim_of.payload)),
+        "checkpoint": sa.case(
+            (sa.func.octet_length(claim_of.checkpoint) <= INLINE_BYTES, claim_of.checkpoint)
+        ),
+    }
+    answer = [text_of.get(name, claim_of[name]).label(name) for name in ClaimedJob._fields]
+    return compiled(sa.select(*answer).add_cte(logged))
+
+
+_ids = given_array("ids", sa.Uuid)
+
+CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), queued, of_kind), queued)
+
+# The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
+# first stall, for a later one waits out its back-off; only when a further run is due at all.
+_seen = given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
+CLAIM_STALE = _claim(
+    sa.select()
+    .select_from(j.join(_seen, _seen.c.id == j.c.id))
+    .where(stale_and_seen(_seen), of_kind, may_stall_once),
+    processing,
+    from_stale_owner=True,
+)
+
+# A CLAIM may commit and its answer be lost: what is mine now was claimed by it. Without payloads, for they may
+# be the reason why the answer did not come.
+_no_text = sa.cast(sa.null(), sa.Text)
+READ_BACK = compiled(
+    sa.select(*_columns(_no_text, _no_text, _stored_bytes)).where(held_by_me, j.c.id == sa.any_(_ids))
+)
+
+CONTENT = compiled(
+    sa.select(
+        sa.cast(j.c.payload, sa.Text).label("payload"), sa.cast(j.c.checkpoint, sa.Text).label("checkpoint")
+    ).where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
+)
+
+
+def _refused() -> sa.TextClause:
+    """Return why jobs were not in a claim's answer, read without a lock.
+
+    What is queued was skipped because its row is locked, or was queued again since, and is claimed again; what is not
+    was refused. A skip of a job that another worker runs is logged once for each worker that skipped it, however
+    often its message comes back.
+    """
+    refused = (
+        sa.select(j.c.id, j.c.status, j.c.dispatch, j.c.worker_id, j.c.fencing_token)
+        .where(j.c.id == sa.any_(_ids), of_kind)
+        .cte("refused")
+    )
+    e = job_events.alias("e")
+    me = given("worker_id", sa.Text)
+    logged_before = (
+        sa.select(e.c.id)
+        .where(
+            e.c.job_id == refused.c.id,
+            e.c.event == "skipped",
+            e.c.worker_id == me,
+            e.c.fencing_token == refused.c.fencing_token,
+        )
+        .exists()
+    )
+    logged = entry(
+        refused,
+        "skipped",
+        when=sa.and_(refused.c.status == "processing", refused.c.worker_id != me, ~logged_before),
+        worker_id=me,
+        detail=json_object(owner=refused.c.worker_id, token=refused.c.fencing_token),
+    )
+    columns = refused.c.id, refused.c.status, refused.c.dispatch, refused.c.worker_id
+    return compiled(sa.select(*columns).add_cte(logged))
+
+
+REFUSED = _refused()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a claim writes into the row, so that sweepers of any settings agree on who is late.
+
+    Attributes:
+        stale_after: seconds of silence until anybody may take the job back; None: only by evidence.
+        crash_after: seconds of silence until two witnesses may; None: never.
+        timeout: seconds that the run may take; None: no limit.
+        max_attempts: used where the producer left it open.
+        max_stalls: used where the producer left it open.
+    """
+
+    stale_after: float | None
+    crash_after: float | None
+    timeout: float | None
+    max_attempts: int
+    max_stalls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,4 +368,4 @@ def _written(worker_id: str, kind: str, limits: Limits) -> dict[str, Any]:
 
 
 def _claimed(row: Row) -> ClaimedJob:
-    return ClaimedJob._make(row[:_FIELDS])
+    return ClaimedJob._make(row)

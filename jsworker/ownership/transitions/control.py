@@ -4,72 +4,90 @@ from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from sqlalchemy import text
+import sqlalchemy as sa
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
-from jsworker.ownership.queries.run_age import ANY_AGE, IS_SO_OLD, RunAge
+from jsworker.ownership.predicates import as_old_as_chosen, failed, live, processing
+from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.schema import FINAL, STATUSES
+from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
 
-# One UPDATE with CASE on the status: as two statements it can miss both sides of a FAIL.
-_CANCEL = """
-WITH live AS (
-  SELECT id FROM jsworker.jobs
-  WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('scheduled', 'queued', 'processing')
-    AND status = ANY(CAST(:statuses AS text[])) AND {is_so_old}
-  ORDER BY id FOR NO KEY UPDATE
-), asked AS (
-  UPDATE jsworker.jobs AS j SET
-    status = CASE WHEN j.status = 'processing' THEN 'processing' ELSE 'cancelled' END,
-    cancel_requested = j.status = 'processing',
-    needs_publish = false,
-    finished_at = CASE WHEN j.status = 'processing' THEN NULL ELSE clock_timestamp() END
-  FROM live WHERE j.id = live.id AND j.status IN ('scheduled', 'queued', 'processing')
-  RETURNING j.id, j.status, j.worker_id, j.fencing_token
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
-  SELECT id, CASE status WHEN 'processing' THEN 'cancel_requested' ELSE 'cancelled' END, fencing_token,
-    jsonb_strip_nulls(jsonb_build_object('owner', worker_id))
-  FROM asked
-)
-SELECT id, status FROM asked
-"""
-CANCEL = text(_CANCEL.replace("{is_so_old}", IS_SO_OLD))
+_ids = given_array("ids", sa.Uuid)
+_is_meant = sa.and_(j.c.status == sa.any_(given_array("statuses", sa.Text)), as_old_as_chosen)
 
-# The fencing token is kept: it never goes back.
-RETRY = text("""
-WITH dead AS (
-  SELECT id, failure_reason, last_error FROM jsworker.jobs
-  WHERE id = :id AND status = 'failed' FOR NO KEY UPDATE
-), retried AS (
-  UPDATE jsworker.jobs AS j SET
-    status = 'queued', attempts = 0, errors = 0, stalls = 0,
-    finished_at = NULL, failure_reason = NULL, cancel_requested = false,
-    cleared = false, clear_reason = NULL,
-    dispatch = j.dispatch + 1, needs_publish = true,
-    publish_after = clock_timestamp(), queued_at = clock_timestamp()
-  FROM dead WHERE j.id = dead.id AND j.status = 'failed'
-  RETURNING j.id, j.fencing_token, j.dispatch, dead.failure_reason
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
-  SELECT id, 'retried', fencing_token, jsonb_build_object('dispatch', dispatch, 'failed_for', failure_reason)
-  FROM retried
-)
-SELECT id FROM retried
-""")
 
-STATUS = text("SELECT id, status FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))")
+def _cancel() -> sa.TextClause:
+    """Return CANCEL: one UPDATE with CASE on the status, for as two statements it can miss both sides of a FAIL."""
+    locked = (
+        sa.select(j.c.id)
+        .where(j.c.id == sa.any_(_ids), live, _is_meant)
+        .order_by(j.c.id)
+        .with_for_update(key_share=True)
+        .cte("live")
+    )
+    asked = (
+        sa.update(j)
+        .values(
+            status=sa.case((processing, "processing"), else_="cancelled"),
+            cancel_requested=processing,
+            needs_publish=False,
+            finished_at=sa.case((~processing, NOW)),
+        )
+        .where(j.c.id == locked.c.id, live)
+        .returning(j.c.id, j.c.status, j.c.worker_id, j.c.fencing_token)
+        .cte("asked")
+    )
+    logged = entry(
+        asked,
+        sa.case((asked.c.status == "processing", "cancel_requested"), else_="cancelled"),
+        detail=sa.func.jsonb_strip_nulls(json_object(owner=asked.c.worker_id)),
+    )
+    return compiled(sa.select(asked.c.id, asked.c.status).add_cte(logged))
 
-_MISSED = """
-SELECT id, status, status = ANY(CAST(:statuses AS text[])) AND {is_so_old} AS meant
-FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
-"""
-MISSED = text(_MISSED.replace("{is_so_old}", IS_SO_OLD))
+
+def _retry() -> sa.TextClause:
+    """Return RETRY. The fencing token is kept: it never goes back."""
+    locked = (
+        sa.select(j.c.id, j.c.failure_reason)
+        .where(j.c.id == sa.bindparam("id"), failed)
+        .with_for_update(key_share=True)
+        .cte("dead")
+    )
+    retried = (
+        sa.update(j)
+        .values(
+            status="queued",
+            attempts=0,
+            errors=0,
+            stalls=0,
+            finished_at=sa.null(),
+            failure_reason=sa.null(),
+            cancel_requested=False,
+            cleared=False,
+            clear_reason=sa.null(),
+            dispatch=j.c.dispatch + 1,
+            needs_publish=True,
+            publish_after=NOW,
+            queued_at=NOW,
+        )
+        .where(j.c.id == locked.c.id, failed)
+        .returning(j.c.id, j.c.fencing_token, j.c.dispatch, locked.c.failure_reason)
+        .cte("retried")
+    )
+    detail = json_object(dispatch=retried.c.dispatch, failed_for=retried.c.failure_reason)
+    return compiled(sa.select(retried.c.id).add_cte(entry(retried, "retried", detail=detail)))
+
+
+CANCEL = _cancel()
+RETRY = _retry()
+STATUS = compiled(sa.select(j.c.id, j.c.status).where(j.c.id == sa.any_(_ids)))
+MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(j.c.id == sa.any_(_ids)))
 
 
 @dataclass(frozen=True, slots=True)

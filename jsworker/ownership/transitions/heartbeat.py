@@ -5,135 +5,151 @@
 
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
+from jsworker.ownership.predicates import (
+    Predicate,
+    claimed_before,
+    completed_under,
+    held_by_me,
+    held_by_me_indexed,
+    mine,
+    refused,
+    set_aside,
+)
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions.timeline import REJECTED_ONE
+from jsworker.ownership.statements import (
+    NOW,
+    compiled,
+    given,
+    given_array,
+    given_runs,
+    given_seconds,
+    j,
+    locked,
+    seconds,
+)
+from jsworker.ownership.transitions.timeline import rejected
+
+_ORPHANS: Final = 500
+"""Rows that one look returns at most."""
+
+_run = given_runs("run")
+_token: Final[sa.BindParameter[Any]] = sa.bindparam("token")
+_is_the_run = j.c.id == sa.bindparam("id")
+_mine_of_runs = sa.select(j.c.id).join(_run, _run.c.id == j.c.id).where(mine(_run.c.token))
 
 # One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
-HEARTBEAT = text("""
-WITH hand AS (
-  SELECT id, token FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token)
-), mine AS (
-  SELECT j.id FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id
-  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = hand.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+_locked = locked(_mine_of_runs)
+HEARTBEAT = compiled(
+    sa.update(j)
+    .values(last_activity_at=NOW)
+    .where(j.c.id == _locked.c.id, held_by_me)
+    .returning(j.c.id, j.c.fencing_token, j.c.cancel_requested)
 )
-UPDATE jsworker.jobs AS j SET last_activity_at = clock_timestamp()
-FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-RETURNING j.id, j.fencing_token, j.cancel_requested
-""")
 
 # What the heartbeat skipped, read without a lock: still mine means alive; completed under my token means
 # that the job's own transaction has completed it.
-STILL_MINE = text("""
-SELECT j.id, j.fencing_token, j.cancel_requested, j.status
-FROM jsworker.jobs AS j
-JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = j.id
-WHERE (j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token)
-   OR (j.status = 'completed' AND j.fencing_token = h.token)
-""")
+STILL_MINE = compiled(
+    sa.select(j.c.id, j.c.fencing_token, j.c.cancel_requested, j.c.status)
+    .join(_run, _run.c.id == j.c.id)
+    .where(sa.or_(mine(_run.c.token), completed_under(_run.c.token)))
+)
 
 # A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
-HEARTBEAT_ALONE = text("""
-UPDATE jsworker.jobs SET last_activity_at = clock_timestamp()
-WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
-RETURNING id
-""")
-
-# A write that comes too late is told once for each run and kind of write.
-_WRITE = """
-WITH written AS (
-  UPDATE jsworker.jobs SET
-    {values},
-    last_activity_at = clock_timestamp()
-  WHERE id = :id AND status = 'processing' AND worker_id = :worker_id AND fencing_token = :token
-  RETURNING id
-), told AS (
-  {rejected}
-  AND NOT EXISTS (SELECT FROM written)
+HEARTBEAT_ALONE = compiled(
+    sa.update(j).values(last_activity_at=NOW).where(_is_the_run, mine(_token)).returning(j.c.id)
 )
-SELECT id FROM written
-"""
 
 
-def _write(values: str) -> TextClause:
-    """Return the statement by which an owner changes one of its rows, a sign of life like any other."""
-    return text(_WRITE.replace("{values}", values.strip()).replace("{rejected}", REJECTED_ONE))
+def _write(**values: Any) -> sa.TextClause:
+    """Return the statement by which an owner changes one of its rows, a sign of life like any other.
+
+    A write that comes too late is logged once for each run and kind of write.
+    """
+    written = (
+        sa.update(j)
+        .values(last_activity_at=NOW, **values)
+        .where(_is_the_run, mine(_token))
+        .returning(j.c.id)
+        .cte("written")
+    )
+    late = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token")).subquery(
+        "late"
+    )
+    return compiled(
+        sa.select(written.c.id).add_cte(rejected(late, ~sa.select(written.c.id).exists()).cte("entry"))
+    )
 
 
-PROGRESS = _write("""
-    progress_at = clock_timestamp(),
-    stage = coalesce(CAST(:stage AS text), stage),
-    progress = coalesce(CAST(:progress AS double precision), progress),
-    message = coalesce(CAST(:message AS text), message)
-""")
+PROGRESS = _write(
+    progress_at=NOW,
+    stage=sa.func.coalesce(given("stage", sa.Text), j.c.stage),
+    progress=sa.func.coalesce(given("progress", sa.Double), j.c.progress),
+    message=sa.func.coalesce(given("message", sa.Text), j.c.message),
+)
 
-CHECKPOINT = _write("""
-    progress_at = clock_timestamp(),
-    checkpoint = CAST(:checkpoint AS jsonb)
-""")
+CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
 
-# Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces tells
+# Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces shows
 # that it has come so far.
-QUIET = _write("""
-    progress_at = CASE WHEN CAST(:announced AS boolean) THEN clock_timestamp() ELSE progress_at END,
-    stale_after = make_interval(secs => CAST(:stale_after AS double precision)),
-    crash_after = make_interval(secs => CAST(:crash_after AS double precision))
-""")
+QUIET = _write(
+    progress_at=sa.case((given("announced", sa.Boolean), NOW), else_=j.c.progress_at),
+    stale_after=given_seconds("stale_after"),
+    crash_after=given_seconds("crash_after"),
+)
 
 # The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
-QUIET_BESIDE = text("""
-WITH hand AS (
-  SELECT id, token, stale_after, crash_after FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:stale_after AS double precision[]),
-    CAST(:crash_after AS double precision[])) AS h(id, token, stale_after, crash_after)
-), mine AS (
-  SELECT j.id, hand.stale_after, hand.crash_after FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id
-  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = hand.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+_beside = given_runs(
+    "run",
+    stale_after=given_array("stale_after", sa.Double),
+    crash_after=given_array("crash_after", sa.Double),
 )
-UPDATE jsworker.jobs AS j SET
-  stale_after = make_interval(secs => mine.stale_after),
-  crash_after = make_interval(secs => mine.crash_after),
-  last_activity_at = clock_timestamp()
-FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-RETURNING j.id, j.fencing_token
-""")
-
-# Claimed under my id by a statement whose answer never came. Younger ones may still be on their way in.
-_STRAYS = """
-SELECT j.id, j.fencing_token, {ended} AS ended
-FROM jsworker.jobs AS j
-WHERE j.worker_id = :worker_id AND j.status || '' = 'processing'
-  AND j.claimed_at < clock_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
-  AND j.id <> ALL(CAST(:claiming AS uuid[]))
-  AND NOT EXISTS (
-    SELECT FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token)
-    WHERE h.id = j.id AND h.token = j.fencing_token){besides}
-ORDER BY j.id LIMIT 500
-"""
-STRAYS = text(_STRAYS.replace("{ended}", "false").replace("{besides}", ""))
-# A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
-_REFUSED = """EXISTS (
-    SELECT FROM jsworker.refused_rows AS r
-    WHERE r.job_id = j.id AND r.status = j.status AND r.fencing_token = j.fencing_token AND {which})"""
-STRAYS_BESIDES = text(
-    _STRAYS.replace("{ended}", _REFUSED.replace("{which}", "r.attempted = 'fail'")).replace(
-        "{besides}",
-        "\n  AND NOT "
-        + _REFUSED.replace(
-            "{which}", "r.attempted IN ('fail', 'release')\n      AND r.retry_at > statement_timestamp()"
-        ),
+_locked_beside = locked(
+    sa.select(j.c.id, _beside.c.stale_after, _beside.c.crash_after)
+    .join(_beside, _beside.c.id == j.c.id)
+    .where(mine(_beside.c.token))
+)
+QUIET_BESIDE = compiled(
+    sa.update(j)
+    .values(
+        stale_after=seconds(_locked_beside.c.stale_after),
+        crash_after=seconds(_locked_beside.c.crash_after),
+        last_activity_at=NOW,
     )
+    .where(j.c.id == _locked_beside.c.id, held_by_me)
+    .returning(j.c.id, j.c.fencing_token)
 )
+
+
+def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
+    """Return the search for rows claimed under my id by a statement whose answer never came."""
+    return compiled(
+        sa.select(j.c.id, j.c.fencing_token, ended.label("ended"))
+        .where(
+            held_by_me_indexed,
+            claimed_before("older_than"),  # younger ones may still be on their way in
+            j.c.id != sa.all_(given_array("claiming", sa.Uuid)),
+            ~sa.select(_run.c.id).where(_run.c.id == j.c.id, _run.c.token == j.c.fencing_token).exists(),
+            *besides,
+        )
+        .order_by(j.c.id)
+        .limit(_ORPHANS)
+    )
+
+
+ORPHANED = _orphaned(sa.false())
+# A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
+ORPHANED_BESIDES = _orphaned(refused("fail"), ~set_aside("fail", "release"))
 
 Held = tuple[UUID, int]
 """A run in flight: job id and fencing token."""
@@ -236,7 +252,7 @@ async def save_checkpoint(
     _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | values, seconds=seconds))
 
 
-async def set_patience(
+async def set_thresholds(
     database: Database,
     *,
     worker_id: str,
@@ -258,15 +274,15 @@ async def set_patience(
     Raises:
         OwnershipLost: nothing was stored.
     """
-    patience = {"stale_after": stale_after, "crash_after": crash_after}
-    values = {**patience, "announced": announced, "write": "quiet"}
+    thresholds = {"stale_after": stale_after, "crash_after": crash_after}
+    values = {**thresholds, "announced": announced, "write": "quiet"}
     _owned(held, await database.run(QUIET, _mine(worker_id, held) | values))
 
 
-async def set_patience_beside(
-    database: Database, *, worker_id: str, patience: Mapping[Held, Mapping[str, float | None]]
+async def set_thresholds_beside(
+    database: Database, *, worker_id: str, thresholds: Mapping[Held, Mapping[str, float | None]]
 ) -> frozenset[Held]:
-    """Set limits of silence, named as for ``set_patience``, and return the runs whose rows have them now.
+    """Set limits of silence, named as for ``set_thresholds``, and return the runs whose rows have them now.
 
     Rows that are locked, lost or refused are left alone.
 
@@ -275,13 +291,13 @@ async def set_patience_beside(
     """
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
-        limits = {name: [patience[each][name] for each in held] for name in ("stale_after", "crash_after")}
+        limits = {name: [thresholds[each][name] for each in held] for name in ("stale_after", "crash_after")}
         return database.run(QUIET_BESIDE, _held_by(worker_id, held) | limits)
 
-    return _held((await in_halves(list(patience), write))[0])
+    return _held((await in_halves(list(thresholds), write))[0])
 
 
-async def strays(
+async def orphaned_claims(
     database: Database,
     *,
     worker_id: str,
@@ -303,7 +319,7 @@ async def strays(
         ended: takes those of them that have run: their FAIL was refused, and is to be tried again.
     """
     parameters = _held_by(worker_id, in_flight) | {"claiming": list(claiming), "older_than": older_than}
-    statement = STRAYS_BESIDES if past_refused else STRAYS
+    statement = ORPHANED_BESIDES if past_refused else ORPHANED
     rows = await database.run_heartbeat(statement, parameters)
     if ended is not None:
         ended |= _held(row for row in rows if row.ended)

@@ -12,8 +12,10 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import ended, set_aside
 from jsworker.ownership.schema import FINAL
-from jsworker.ownership.transitions.refused_rows import NOT_SET_ASIDE, RefusedRows, Sweep, sweep
+from jsworker.ownership.statements import condition, filled
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, sweep
 
 FIRST_LIMIT: Final = 100
 LARGEST_LIMIT: Final = 1_000
@@ -25,6 +27,8 @@ _SLOW_SECONDS: Final = 0.06
 CUTOFF = text("""
 SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)) AS before
 """)
+
+_ENDED: Final = condition(ended)
 
 # The predicate of the index jobs_finished, word for word, so that it can be used. A batch begins where the one
 # before it has ended: while an old transaction keeps deleted rows from being forgotten, each batch would pass
@@ -44,7 +48,7 @@ _PRUNE = """
 WITH old AS ({old}
 ), gone AS (
   DELETE FROM jsworker.jobs AS j
-  WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND j.status IN ('completed', 'failed', 'cancelled')
+  WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND {ended}
   RETURNING j.id, j.finished_at
 ), told AS (
   DELETE FROM jsworker.job_events AS e WHERE e.job_id = ANY(ARRAY(SELECT id FROM gone)) RETURNING e.id
@@ -54,29 +58,28 @@ SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM told) A
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
-PRUNE = text(
-    _PRUNE.replace(
-        "{old}",
-        f"""
+PRUNE = filled(
+    _PRUNE,
+    old=f"""
   SELECT j.id{_OLD}
   ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED""",
-    )
+    ended=_ENDED,
 )
 
 # Past jobs that a foreign key keeps, or a trigger.
 PRUNING = Sweep(
     "prune",
     aside=("prune",),
-    find=text(f"SELECT j.id, j.finished_at{_OLD} AND {NOT_SET_ASIDE} ORDER BY j.finished_at LIMIT :limit"),
-    write=text(
-        _PRUNE.replace(
-            "{old}",
-            """
+    find=text(
+        f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
+    ),
+    write=filled(
+        _PRUNE,
+        old="""
   SELECT j.id FROM jsworker.jobs AS j
-  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status IN ('completed', 'failed', 'cancelled')
-    AND j.finished_at < CAST(:before AS timestamptz)
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
   ORDER BY j.id FOR UPDATE SKIP LOCKED""",
-        )
+        ended=_ENDED,
     ),
 )
 

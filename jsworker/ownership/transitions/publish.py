@@ -1,127 +1,131 @@
 """The outbox: PUBLISH, MARK, PROMOTE. A queued row says itself whether its message is still to be sent."""
 
 from collections.abc import Awaitable, Sequence
-from datetime import datetime
-from typing import Final, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+import sqlalchemy as sa
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.transitions.refused_rows import NOT_SET_ASIDE, RefusedRows, Sweep, sweep
+from jsworker.ownership.predicates import (
+    needs_publish_indexed,
+    published_at_dispatch,
+    queued,
+    scheduled,
+    scheduled_indexed,
+    set_aside,
+)
+from jsworker.ownership.statements import (
+    AT_START,
+    NOW,
+    compiled,
+    given_array,
+    given_rows,
+    given_seconds,
+    j,
+    locked,
+)
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, sweep
 
-# statement_timestamp() can be looked up in an index; clock_timestamp() would be compared with every waiting row.
-# publish_after moves on before anything is sent: whoever dies in between leaves the row to the next tick.
-# Skipping while it picks gives every relay jobs of its own; a statement that never waits needs no lock order.
-_PUBLISH = """
-WITH mine AS ({mine}
-)
-UPDATE jsworker.jobs AS j SET publish_after = clock_timestamp() + interval '5 seconds'
-FROM mine WHERE j.id = mine.id AND j.needs_publish AND j.status = 'queued'
-RETURNING j.id, j.kind, j.dispatch, j.cleared, j.clear_reason, j.traceparent, j.tracestate
-"""
-PUBLISH = text(
-    _PUBLISH.replace(
-        "{mine}",
-        """
-  SELECT id FROM jsworker.jobs
-  WHERE CAST(needs_publish AS integer) = 1 AND status = 'queued' AND publish_after <= statement_timestamp()
-    AND publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
-  ORDER BY publish_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED""",
+_ids = given_array("ids", sa.Uuid)
+_limit: Final = sa.bindparam("limit", type_=sa.Integer)
+
+
+def _publish(mine: sa.CTE) -> sa.TextClause:
+    """Return PUBLISH. ``publish_after`` moves on before anything is sent: a relay that dies leaves the row to the next."""
+    return compiled(
+        sa.update(j)
+        .values(publish_after=NOW + timedelta(seconds=5))
+        .where(j.c.id == mine.c.id, queued, j.c.needs_publish)
+        .returning(
+            *(j.c.id, j.c.kind, j.c.dispatch, j.c.cleared, j.c.clear_reason),
+            *(j.c.traceparent, j.c.tracestate),
+        )
     )
-)
+
+
+def _promote(mine: sa.CTE) -> sa.TextClause:
+    return compiled(
+        sa.update(j)
+        .values(
+            status="queued",
+            dispatch=j.c.dispatch + 1,
+            needs_publish=True,
+            publish_after=NOW,
+            queued_at=NOW,
+        )
+        .where(j.c.id == mine.c.id, scheduled)
+        .returning(j.c.id)
+    )
+
+
+def _first(since: sa.ColumnElement[Any], *due: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Return the search for the rows that have been due for the longest time, but no longer than asked for."""
+    is_wanted = sa.and_(since <= AT_START, since > AT_START - given_seconds("within"))
+    return sa.select(j.c.id).where(*due, is_wanted).order_by(since).limit(_limit)
+
+
+def _taken(search: sa.Select[Any]) -> sa.CTE:
+    """Return rows locked as they are found: each relay has jobs of its own, and what never waits needs no lock order."""
+    return search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
+
+
+_to_publish = _first(j.c.publish_after, needs_publish_indexed, queued)
+PUBLISH = _publish(_taken(_to_publish))
 
 # Past rows that are refused. One whose MARK is refused would be published again every five seconds.
 PUBLISHING = Sweep(
     "publish",
     aside=("publish", "mark"),
-    find=text(
-        """
-SELECT j.id FROM jsworker.jobs AS j
-WHERE CAST(j.needs_publish AS integer) = 1 AND j.status = 'queued' AND j.publish_after <= statement_timestamp()
-  AND j.publish_after > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
-  AND {not set aside}
-ORDER BY j.publish_after LIMIT :limit
-""".replace("{not set aside}", NOT_SET_ASIDE)
-    ),
-    write=text(
-        _PUBLISH.replace(
-            "{mine}",
-            """
-  SELECT id FROM jsworker.jobs
-  WHERE id = ANY(CAST(:ids AS uuid[])) AND needs_publish AND status = 'queued' AND publish_after <= clock_timestamp()
-  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED""",
+    find=compiled(_to_publish.where(~set_aside("publish", "mark"))),
+    write=_publish(
+        locked(
+            sa.select(j.c.id).where(
+                j.c.id == sa.any_(_ids), j.c.needs_publish, queued, j.c.publish_after <= NOW
+            )
         )
     ),
 )
 
 # Skips what is locked: a row that is being claimed needs no mark, and COMPLETE must not find it locked by us.
-# The guard on dispatch: a slow publisher must not clear the flag of a newer dispatch.
-MARK = text("""
-WITH sent AS (
-  SELECT * FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:dispatches AS bigint[]), CAST(:seqs AS bigint[]), CAST(:created AS timestamptz[])
-  ) AS s(id, dispatch, seq, created)
-), mine AS (
-  SELECT j.id, sent.seq, sent.created, sent.dispatch
-  FROM jsworker.jobs AS j JOIN sent ON sent.id = j.id
-  WHERE j.status = 'queued' AND j.needs_publish AND j.dispatch = sent.dispatch
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+_sent = given_rows(
+    "sent",
+    id=_ids,
+    dispatch=given_array("dispatches", sa.BigInteger),
+    seq=given_array("seqs", sa.BigInteger),
+    created=given_array("created", sa.DateTime(timezone=True)),
 )
-UPDATE jsworker.jobs AS j SET
-  needs_publish = false, published_at = clock_timestamp(), stream_seq = mine.seq, stream_created = mine.created
-FROM mine
-WHERE j.id = mine.id AND j.status = 'queued' AND j.needs_publish AND j.dispatch = mine.dispatch
-RETURNING j.id
-""")
-
-# Only here is run_at compared with the clock.
-_PROMOTE = """
-WITH mine AS ({mine}
+_published = locked(
+    sa.select(j.c.id, _sent.c.seq, _sent.c.created, _sent.c.dispatch)
+    .join(_sent, _sent.c.id == j.c.id)
+    .where(published_at_dispatch(_sent.c.dispatch))
 )
-UPDATE jsworker.jobs AS j SET
-  status = 'queued', dispatch = j.dispatch + 1, needs_publish = true,
-  publish_after = clock_timestamp(), queued_at = clock_timestamp()
-FROM mine WHERE j.id = mine.id AND j.status = 'scheduled'
-RETURNING j.id
-"""
-PROMOTE = text(
-    _PROMOTE.replace(
-        "{mine}",
-        """
-  SELECT id FROM jsworker.jobs
-  WHERE status || '' = 'scheduled' AND run_at <= statement_timestamp()
-    AND run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
-  ORDER BY run_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED""",
+MARK = compiled(
+    sa.update(j)
+    .values(
+        needs_publish=False,
+        published_at=NOW,
+        stream_seq=_published.c.seq,
+        stream_created=_published.c.created,
     )
+    .where(j.c.id == _published.c.id, published_at_dispatch(_published.c.dispatch))
+    .returning(j.c.id)
 )
+
+_due = _first(j.c.run_at, scheduled_indexed)
+PROMOTE = _promote(_taken(_due))
 PROMOTION = Sweep(
     "promote",
     aside=("promote",),
-    find=text(
-        """
-SELECT j.id FROM jsworker.jobs AS j
-WHERE j.status || '' = 'scheduled' AND j.run_at <= statement_timestamp()
-  AND j.run_at > statement_timestamp() - make_interval(secs => CAST(:within AS double precision))
-  AND {not set aside}
-ORDER BY j.run_at LIMIT :limit
-""".replace("{not set aside}", NOT_SET_ASIDE)
-    ),
-    write=text(
-        _PROMOTE.replace(
-            "{mine}",
-            """
-  SELECT id FROM jsworker.jobs
-  WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'scheduled' AND run_at <= clock_timestamp()
-  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED""",
-        )
-    ),
+    find=compiled(_due.where(~set_aside("promote"))),
+    write=_promote(locked(sa.select(j.c.id).where(j.c.id == sa.any_(_ids), scheduled, j.c.run_at <= NOW))),
 )
 
 # Who has INSERT alone publishes what it enqueues, and leaves it to the relays to note that.
-MAY_MARK = text("""
+MAY_MARK = sa.text("""
 SELECT bool_and(has_column_privilege('jsworker.jobs', c.name, 'UPDATE')) AS granted
 FROM unnest(ARRAY['needs_publish', 'publish_after', 'published_at', 'stream_seq', 'stream_created']) AS c(name)
 """)
@@ -222,7 +226,7 @@ async def promote(
 
 async def _sweep(  # noqa: PLR0917 -- two callers beside it
     database: Database,
-    statement: TextClause,
+    statement: sa.TextClause,
     apart: Sweep,
     limit: int,
     within: float | None,

@@ -16,19 +16,14 @@ from sqlalchemy import TextClause, text
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.predicates import as_refused
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.statements import condition
 
 _TOLD_ALONE: Final = 5
 """Rows refused together for one reason that are told one by one; more of them are one line with their number."""
 
-# A mark belongs to the row as it was refused: another claim, dispatch or status is another try.
-_AS_REFUSED = "r.status = j.status AND r.fencing_token = j.fencing_token AND r.dispatch = j.dispatch"
-
-NOT_SET_ASIDE: Final = f"""NOT EXISTS (
-    SELECT FROM jsworker.refused_rows AS r
-    WHERE r.job_id = j.id AND r.attempted = ANY(CAST(:attempted AS text[])) AND r.retry_at > statement_timestamp()
-      AND {_AS_REFUSED})"""
-"""Of a row ``j``: that it is not set aside now for any transition of ``:attempted``."""
+_AS_REFUSED: Final = condition(as_refused)
 
 # The second and every later refusal of the same row is silent and doubles the pause, up to a day.
 NOTE = text("""
@@ -256,7 +251,7 @@ async def sweep(
             return Swept(await database.run(statement, values), None, [])
         except RowRefused:
             refused_rows.expect(apart.attempted)  # some row of it: found below, or set aside by others
-    found = await database.run(apart.find, {**values, "attempted": list(apart.aside)})
+    found = await database.run(apart.find, values)
     ids = [row.id for row in found]
 
     def write(half: Sequence[UUID]) -> Awaitable[Sequence[Row]]:

@@ -3,13 +3,34 @@
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import text
+import sqlalchemy as sa
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
+from jsworker.ownership.predicates import (
+    lost_at_dispatch,
+    queued,
+    queued_before,
+    queued_indexed,
+    set_aside,
+    worker_id,
+)
+from jsworker.ownership.statements import (
+    NOW,
+    compiled,
+    condition,
+    entry,
+    filled,
+    given_array,
+    given_rows,
+    j,
+    json_object,
+    locked,
+)
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 _PASSED_OVER = 500
@@ -19,12 +40,16 @@ many others a row is not late: the jobs in front of it are older."""
 _BATCH = 500
 """Rows that one statement republishes at most."""
 
+# What walks along an index stays text: nested recursive CTEs read worse as expressions.
+_QUEUED: Final = condition(queued_indexed)
+_WAITS: Final = condition(queued_before("older_than"))
+
 # One kind's queued rows in the order of (queued_at, id), from a place on, each found from the one before by the
 # index. As one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
 # statement_timestamp() because an index is not searched by a value that may change while it is read.
 _WALK = """
   WITH RECURSIVE walk AS (
-    SELECT CAST(NULL AS uuid) AS id, CAST({after} AS timestamptz) AS queued_at, CAST({after_id} AS uuid) AS at_id,
+    SELECT CAST(NULL AS uuid) AS id, CAST(:after AS timestamptz) AS queued_at, CAST(:after_id AS uuid) AS at_id,
       0 AS place, CAST(NULL AS bigint) AS dispatch, true AS needs_publish, CAST(NULL AS bigint) AS stream_seq,
       CAST(NULL AS timestamptz) AS stream_created
     UNION ALL
@@ -33,9 +58,9 @@ _WALK = """
     FROM walk CROSS JOIN LATERAL (
       SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created
       FROM jsworker.jobs AS j
-      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at >= walk.queued_at
+      WHERE {queued} AND j.kind = k.kind AND j.queued_at >= walk.queued_at
         AND (j.queued_at, j.id) > (walk.queued_at, walk.at_id)
-        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+        AND {waits}
       ORDER BY j.queued_at, j.id LIMIT 1
     ) AS next
     WHERE walk.place < {length}
@@ -53,8 +78,8 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
     SELECT next.queued_at, instants.place + 1
     FROM instants CROSS JOIN LATERAL (
       SELECT j.queued_at FROM jsworker.jobs AS j
-      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at > instants.queued_at
-        AND j.queued_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)){not set aside}
+      WHERE {queued} AND j.kind = k.kind AND j.queued_at > instants.queued_at
+        AND {waits}{besides}
       ORDER BY j.queued_at LIMIT 1
     ) AS next
     WHERE instants.place < {length}
@@ -63,7 +88,7 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
     SELECT row.id, instants.queued_at, instants.place, row.needs_publish, row.stream_seq
     FROM instants CROSS JOIN LATERAL (
       SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
-      WHERE j.status || '' = 'queued' AND j.kind = k.kind AND j.queued_at = instants.queued_at{not set aside}
+      WHERE {queued} AND j.kind = k.kind AND j.queued_at = instants.queued_at{besides}
       LIMIT {length}
     ) AS row
     WHERE instants.place > 0 LIMIT {length}
@@ -74,32 +99,29 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
   LIMIT :limit
 ) AS oldest
 ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place, oldest.id), oldest.queued_at LIMIT :limit
-""".replace("{length}", "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))")
-WAITING = text(_WAITING.replace("{not set aside}", ""))
+"""
 
+
+def _waiting(besides: str = "") -> sa.TextClause:
+    length = "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))"
+    return filled(_WAITING, queued=_QUEUED, waits=_WAITS, length=length, besides=besides)
+
+
+WAITING = _waiting()
 # Past rows whose CLAIM is refused: they wait for ever, and stand first.
-WAITING_BESIDES = text(
-    _WAITING.replace(
-        "{not set aside}",
-        """
-        AND NOT EXISTS (
-          SELECT FROM jsworker.refused_rows AS r
-          WHERE r.job_id = j.id AND r.attempted = 'claim' AND r.status = j.status
-            AND r.fencing_token = j.fencing_token AND r.dispatch = j.dispatch AND r.retry_at > statement_timestamp())""",
-    )
-)
+WAITING_BESIDES = _waiting(f"\n        AND {condition(~set_aside('claim'))}")
 
 # Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose
 # kind no worker is for needs no message, so those that workers are for are looked at all the same. Of each kind a
 # page looks at four times its length at most: behind so many rows that still wait for their relay it ends before
 # it is full.
-POSTED = text(
+POSTED = filled(
     """
 WITH RECURSIVE kinds AS (
-  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
+  (SELECT j.kind FROM jsworker.jobs AS j WHERE {queued} ORDER BY j.kind LIMIT 1)
   UNION ALL
   SELECT (SELECT j.kind FROM jsworker.jobs AS j
-          WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
+          WHERE {queued} AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
   FROM kinds WHERE kinds.kind IS NOT NULL
 ), several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
@@ -111,38 +133,37 @@ FROM several AS k CROSS JOIN LATERAL ({walk}
 ) AS page
 WHERE k.kind IS NOT NULL AND (CAST(:kinds AS text[]) IS NULL OR k.kind = ANY(CAST(:kinds AS text[])))
 ORDER BY page.queued_at, page.id LIMIT :limit
-""".replace("{walk}", _WALK)
-    .replace("{after}", ":after")
-    .replace("{after_id}", ":after_id")
-    .replace("{length}", "4 * CAST(:limit AS integer)")
+""",
+    walk=_WALK,
+    queued=_QUEUED,
+    waits=_WAITS,
+    length="4 * CAST(:limit AS integer)",
 )
 
-REPUBLISH = text("""
-WITH mine AS (
-  SELECT j.id FROM jsworker.jobs AS j
-  JOIN unnest(CAST(:ids AS uuid[]), CAST(:dispatches AS bigint[])) AS gone(id, dispatch) ON gone.id = j.id
-  WHERE j.status = 'queued' AND NOT j.needs_publish AND j.dispatch = gone.dispatch
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
-), again AS (
-  UPDATE jsworker.jobs AS j SET
-    dispatch = j.dispatch + 1, needs_publish = true, publish_after = clock_timestamp()
-  FROM mine WHERE j.id = mine.id AND j.status = 'queued' AND NOT j.needs_publish
-  RETURNING j.id, j.fencing_token, j.dispatch, j.stream_seq
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, 'republished', :worker_id, fencing_token,
-    jsonb_build_object('dispatch', dispatch, 'lost_seq', stream_seq)
-  FROM again
+_gone = given_rows("gone", id=given_array("ids", sa.Uuid), dispatch=given_array("dispatches", sa.BigInteger))
+_lost = locked(sa.select(j.c.id).join(_gone, _gone.c.id == j.c.id).where(lost_at_dispatch(_gone.c.dispatch)))
+_again = (
+    sa.update(j)
+    .values(dispatch=j.c.dispatch + 1, needs_publish=True, publish_after=NOW)
+    .where(j.c.id == _lost.c.id, queued, ~j.c.needs_publish)
+    .returning(j.c.id, j.c.fencing_token, j.c.dispatch, j.c.stream_seq)
+    .cte("again")
 )
-SELECT id FROM again
-""")
+_detail = json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.stream_seq)
+REPUBLISH = compiled(
+    sa.select(_again.c.id).add_cte(entry(_again, "republished", worker_id=worker_id, detail=_detail))
+)
 
-QUEUED_KINDS = text("""
-SELECT k.kind FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
-  SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
-  ORDER BY j.queued_at LIMIT 1
-) AS oldest
-""")
+_kind = given_rows("k", kind=given_array("kinds", sa.Text))
+_oldest = (
+    sa.select(j.c.queued_at)
+    .where(queued_indexed, j.c.kind == _kind.c.kind)
+    .order_by(j.c.queued_at)
+    .limit(1)
+    .correlate(_kind)
+    .lateral("oldest")
+)
+QUEUED_KINDS = compiled(sa.select(_kind.c.kind).join(_oldest, sa.true()))
 
 _BEGINNING = "-infinity", UUID(int=0)
 

@@ -22,7 +22,7 @@ from jsworker.ownership.transitions.reset_rules import (
     RESET_CRASHED,
     RESET_DEAD,
     RESET_STALE,
-    TAKE_UNTOLD,
+    TAKE_UNREPORTED,
 )
 
 T = TypeVar("T")
@@ -342,7 +342,7 @@ async def take_untold(database: Database) -> list[Reset]:
     Raises:
         DatabaseUnavailable: unclear; what was taken then is never told.
     """
-    return _resets(await database.run(TAKE_UNTOLD, {"limit": _BATCH}))
+    return _resets(await database.run(TAKE_UNREPORTED, {"limit": _BATCH}))
 
 
 async def _reset_seen(

@@ -4,27 +4,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Text, select, update
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.predicates import mine
+from jsworker.ownership.statements import compiled, given_array, given_runs, j, locked
 
 # Skips what is locked, for nothing depends on it; the guard is the one of every write of an owner.
-NOTE_RUN = text("""
-WITH noted AS (
-  SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:states AS text[]))
-    AS n(id, token, state)
-), mine AS (
-  SELECT j.id, noted.token, noted.state
-  FROM jsworker.jobs AS j JOIN noted ON noted.id = j.id
-  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = noted.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+_run = given_runs("run", state=given_array("states", Text))
+_mine = locked(
+    select(j.c.id, _run.c.token, _run.c.state).join(_run, _run.c.id == j.c.id).where(mine(_run.c.token))
 )
-UPDATE jsworker.jobs AS j SET tracestate = mine.state
-FROM mine
-WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = mine.token
-RETURNING j.id
-""")
+NOTE_RUN = compiled(
+    update(j)
+    .values(tracestate=_mine.c.state)
+    .where(j.c.id == _mine.c.id, mine(_mine.c.token))
+    .returning(j.c.id)
+)
 
 
 class RunContext(NamedTuple):

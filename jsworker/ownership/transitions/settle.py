@@ -11,143 +11,221 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.predicates import (
+    completed_under,
+    held_by_me,
+    last_attempt,
+    last_stall,
+    mine,
+    worker_id,
+)
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions.reset_rules import STALL_BACK_OFF
+from jsworker.ownership.schema import job_events
+from jsworker.ownership.statements import (
+    NO_OWNER,
+    NOW,
+    compiled,
+    entry,
+    given_array,
+    given_runs,
+    j,
+    json_object,
+    locked,
+    seconds,
+    stall_back_off,
+    waiting,
+)
 from jsworker.ownership.transitions.timeline import REJECTED
 
-COMPLETE = text("""
-WITH input AS (
-  SELECT id, token, result
-  FROM unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:results AS text[])) AS i(id, token, result)
-), mine AS (
-  SELECT j.id, CAST(input.result AS jsonb) AS result
-  FROM jsworker.jobs AS j JOIN input ON input.id = j.id
-  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
-)
-UPDATE jsworker.jobs AS j SET
-  status = 'completed', result = mine.result, finished_at = clock_timestamp(), completed_by = j.worker_id,
-  worker_id = NULL, last_activity_at = NULL
-FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-RETURNING j.id, j.status, j.fencing_token
-""")
 
-# A run of a job that is cancelled on request counts neither as an error nor as an attempt.
-FAIL = text(
-    """
-WITH input AS (
-  SELECT * FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:errors AS text[]),
-    CAST(:reasons AS text[]), CAST(:delays AS double precision[]), CAST(:stalled AS boolean[])
-  ) AS i(id, token, error, reason, delay, stalled)
-), mine AS (
-  SELECT j.id,
-    CASE WHEN j.cancel_requested THEN 'cancelled'
-         WHEN input.reason IS NOT NULL THEN 'failed'
-         WHEN input.stalled AND j.stalls + 1 >= j.max_stalls THEN 'failed'
-         WHEN NOT input.stalled AND j.errors + 1 >= j.max_attempts THEN 'failed'
-         ELSE 'scheduled' END AS next,
-    coalesce(input.reason, CASE WHEN input.stalled THEN 'stalled' ELSE 'attempts' END) AS reason,
-    input.error, input.delay, input.stalled
-  FROM jsworker.jobs AS j JOIN input ON input.id = j.id
-  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
-), ended AS (
-  UPDATE jsworker.jobs AS j SET
-    status = mine.next,
-    errors = j.errors + CASE WHEN mine.stalled OR mine.next = 'cancelled' THEN 0 ELSE 1 END,
-    stalls = j.stalls + CASE WHEN mine.stalled THEN 1 ELSE 0 END,
-    attempts = j.attempts - CASE WHEN mine.next = 'cancelled' AND NOT mine.stalled THEN 1 ELSE 0 END,
-    last_error = mine.error,
-    failure_reason = CASE WHEN mine.next = 'failed' THEN mine.reason END,
-    cleared = false, clear_reason = NULL,
-    run_at = CASE WHEN mine.next <> 'scheduled' THEN j.run_at
-                  ELSE clock_timestamp() + CASE WHEN mine.stalled THEN {back-off}
-                                                ELSE make_interval(secs => mine.delay) END END,
-    finished_at = CASE WHEN mine.next <> 'scheduled' THEN clock_timestamp() END,
-    worker_id = NULL, last_activity_at = NULL
-  FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-  RETURNING j.id, j.status, j.fencing_token, j.errors, j.failure_reason, j.run_at, mine.error,
-    CASE WHEN mine.stalled THEN j.stalls END AS stalls
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error, detail)
-  SELECT id, CASE status WHEN 'scheduled' THEN 'error' ELSE status END, :worker_id, fencing_token, error,
-    jsonb_strip_nulls(jsonb_build_object(
-      'errors', errors, 'stalls', stalls, 'reason', failure_reason,
-      'run_at', CASE WHEN status = 'scheduled' THEN run_at END))
-  FROM ended
-)
-SELECT id, status, fencing_token FROM ended
-""".replace("{back-off}", STALL_BACK_OFF)
-)
+def _of_mine(run: sa.TableValuedAlias, *columns: sa.ColumnElement[Any]) -> sa.CTE:
+    """Return the rows of runs that are mine, locked, with what the statement needs of each."""
+    return locked(sa.select(j.c.id, *columns).join(run, run.c.id == j.c.id).where(mine(run.c.token)))
 
-RELEASE = text("""
-WITH input AS (
-  SELECT * FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]), CAST(:reasons AS text[]), CAST(:delays AS double precision[])
-  ) AS i(id, token, reason, delay)
-), mine AS (
-  SELECT j.id, j.cancel_requested AS cancel, input.reason, input.delay
-  FROM jsworker.jobs AS j JOIN input ON input.id = j.id
-  WHERE j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token
-  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
-), ended AS (
-  UPDATE jsworker.jobs AS j SET
-    status = CASE WHEN mine.cancel THEN 'cancelled' WHEN mine.delay IS NULL THEN 'queued' ELSE 'scheduled' END,
-    attempts = j.attempts - 1,
-    dispatch = j.dispatch + CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN 0 ELSE 1 END,
-    needs_publish = NOT mine.cancel AND mine.delay IS NULL,
-    publish_after = clock_timestamp(),
-    queued_at = CASE WHEN mine.cancel OR mine.delay IS NOT NULL THEN j.queued_at ELSE clock_timestamp() END,
-    run_at = CASE WHEN mine.cancel OR mine.delay IS NULL
-                  THEN j.run_at ELSE clock_timestamp() + make_interval(secs => mine.delay) END,
-    cleared = NOT mine.cancel,
-    clear_reason = CASE WHEN mine.cancel THEN NULL ELSE mine.reason END,
-    finished_at = CASE WHEN mine.cancel THEN clock_timestamp() END,
-    worker_id = NULL, last_activity_at = NULL
-  FROM mine WHERE j.id = mine.id AND j.status = 'processing' AND j.worker_id = :worker_id
-  RETURNING j.id, j.status, j.fencing_token, j.dispatch, j.run_at, mine.reason
-), told AS (
-  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-  SELECT id, CASE status WHEN 'cancelled' THEN status ELSE 'released' END, :worker_id, fencing_token,
-    jsonb_build_object('reason', reason, 'dispatch', dispatch) || CASE status WHEN 'scheduled'
-      THEN jsonb_build_object('server_fault', true, 'run_at', run_at) ELSE '{}' END
-  FROM ended
-)
-SELECT id, status, fencing_token FROM ended
-""")
+
+def _complete() -> sa.TextClause:
+    run = given_runs("run", result=given_array("results", sa.Text))
+    row = _of_mine(run, sa.cast(run.c.result, JSONB).label("result"))
+    return compiled(
+        sa.update(j)
+        .values(
+            status="completed",
+            result=row.c.result,
+            finished_at=NOW,
+            completed_by=j.c.worker_id,
+            **NO_OWNER,
+        )
+        .where(j.c.id == row.c.id, held_by_me)
+        .returning(j.c.id, j.c.status, j.c.fencing_token)
+    )
+
+
+def _fail() -> sa.TextClause:
+    """Return FAIL. A run of a job that is cancelled on request counts neither as an error nor as an attempt."""
+    run = given_runs(
+        "run",
+        error=given_array("errors", sa.Text),
+        reason=given_array("reasons", sa.Text),
+        delay=given_array("delays", sa.Double),
+        stalled=given_array("stalled", sa.Boolean),
+    )
+    next_status = sa.case(
+        (j.c.cancel_requested, "cancelled"),
+        (run.c.reason.is_not(None), "failed"),
+        (sa.and_(run.c.stalled, last_stall), "failed"),
+        (sa.and_(~run.c.stalled, last_attempt), "failed"),
+        else_="scheduled",
+    )
+    reason = sa.func.coalesce(run.c.reason, sa.case((run.c.stalled, "stalled"), else_="attempts"))
+    row = _of_mine(
+        run, next_status.label("next"), reason.label("reason"), run.c.error, run.c.delay, run.c.stalled
+    )
+    cancelled, again = row.c.next == "cancelled", row.c.next == "scheduled"
+    back_off = sa.case((row.c.stalled, stall_back_off(j.c.stalls)), else_=seconds(row.c.delay))
+    failed = (
+        sa.update(j)
+        .values(
+            status=row.c.next,
+            errors=j.c.errors + sa.case((sa.or_(row.c.stalled, cancelled), 0), else_=1),
+            stalls=j.c.stalls + sa.case((row.c.stalled, 1), else_=0),
+            attempts=j.c.attempts - sa.case((sa.and_(cancelled, ~row.c.stalled), 1), else_=0),
+            last_error=row.c.error,
+            failure_reason=sa.case((row.c.next == "failed", row.c.reason)),
+            cleared=False,
+            clear_reason=sa.null(),
+            run_at=sa.case((again, NOW + back_off), else_=j.c.run_at),
+            finished_at=sa.case((~again, NOW)),
+            **NO_OWNER,
+        )
+        .where(j.c.id == row.c.id, held_by_me)
+        .returning(
+            j.c.id,
+            j.c.status,
+            j.c.fencing_token,
+            j.c.errors,
+            j.c.failure_reason,
+            j.c.run_at,
+            row.c.error,
+            sa.case((row.c.stalled, j.c.stalls)).label("stalls"),
+        )
+        .cte("failed")
+    )
+    again = failed.c.status == "scheduled"
+    logged = entry(
+        failed,
+        sa.case((again, "error"), else_=failed.c.status),
+        worker_id=worker_id,
+        error=failed.c.error,
+        detail=sa.func.jsonb_strip_nulls(
+            json_object(
+                errors=failed.c.errors,
+                stalls=failed.c.stalls,
+                reason=failed.c.failure_reason,
+                run_at=sa.case((again, failed.c.run_at)),
+            )
+        ),
+    )
+    return compiled(sa.select(failed.c.id, failed.c.status, failed.c.fencing_token).add_cte(logged))
+
+
+def _release() -> sa.TextClause:
+    run = given_runs("run", reason=given_array("reasons", sa.Text), delay=given_array("delays", sa.Double))
+    row = _of_mine(run, j.c.cancel_requested.label("cancel"), run.c.reason, run.c.delay)
+    cancelled, now = row.c.cancel, row.c.delay.is_(None)
+    queued, scheduled = sa.and_(~cancelled, now), sa.and_(~cancelled, ~now)
+    released = (
+        sa.update(j)
+        .values(
+            status=sa.case((cancelled, "cancelled"), (now, "queued"), else_="scheduled"),
+            attempts=j.c.attempts - 1,
+            dispatch=j.c.dispatch + sa.case((queued, 1), else_=0),
+            needs_publish=queued,
+            publish_after=NOW,
+            queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
+            run_at=sa.case((scheduled, NOW + seconds(row.c.delay)), else_=j.c.run_at),
+            cleared=~cancelled,
+            clear_reason=sa.case((~cancelled, row.c.reason)),
+            finished_at=sa.case((cancelled, NOW)),
+            **NO_OWNER,
+        )
+        .where(j.c.id == row.c.id, held_by_me)
+        .returning(j.c.id, j.c.status, j.c.fencing_token, j.c.dispatch, j.c.run_at, row.c.reason)
+        .cte("released")
+    )
+    server_fault = json_object(server_fault=sa.true(), run_at=released.c.run_at)
+    logged = entry(
+        released,
+        sa.case((released.c.status == "cancelled", "cancelled"), else_="released"),
+        worker_id=worker_id,
+        detail=json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(
+            sa.case((released.c.status == "scheduled", server_fault), else_=json_object())
+        ),
+    )
+    return compiled(sa.select(released.c.id, released.c.status, released.c.fencing_token).add_cte(logged))
+
+
+COMPLETE = _complete()
+FAIL = _fail()
+RELEASE = _release()
+
+_e = job_events.alias("e")
+_other = job_events.alias("other")
 
 # Releases for a server's fault since the last error that counted.
-SERVER_FAULTS = text("""
-SELECT count(*) AS releases FROM jsworker.job_events AS e
-WHERE e.job_id = :id AND e.event = 'released' AND e.detail -> 'server_fault' IS NOT NULL
-  AND e.id > coalesce((SELECT max(other.id) FROM jsworker.job_events AS other
-                       WHERE other.job_id = :id AND other.event IN ('error', 'retried')), 0)
-""")
+_last_error = (
+    sa.select(sa.func.max(_other.c.id))
+    .where(_other.c.job_id == sa.bindparam("id"), _other.c.event.in_(("error", "retried")))
+    .scalar_subquery()
+)
+SERVER_FAULTS = compiled(
+    sa.select(sa.func.count().label("releases"))
+    .select_from(_e)
+    .where(
+        _e.c.job_id == sa.bindparam("id"),
+        _e.c.event == "released",
+        _e.c.detail.op("->")("server_fault").is_not(None),
+        _e.c.id > sa.func.coalesce(_last_error, 0),
+    )
+)
 
 # Waits for the lock that a COMMIT without an answer may still hold: what it reads is final.
-COMMITTED = text("""
-SELECT status FROM jsworker.jobs WHERE id = :id AND fencing_token = :token FOR SHARE
-""")
+COMMITTED = compiled(
+    sa.select(j.c.status)
+    .where(j.c.id == sa.bindparam("id"), j.c.fencing_token == sa.bindparam("token"))
+    .with_for_update(read=True)
+)
 
 # What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
 # lost, or the job's own transaction completed it), or lost.
-VERDICT = text("""
-SELECT j.id, h.token AS fencing_token,
-  j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = h.token AS mine,
-  j.status = 'completed' AND j.fencing_token = h.token AS completed,
-  (SELECT e.event FROM jsworker.job_events AS e
-   WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = h.token
-     AND e.event IN ('error', 'failed', 'cancelled', 'released')
-   ORDER BY e.id DESC LIMIT 1) AS ended
-FROM jsworker.jobs AS j
-JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS h(id, token) ON h.id = j.id
-""")
+_run = given_runs("run")
+_last_entry = (
+    sa.select(_e.c.event)
+    .where(
+        _e.c.job_id == j.c.id,
+        _e.c.worker_id == worker_id,
+        _e.c.fencing_token == _run.c.token,
+        _e.c.event.in_(("error", "failed", "cancelled", "released")),
+    )
+    .order_by(_e.c.id.desc())
+    .limit(1)
+    .correlate(j, _run)
+    .scalar_subquery()
+)
+VERDICT = compiled(
+    sa.select(
+        j.c.id,
+        _run.c.token.label("fencing_token"),
+        mine(_run.c.token).label("mine"),
+        completed_under(_run.c.token).label("completed"),
+        _last_entry.label("ended"),
+    ).join(_run, _run.c.id == j.c.id)
+)
 
 
 class Settled(Enum):
@@ -217,8 +295,8 @@ EndedT = TypeVar("EndedT", Completion, Failure, Return)
 @dataclass(frozen=True, slots=True)
 class _Write(Generic[EndedT]):
     name: str
-    batch: TextClause
-    alone: TextClause
+    batch: sa.TextClause
+    alone: sa.TextClause
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
     size: Callable[[EndedT], int]
 
@@ -304,7 +382,7 @@ async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool
     return bool(rows) and rows[0].status == "completed"
 
 
-def complete_statement(worker_id: str, run: Completion) -> TextClause:
+def complete_statement(worker_id: str, run: Completion) -> sa.TextClause:
     """Return COMPLETE for one job with its values bound; no row means that the job is lost."""
     return _COMPLETE.alone.bindparams(worker_id=worker_id, **_completions([run]))
 
@@ -419,11 +497,6 @@ def _returns(runs: Sequence[Return]) -> dict[str, Any]:
     return _held(runs) | {"reasons": [run.reason for run in runs], "delays": [run.delay for run in runs]}
 
 
-def _waiting(statement: TextClause) -> TextClause:
-    """Return a batch's statement as it is for one row alone: it waits for the lock."""
-    return text(statement.text.replace("SKIP LOCKED", ""))
-
-
-_COMPLETE = _Write("complete", COMPLETE, _waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
-_FAIL = _Write("fail", FAIL, _waiting(FAIL), _failures, lambda run: len(run.error))
-_RELEASE = _Write("release", RELEASE, _waiting(RELEASE), _returns, lambda run: len(run.reason))
+_COMPLETE = _Write("complete", COMPLETE, waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
+_FAIL = _Write("fail", FAIL, waiting(FAIL), _failures, lambda run: len(run.error))
+_RELEASE = _Write("release", RELEASE, waiting(RELEASE), _returns, lambda run: len(run.reason))

@@ -1,45 +1,73 @@
-"""Writing to the timeline what no other statement tells: a fence after an outage, a write that came too late."""
+"""Entries of the timeline that no other statement writes: a fence after an outage, a write that came too late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core import strict_json
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import completed_under
+from jsworker.ownership.schema import job_events
+from jsworker.ownership.statements import compiled, given, given_array, given_rows, given_runs, j
+
+_e = job_events.alias("e")
+_note = given_rows(
+    "note",
+    job_id=given_array("ids", sa.Uuid),
+    event=given_array("events", sa.Text),
+    worker_id=given_array("workers", sa.Text),
+    token=given_array("tokens", sa.BigInteger),
+    detail=given_array("details", sa.Text),
+)
+_detail = sa.cast(_note.c.detail, JSONB)
+_logged = sa.select(_e.c.id).where(
+    _e.c.job_id == _note.c.job_id,
+    _e.c.event == _note.c.event,
+    _e.c.worker_id.is_not_distinct_from(_note.c.worker_id),
+    _e.c.fencing_token.is_not_distinct_from(_note.c.token),
+    _e.c.detail.is_not_distinct_from(_detail),
+)
 
 # Once only: the answer to an insert may be lost, and then it is tried again.
-NOTE = text("""
-INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-SELECT DISTINCT n.job_id, n.event, n.worker_id, n.token, CAST(n.detail AS jsonb)
-FROM unnest(
-  CAST(:ids AS uuid[]), CAST(:events AS text[]), CAST(:workers AS text[]), CAST(:tokens AS bigint[]),
-  CAST(:details AS text[])
-) AS n(job_id, event, worker_id, token, detail)
-WHERE NOT EXISTS (
-  SELECT FROM jsworker.job_events AS e
-  WHERE e.job_id = n.job_id AND e.event = n.event AND e.worker_id IS NOT DISTINCT FROM n.worker_id
-    AND e.fencing_token IS NOT DISTINCT FROM n.token AND e.detail IS NOT DISTINCT FROM CAST(n.detail AS jsonb))
-""")
+NOTE = compiled(
+    sa.insert(job_events).from_select(
+        ["job_id", "event", "worker_id", "fencing_token", "detail"],
+        sa.select(_note.c.job_id, _note.c.event, _note.c.worker_id, _note.c.token, _detail)
+        .where(~_logged.exists())
+        .distinct(),
+    )
+)
 
-# A late write is told once for each run and kind of write, however often it is tried. What this run has
-# completed itself, in the job's own transaction, is no late write.
-_REJECTED = """
-INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
-SELECT r.id, 'rejected', CAST(:worker_id AS text), r.token, jsonb_build_object('write', CAST(:write AS text))
-FROM {late} AS r(id, token)
-WHERE NOT EXISTS (
-  SELECT FROM jsworker.jobs AS j WHERE j.id = r.id AND j.status = 'completed' AND j.fencing_token = r.token)
-AND NOT EXISTS (
-  SELECT FROM jsworker.job_events AS e
-  WHERE e.job_id = r.id AND e.event = 'rejected' AND e.worker_id = CAST(:worker_id AS text)
-    AND e.fencing_token = r.token AND e.detail ->> 'write' = CAST(:write AS text))
-"""
-REJECTED = text(_REJECTED.replace("{late}", "unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[]))"))
-REJECTED_ONE = _REJECTED.replace("{late}", "(VALUES (CAST(:id AS uuid), CAST(:token AS bigint)))").strip()
-"""The same for one run, to be told by the very statement that was rejected."""
+
+def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
+    """Return the statement that logs writes that came too late, once for each run and kind of write.
+
+    What this run has completed itself, in the job's own transaction, is no late write.
+    """
+    worker, write = given("worker_id", sa.Text), given("write", sa.Text)
+    completed_itself = sa.select(j.c.id).where(j.c.id == late.c.id, completed_under(late.c.token)).exists()
+    logged = (
+        sa.select(_e.c.id)
+        .where(
+            _e.c.job_id == late.c.id,
+            _e.c.event == "rejected",
+            _e.c.worker_id == worker,
+            _e.c.fencing_token == late.c.token,
+            _e.c.detail["write"].astext == write,
+        )
+        .exists()
+    )
+    detail = sa.func.jsonb_build_object("write", write)
+    columns = ["job_id", "event", "worker_id", "fencing_token", "detail"]
+    values = sa.select(late.c.id, sa.literal("rejected"), worker, late.c.token, detail)
+    return sa.insert(job_events).from_select(columns, values.where(~completed_itself, ~logged, *unless))
+
+
+REJECTED = compiled(rejected(given_runs("late")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class RunLease:
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
         write = partial(
-            heartbeat.set_patience,
+            heartbeat.set_thresholds,
             self._services.database,
             worker_id=self._services.worker_id,
             held=self._run.held,

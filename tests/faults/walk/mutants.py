@@ -11,13 +11,14 @@ from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.run_age import ANY_AGE
+from jsworker.ownership.statements import waiting
 from jsworker.ownership.transitions import claim, control, enqueue, heartbeat, publish, reset, settle, workers
 from jsworker.ownership.transitions.control import Cancelled
 from tests.faults.walk.walk import Options
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
-_MINE = "j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = input.token"
+_MINE = "j.status = 'processing' AND j.worker_id = :worker_id AND j.fencing_token = run.token"
 _STUCK = frozenset({"lost", "never ended"})
 
 
@@ -78,7 +79,7 @@ def write(name: str, *changes: tuple[str, str]) -> Patch:
     def apply(patch: pytest.MonkeyPatch) -> None:
         before = getattr(settle, f"_{name}")
         batch = without(before.batch, *changes)
-        after = settle._Write(before.name, batch, settle._waiting(batch), before.parameters, before.size)
+        after = settle._Write(before.name, batch, waiting(batch), before.parameters, before.size)
         patch.setattr(settle, f"_{name}", after)
 
     return apply
@@ -86,9 +87,9 @@ def write(name: str, *changes: tuple[str, str]) -> Patch:
 
 def in_two(patch: pytest.MonkeyPatch) -> None:
     """Cancel what waits, then ask what runs: a job may go from one to the other in between."""
-    live = "status IN ('scheduled', 'queued', 'processing')"
-    waiting = without(control.CANCEL, (live, "status IN ('scheduled', 'queued')"))
-    running = without(control.CANCEL, (live, "status = 'processing'"))
+    live = "j.status IN ('scheduled', 'queued', 'processing')"
+    waiting = without(control.CANCEL, (live, "j.status IN ('scheduled', 'queued')"))
+    running = without(control.CANCEL, (live, "j.status = 'processing'"))
 
     async def cancel(database: Database, ids: Any) -> Cancelled:
         cancelled = await database.run(
@@ -139,13 +140,13 @@ MUTANTS = (
     Mutant(
         "RESET ignores cancel_requested",
         frozenset({"refused by the database"}),
-        sql(reset, "RESET_BY_OPERATOR", ("WHEN cancel_requested THEN 'cancelled'", "")),
+        sql(reset, "RESET_BY_OPERATOR", ("WHEN taken.cancel_requested THEN 'cancelled'", "")),
     ),
     Mutant("CANCEL as two statements", frozenset({"cancel missed"}), in_two),
     Mutant(
         "CLAIM keeps needs_publish",
         frozenset({"refused by the database"}),
-        sql(claim, "CLAIM", ("needs_publish = false", "needs_publish = j.needs_publish")),
+        sql(claim, "CLAIM", ("needs_publish=false", "needs_publish=j.needs_publish")),
     ),
     Mutant(
         "CLAIM takes a live owner's job",
@@ -217,10 +218,10 @@ MUTANTS = (
             heartbeat,
             "HEARTBEAT",
             (
-                "FROM jsworker.jobs AS j JOIN hand ON hand.id = j.id",
-                "FROM jsworker.jobs AS j LEFT JOIN hand ON hand.id = j.id",
+                "FROM jsworker.jobs AS j JOIN unnest",
+                "FROM jsworker.jobs AS j LEFT JOIN unnest",
             ),
-            ("AND j.fencing_token = hand.token", ""),
+            ("AND j.fencing_token = run.token", ""),
         ),
         sweeps=False,
         loses_messages=False,

@@ -161,7 +161,7 @@ class Worker:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _release_strays(self) -> None:
-        strays = await heartbeat.strays(
+        strays = await heartbeat.orphaned_claims(
             self._world.database,
             worker_id=self.id,
             in_flight=[(row.id, row.fencing_token) for row in self._in_flight.values()],

@@ -1,0 +1,133 @@
+"""The guards of docs/protocol.md, each written once, over the row ``j`` that a statement is about.
+
+Those that end in ``_indexed`` mean the same as their namesakes without, in the words of a partial index: only a
+search may use them, for a statement that names its rows must reach them by their ids.
+"""
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from jsworker.ownership.schema import refused_rows
+from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, seconds
+
+Predicate = sa.ColumnElement[bool]
+
+worker_id: Final[sa.ColumnElement[Any]] = sa.bindparam("worker_id")
+
+# The states.
+scheduled: Final = j.c.status == "scheduled"
+queued: Final = j.c.status == "queued"
+processing: Final = j.c.status == "processing"
+completed: Final = j.c.status == "completed"
+failed: Final = j.c.status == "failed"
+live: Final = j.c.status.in_(("scheduled", "queued", "processing"))
+ended: Final = j.c.status.in_(("completed", "failed", "cancelled"))
+
+scheduled_indexed: Final = j.c.status + "" == "scheduled"
+queued_indexed: Final = j.c.status + "" == "queued"
+processing_indexed: Final = j.c.status + "" == "processing"
+needs_publish_indexed: Final = sa.cast(j.c.needs_publish, sa.Integer) == 1
+
+# The owner's fence.
+held_by_me: Final = sa.and_(processing, j.c.worker_id == worker_id)
+held_by_me_indexed: Final = sa.and_(processing_indexed, j.c.worker_id == worker_id)
+
+
+def mine(token: sa.ColumnElement[Any]) -> Predicate:
+    """Return that this worker owns the job under a fencing token: the whole guard of every write of an owner."""
+    return sa.and_(held_by_me, j.c.fencing_token == token)
+
+
+def completed_under(token: sa.ColumnElement[Any]) -> Predicate:
+    """Return that the run with this token has completed the job."""
+    return sa.and_(completed, j.c.fencing_token == token)
+
+
+of_kind: Final = j.c.kind == sa.bindparam("kind")
+
+
+def published_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
+    """Return that the message of this dispatch, no newer one, is still to be noted as published."""
+    return sa.and_(queued, j.c.needs_publish, j.c.dispatch == dispatch)
+
+
+def lost_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
+    """Return that a job still waits for the message of this dispatch, which was published and is proven gone."""
+    return sa.and_(queued, ~j.c.needs_publish, j.c.dispatch == dispatch)
+
+
+# Who may reset: a row as the sweeper has seen it, and late still.
+may_stall_once: Final = sa.and_(j.c.stalls == 0, j.c.max_stalls >= 2, ~j.c.cancel_requested)
+is_stale: Final = j.c.last_activity_at + j.c.stale_after < NOW
+is_crashed: Final = j.c.last_activity_at + j.c.crash_after < NOW
+
+
+def as_seen(seen: sa.FromClause) -> Predicate:
+    """Return that a running job has the fencing token and the last activity with which it was seen."""
+    return sa.and_(processing, j.c.fencing_token == seen.c.token, j.c.last_activity_at == seen.c.activity)
+
+
+def stale_and_seen(seen: sa.FromClause) -> Predicate:
+    """Return the guard of rule 1."""
+    return sa.and_(as_seen(seen), is_stale)
+
+
+def crashed_and_seen(seen: sa.FromClause) -> Predicate:
+    """Return the guard of rule 3."""
+    return sa.and_(as_seen(seen), is_crashed)
+
+
+# Rule 2: whatever a dead owner holds.
+of_dead_owner: Final = sa.and_(processing_indexed, j.c.worker_id == sa.bindparam("owner"))
+
+progressed_at: Final = sa.func.greatest(j.c.claimed_at, j.c.progress_at)
+"""When a running job last progressed. What an earlier run of the job noted is older than the claim of this one."""
+
+
+def _is_older(instant: sa.ColumnElement[Any], parameter: str) -> Predicate:
+    age = given(parameter, sa.Double)
+    return sa.or_(age.is_(None), instant < NOW - seconds(age))
+
+
+is_silent: Final = _is_older(j.c.last_activity_at, "stale_for")
+has_run: Final = _is_older(j.c.claimed_at, "running_for")
+stands_still: Final = _is_older(progressed_at, "no_progress_for")
+
+# Rule 4, and listings: running jobs as an operator has chosen them, with the parameters of ``RunAge.values``.
+as_old_as_chosen: Final = sa.and_(is_silent, has_run, stands_still)
+
+last_attempt: Final = j.c.errors + 1 >= j.c.max_attempts
+last_stall: Final = j.c.stalls + 1 >= j.c.max_stalls
+
+
+def claimed_before(parameter: str) -> Predicate:
+    """Return that the job was claimed so many seconds ago, as a parameter gives them."""
+    return j.c.claimed_at < NOW - given_seconds(parameter)
+
+
+def queued_before(parameter: str) -> Predicate:
+    """Return that the job was queued so many seconds ago, as a parameter gives them."""
+    return j.c.queued_at < AT_START - given_seconds(parameter)
+
+
+# Rows that PostgreSQL refused to write. A mark belongs to the row as it was refused: another claim, dispatch or
+# status is another try.
+r: Final = refused_rows.alias("r")
+as_refused: Final = sa.and_(
+    r.c.status == j.c.status, r.c.fencing_token == j.c.fencing_token, r.c.dispatch == j.c.dispatch
+)
+
+
+def refused(*attempted: str) -> Predicate:
+    """Return that PostgreSQL has refused one of these transitions to the row as it is."""
+    return _marked(r.c.attempted.in_(attempted))
+
+
+def set_aside(*attempted: str) -> Predicate:
+    """Return that the row is left alone for now, because one of these transitions was refused."""
+    return _marked(r.c.attempted.in_(attempted), r.c.retry_at > AT_START)
+
+
+def _marked(*which: Predicate) -> Predicate:
+    return sa.select(r.c.job_id).where(r.c.job_id == j.c.id, *which, as_refused).exists()

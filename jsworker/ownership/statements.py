@@ -1,0 +1,166 @@
+"""What statements are built of: SQLAlchemy expressions over ``jobs AS j``, each compiled once."""
+
+import typing
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql.base import PGCompiler, PGDialect
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.types import TypeEngine
+
+from jsworker.ownership.schema import job_events, jobs
+
+T = TypeVar("T")
+
+j: Final = typing.cast("sa.Alias", jobs.alias("j"))
+"""The row that a statement is about; every predicate names it so."""
+
+NOW: Final[sa.Function[Any]] = sa.func.clock_timestamp()
+AT_START: Final[sa.Function[Any]] = sa.func.statement_timestamp()
+"""An index can be searched by it; ``clock_timestamp()`` would be compared with every row."""
+
+NO_OWNER: Final = {"worker_id": sa.null(), "last_activity_at": sa.null()}
+"""What is written when a job leaves ``processing``."""
+
+
+class _Compiler(PGCompiler):
+    """Writes constants into the statement, for a parameter matches no partial index; parameters keep their names."""
+
+    def visit_bindparam(self, bindparam: sa.BindParameter[Any], *_: Any, **kwargs: Any) -> str:
+        if bindparam.required:
+            return f":{bindparam.key}"
+        return str(super().visit_bindparam(bindparam, **kwargs | {"literal_binds": True}))  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its compilers
+
+    def render_literal_value(self, value: Any, type_: TypeEngine[Any]) -> str:
+        return str(super().render_literal_value(value, type_)).replace(":", r"\:")  # type: ignore[no-untyped-call] # as above
+
+
+class _Dialect(PGDialect):
+    statement_compiler = _Compiler
+    supports_statement_cache = False
+
+
+_DIALECT: Final = _Dialect(paramstyle="named")  # type: ignore[no-untyped-call] # as above
+
+
+def sql(expression: ClauseElement) -> str:
+    """Return an expression as SQL with ``:name`` for each parameter."""
+    return "\n".join(line.strip() for line in str(expression.compile(dialect=_DIALECT)).splitlines())
+
+
+def condition(predicate: sa.ColumnElement[bool]) -> str:
+    """Return a predicate as SQL, for a statement about ``jsworker.jobs AS j`` that reads better as text."""
+    _, _, where = sql(sa.select().select_from(j).where(predicate)).partition("\nWHERE ")
+    return where
+
+
+def filled(template: str, **parts: str) -> sa.TextClause:
+    """Return a text whose ``{name}`` stand for parts of it, for example conditions."""
+    for name, part in parts.items():
+        template = template.replace(f"{{{name}}}", part)
+    return sa.text(template)
+
+
+class _LateText(sa.TextClause):
+    """A text that is made when it is first needed, for a process uses few of all statements."""
+
+    inherit_cache = True
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {"text", "_bindparams"}:  # what the constructor of a text sets
+            raise AttributeError(name)
+        super().__init__(self._make())
+        return getattr(self, name)
+
+
+def compiled(expression: ClauseElement) -> sa.TextClause:
+    """Return a statement that is compiled once, and that any connection and any session can execute."""
+    return _LateText(lambda: sql(expression))
+
+
+def waiting(statement: sa.TextClause) -> sa.TextClause:
+    """Return a statement for many rows as it is for one alone: it waits for the lock."""
+    return _LateText(lambda: statement.text.replace(" SKIP LOCKED", ""))
+
+
+def given(name: str, type_: type[TypeEngine[T]] | TypeEngine[T]) -> sa.Cast[T]:
+    """Return a parameter of a type."""
+    return sa.cast(sa.bindparam(name), type_)
+
+
+def given_array(name: str, type_: type[TypeEngine[Any]] | TypeEngine[Any]) -> sa.Cast[Any]:
+    """Return a parameter that is an array."""
+    return sa.cast(sa.bindparam(name), sa.ARRAY(type_))
+
+
+def given_rows(name: str, **columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
+    """Return rows that a statement is given as arrays of equal length, one for each column."""
+    each = [sa.column(key, array.type.item_type) for key, array in columns.items()]  # type: ignore[attr-defined] # arrays
+    return sa.func.unnest(*columns.values()).table_valued(*each, name=name).render_derived(name=name)
+
+
+def given_runs(name: str, **columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
+    """Return runs that a statement is given: job ids, fencing tokens and what else belongs to each."""
+    return given_rows(
+        name, id=given_array("ids", sa.Uuid), token=given_array("tokens", sa.BigInteger), **columns
+    )
+
+
+def seconds(value: sa.ColumnElement[Any]) -> sa.Function[Any]:
+    """Return an interval of so many seconds."""
+    return sa.func.make_interval(sa.literal_column("secs").op("=>")(value))
+
+
+def given_seconds(name: str) -> sa.Function[Any]:
+    """Return a parameter in seconds as an interval."""
+    return seconds(given(name, sa.Double))
+
+
+def stall_back_off(stalls: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return how long a job waits after a counted stall that was not its first; ``stalls`` are those before it."""
+    jitter = 0.8 + 0.4 * sa.func.random()
+    return seconds(sa.func.least(600, 5 * sa.func.power(2, sa.func.least(stalls - 1, 20))) * jitter)
+
+
+def json_object(**fields: Any) -> sa.Function[Any]:
+    """Return a JSON object."""
+    return sa.func.jsonb_build_object(*(part for field in fields.items() for part in field), type_=JSONB)
+
+
+def locked(rows: sa.Select[Any]) -> sa.CTE:
+    """Return rows of ``j`` locked in the order of their ids, for two unordered statements deadlock; none is waited for.
+
+    The statement that writes them reads this as ``mine``.
+    """
+    in_order = rows.order_by(j.c.id).with_for_update(key_share=True, of=j, skip_locked=True)
+    return in_order.cte("mine")
+
+
+def entry(
+    source: sa.FromClause,
+    event: str | sa.ColumnElement[Any],
+    *,
+    when: sa.ColumnElement[bool] | None = None,
+    worker_id: sa.ColumnElement[Any] | None = None,
+    **columns: sa.ColumnElement[Any],
+) -> sa.CTE:
+    """Return an entry in the timeline for each job of ``source``, written by the statement that writes the jobs."""
+    values: dict[str, Any] = {
+        "job_id": source.c.id,
+        "event": sa.literal(event) if isinstance(event, str) else event,
+        "fencing_token": source.c.fencing_token,
+        **columns,
+    }
+    if worker_id is not None:
+        values["worker_id"] = worker_id
+    rows = sa.select(*values.values())
+    return (
+        sa.insert(job_events)
+        .from_select(list(values), rows if when is None else rows.where(when))
+        .cte("entry")
+    )

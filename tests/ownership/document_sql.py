@@ -1,0 +1,104 @@
+"""Writes docs/sql.md: the SQL of each transition, to read beside docs/protocol.md.
+
+python -m tests.ownership.document_sql docs/sql.md
+"""
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import TextClause
+
+from jsworker.ownership.transitions import (
+    claim,
+    control,
+    enqueue,
+    heartbeat,
+    publish,
+    republish,
+    reset_rules,
+    settle,
+)
+
+WIDTH = 110
+HEADER = """# The SQL of the ownership protocol
+
+Written by `python -m tests.ownership.document_sql docs/sql.md`; do not edit. `:name` is a parameter,
+`j` the row of a job. The guards are the predicates of `jsworker/ownership/predicates.py`, word for
+word. What settles a job exists in two forms: as shown for a batch, and without `SKIP LOCKED` for one
+row alone.
+"""
+STATEMENTS: dict[str, TextClause] = {
+    "ENQUEUE": enqueue.ENQUEUE,
+    "PUBLISH": publish.PUBLISH,
+    "MARK": publish.MARK,
+    "CLAIM": claim.CLAIM,
+    "CLAIM of a stale owner's job": claim.CLAIM_STALE,
+    "Read back after an unclear CLAIM": claim.READ_BACK,
+    "HEARTBEAT": heartbeat.HEARTBEAT,
+    "What HEARTBEAT skipped": heartbeat.STILL_MINE,
+    "PROGRESS": heartbeat.PROGRESS,
+    "CHECKPOINT": heartbeat.CHECKPOINT,
+    "Quiet phase": heartbeat.QUIET,
+    "Orphaned claims": heartbeat.ORPHANED,
+    "COMPLETE": settle.COMPLETE,
+    "FAIL": settle.FAIL,
+    "RELEASE": settle.RELEASE,
+    "What a zero-row write means": settle.VERDICT,
+    "RESET by rule 1 (stale)": reset_rules.RESET_STALE,
+    "RESET by rule 2 (evidence of death)": reset_rules.RESET_DEAD,
+    "RESET by rule 3 (two witnesses)": reset_rules.RESET_CRASHED,
+    "RESET by rule 4 (operator)": reset_rules.RESET_BY_OPERATOR,
+    "PROMOTE": publish.PROMOTE,
+    "REPUBLISH": republish.REPUBLISH,
+    "CANCEL": control.CANCEL,
+    "RETRY": control.RETRY,
+}
+_CLAUSE = re.compile(r" (?=(?:SET|FROM|WHERE|ORDER BY|RETURNING|SELECT|VALUES|FOR NO KEY UPDATE|FOR SHARE) )")
+
+
+def document() -> str:
+    """Return the whole page."""
+    parts = [f"## {name}\n\n```sql\n{readable(statement)}\n```\n" for name, statement in STATEMENTS.items()]
+    return "\n".join([HEADER, *parts])
+
+
+def readable(statement: TextClause) -> str:
+    """Return a statement with a line for each of its clauses, as far as it has none of its own."""
+    given = statement.text.strip().replace("\\:", ":")
+    if "\n  " in given:  # written by hand
+        return given
+    return "\n".join(_lines(given))
+
+
+def _lines(given: str) -> Iterator[str]:
+    depth = 0
+    for line in given.splitlines():
+        for clause in _clauses(line):
+            indent = "  " * depth
+            yield from textwrap.wrap(
+                clause,
+                WIDTH,
+                initial_indent=indent,
+                subsequent_indent=indent + "    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            depth += clause.count("(") - clause.count(")")
+
+
+def _clauses(line: str) -> Iterator[str]:
+    """Split a line before its clauses, but not within brackets that it opens and closes itself."""
+    begin = 0
+    for found in _CLAUSE.finditer(line):
+        before = line[begin : found.start()]
+        if before.count("(") <= before.count(")") or before.startswith("("):
+            yield before
+            begin = found.end()
+    yield line[begin:]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(document())
