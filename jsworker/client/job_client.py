@@ -39,7 +39,7 @@ from jsworker.ownership.transitions.publish import Outgoing, Sent
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
-from jsworker.stream.wire import subject_of
+from jsworker.stream.message import subject_of
 
 _OWN_PUBLISHING_SECONDS = 5.0
 """For so long the relay leaves a new job's message to the client that enqueued it."""

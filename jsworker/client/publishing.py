@@ -14,8 +14,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.publish import Outgoing, Sent, mark, take_outgoing
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
+from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Published
-from jsworker.stream.wire import WireMessage
 
 
 def wire_message(job: Outgoing) -> WireMessage:

@@ -8,7 +8,7 @@ from jsworker.doctor.facts import Facts, Found, Unknown
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, unchecked, warning
 from jsworker.ownership.queries.job_report import Rows
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport
-from jsworker.stream.shape import Difference
+from jsworker.stream.topology import Difference
 
 _FIX = "Workers change it within a minute; `jsworker doctor --fix` does it now."
 

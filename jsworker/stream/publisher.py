@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
 from jsworker.core.names import check_kind
 from jsworker.stream.connection import Connection
+from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
-from jsworker.stream.wire import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 
 _WINDOW: Final = 512
 """Messages of one call under way at once: enough that neither side waits for the other."""
@@ -22,7 +22,7 @@ _SILENCE_SECONDS: Final = 2.0
 """After so long without any acknowledgement, those missing are asked for again."""
 
 _SUBJECTS_KEPT: Final = 1_000
-"""Kinds whose subject is remembered: relays publish jobs of whatever kinds producers invent."""
+"""Kinds whose subject is cached: relays publish jobs of any kinds that producers invent."""
 
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
@@ -37,13 +37,16 @@ class Published(NamedTuple):
 
     Attributes:
         stream_seq: its number in the stream.
-        stream_created: when the stream was made, as last known; None when that was never asked.
+        stream_created: when the stream was created, as last known; None when that was never asked.
         duplicate: the stream had it already.
     """
 
     stream_seq: int
     stream_created: datetime | None
     duplicate: bool
+
+
+PublishOutcome = Published | PublishFailed
 
 
 class _ApiError(TypedDict):
@@ -94,7 +97,7 @@ class Publisher:
 
     async def publish(
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float
-    ) -> list[Published | PublishFailed]:
+    ) -> list[PublishOutcome]:
         """Publish and wait for the acknowledgements; outcomes come in the order of the messages.
 
         Args:
@@ -198,7 +201,7 @@ class Publisher:
 
 
 class _Flight:
-    """The messages of one call: which are under way, which have landed and where."""
+    """The messages of one call: which are under way, and what became of the others."""
 
     def __init__(
         self,
@@ -256,7 +259,7 @@ class _Flight:
         index = self.under_way.pop(token)
         try:
             ack: _PubAck = _validate(data)
-        except ValidationError:  # a status without a body: nobody listens on the subject
+        except ValidationError:  # a status without a body: there is no listener on the subject
             self.reason = f"stream {self._stream} does not listen"
         else:
             self._take(index, ack)
@@ -274,12 +277,12 @@ class _Flight:
             reason = error.get("description", f"JetStream answered {error['code']}")
             self.fail(index, reason, PublishRefused)
 
-    def outcomes(self, created: datetime | None) -> list[Published | PublishFailed]:
+    def outcomes(self, created: datetime | None) -> list[PublishOutcome]:
         return [self._outcome(index, landed, created) for index, landed in enumerate(self._landed)]
 
     def _outcome(
         self, index: int, landed: "_PubAck | _Fault | None", created: datetime | None
-    ) -> Published | PublishFailed:
+    ) -> PublishOutcome:
         if isinstance(landed, dict) and landed.get("stream") == self._stream and "seq" in landed:
             return Published(landed["seq"], created, landed.get("duplicate", False))
         message = self.messages[index]

@@ -15,7 +15,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.run_spans import RunContext, note_runs
 from jsworker.ownership.transitions.settle import Settled
-from jsworker.stream.wire import subject_of
+from jsworker.stream.message import subject_of
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.pipeline.outcomes import Failed, Outcome
 from jsworker.worker.pipeline.run import Run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
-from jsworker.stream.jetstream import redact
+from jsworker.stream.login import redact
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer
 from tests.stream.nats_server import HOST, free_port

@@ -8,7 +8,8 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
-from jsworker.stream.jetstream import ConsumerState, Stream
+from jsworker.stream.api import ConsumerState
+from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, Queue
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.scan_pace import Pace

@@ -11,7 +11,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.jetstream import Stream, StreamState
+from jsworker.stream.api import StreamState
+from jsworker.stream.jetstream import Stream
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.throttled_scan import Search
 
