@@ -40,7 +40,7 @@ _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 _APART: Final = frozenset({"timestamp", "level", "event", "job_id", "kind", "exception", "at"})
 _OF_JOBS: Final = frozenset({"fencing_token", "worker_id"})
-"""Left out of lines about a job, which `jsworker job` tells more about."""
+"""Left out of lines about a job, of which `jsworker job` shows more."""
 _MESSAGES: Final = ("error", "reason")
 """Whole sentences: the first that is there ends the line."""
 
