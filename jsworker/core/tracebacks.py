@@ -80,7 +80,7 @@ def _shortened(lines: Sequence[str]) -> Iterator[str]:
     leads = False
     for line in lines:
         if depth is not None and _depth(line) <= depth:
-            if leads:  # it never came to anybody else's code
+            if leads:  # it never left our code
                 yield from left_out
             depth, leads = None, False
         if line.endswith(_TRACEBACK):
@@ -102,12 +102,12 @@ def _depth(line: str) -> int:
 
 
 def is_ours(path: str) -> bool:
-    """Tell whether a file belongs to jsworker."""
+    """Return whether a file belongs to jsworker."""
     return path.startswith(_OURS)
 
 
 def _is_installed(path: str) -> bool:
-    """Tell whether a file belongs to Python, to an installed package or to jsworker."""
+    """Return whether a file belongs to Python, to an installed package or to jsworker."""
     return path.startswith((_OURS, *_INSTALLED))
 
 

@@ -31,13 +31,7 @@ class Listeners:
 
 
 async def open_client(login: Login, listeners: Listeners, options: dict[str, Any], seconds: float) -> Client:
-    """Return a connected client.
-
-    Args:
-        login: addresses, credentials and TLS.
-        listeners: called on errors, losses and reconnects from then on.
-        options: further options of nats-py.
-        seconds: how long to try.
+    """Return a connected client; ``options`` are further ones of nats-py.
 
     Raises:
         StreamUnavailable: no server answered in time.

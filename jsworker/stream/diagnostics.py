@@ -71,7 +71,7 @@ class NatsServer:
 
 @dataclass(frozen=True, slots=True)
 class AccountState:
-    """What the account stores, in bytes, and how much it may; None: as much as the server can."""
+    """What the account stores, in bytes, and how much it may; None: no limit of its own."""
 
     stored: int
     limit: int | None
@@ -136,8 +136,7 @@ class ConsumerReport:
 class Inspector:
     """Reads server, account, stream and consumers over one connection; it changes nothing.
 
-    Args:
-        settings: servers, login, and what the stream should be like.
+    Every method raises ``StreamUnavailable`` or ``StreamRefused`` when JetStream does not answer.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -146,13 +145,7 @@ class Inspector:
         self._api = JetStreamApi(self._connection, settings)
 
     async def connect(self, seconds: float) -> None:
-        """Connect within ``seconds``.
-
-        Raises:
-            SettingsError: a URL, a credentials file or a certificate cannot be used.
-            StreamUnavailable: no server answered in time.
-            StreamRefused: login or TLS was refused.
-        """
+        """Connect within ``seconds``; raises as ``Connection.connect`` does."""
         await self._connection.connect(seconds)
 
     async def close(self) -> None:
@@ -180,21 +173,13 @@ class Inspector:
         )
 
     async def account(self) -> AccountState:
-        """Return what the account stores.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not answer.
-        """
+        """Return what the account stores."""
         found = await self._api.account_info()
         limit = found.limits.max_storage
         return AccountState(stored=found.storage, limit=limit if limit > 0 else None)
 
     async def stream(self) -> StreamReport | None:
-        """Return how the stream is; None: there is none of this name.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not answer.
-        """
+        """Return the stream as it is; None: there is none of this name."""
         try:
             info = await self._api.stream_info()
         except NotThere:
@@ -214,11 +199,7 @@ class Inspector:
         )
 
     async def unconsumed(self) -> dict[str, int]:
-        """Return subjects whose messages no consumer takes, and how many they are; of very many, some.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not answer.
-        """
+        """Return subjects whose messages no consumer takes, and how many they are; of very many, some."""
         found = await self._api.unconsumed()
         return {self._api.subject_of(kind): messages for kind, messages in found.items()}
 
@@ -242,13 +223,9 @@ class Inspector:
         return [worker_id for worker_id, is_refused in zip(workers, found, strict=True) if is_refused]
 
     async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:
-        """Return the stream's consumers; where they may not be listed, or are too many, those of these kinds.
+        """Return the stream's consumers, at least those of these kinds.
 
-        Returns:
-            By name; from ``MOST_CONSUMERS`` on there may be others.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not answer.
+        Where they may not be listed there are no others; from ``MOST_CONSUMERS`` on some may be missing.
         """
         try:
             found = await self._listed()

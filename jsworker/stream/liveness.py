@@ -81,11 +81,7 @@ class Witness:
         self._listening: Client | None = None
 
     async def prove(self, seconds: float) -> bool:
-        """Listen on the worker's subject; returns whether a question sent there was answered.
-
-        Args:
-            seconds: how long to wait for the answer.
-        """
+        """Listen on the worker's subject; returns whether a question sent there was answered in time."""
         try:
             await self._listen()
         except (StreamUnavailable, nats.errors.Error, OSError):
@@ -130,13 +126,9 @@ class Witness:
 
 
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
-    """Ask a worker for its stacks, over a connection for this question.
+    """Ask a worker for its stacks, or those of one job's run, over a connection for this question.
 
-    Args:
-        settings: servers and login.
-        worker_id: the worker that is asked.
-        job_id: only for the run of this job; None: for everything the worker does.
-        seconds: how long to wait for a connection, and again for the answer.
+    Waits at most ``seconds`` for the connection, and again for the answer.
 
     Raises:
         SettingsError, StreamUnavailable, StreamRefused: there is no connection.

@@ -75,13 +75,7 @@ class _Unacknowledged(Exception):
 
 
 class Publisher:
-    """Publishes messages of one stream.
-
-    Args:
-        connection: where to publish.
-        stream: the stream that must acknowledge.
-        prefix: subjects are ``<prefix>.<kind>``.
-    """
+    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by ``stream``."""
 
     def __init__(self, connection: Connection, *, stream: str, prefix: str) -> None:
         self.stream_created: datetime | None = None
@@ -98,13 +92,7 @@ class Publisher:
     async def publish(
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float
     ) -> list[PublishOutcome]:
-        """Publish and wait for the acknowledgements; outcomes come in the order of the messages.
-
-        Args:
-            messages: what to publish.
-            headers: further headers for each message.
-            seconds: give up after so long without an acknowledgement.
-        """
+        """Publish and wait for the acknowledgements; see ``Stream.publish_many``."""
         flight = _Flight(messages, headers, self._stream, seconds)
         try:
             await self._fly(flight)

@@ -134,7 +134,6 @@ class Puller:
         self._gone = False
         self._degraded = False
 
-        self._paused = False
         self._stopping = False
         self._signal = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -149,7 +148,7 @@ class Puller:
     def is_pulling(self) -> bool:
         """Whether messages are asked for as soon as there is room."""
         able = self._stream.connected and not self._degraded
-        return able and self._task is not None and not self._paused
+        return able and self._task is not None
 
     async def start(self) -> None:
         """Begin to pull."""
@@ -198,16 +197,6 @@ class Puller:
         """Look again how much room there is; cheap, any number of calls make one look."""
         self._signal.set()
 
-    def pause(self) -> None:
-        """Ask for nothing and hand back what arrives, until ``resume``."""
-        self._paused = True
-        self._signal.set()
-
-    def resume(self) -> None:
-        """Pull again."""
-        self._paused = False
-        self._signal.set()
-
     @property
     def outstanding(self) -> int:
         """How many messages were asked for and have not come."""
@@ -225,7 +214,7 @@ class Puller:
 
     async def _step(self) -> float:
         """Do what is due; return the seconds until something may be due again."""
-        if self._paused or not self._stream.connected:
+        if not self._stream.connected:
             self._leave()
             return self._idle_heartbeat
         if self._pause_left() > 0 or (self._gone and not await self._create_again()):
@@ -319,7 +308,7 @@ class Puller:
         if current:
             self._credit.received()
             self._sign_of_life()
-        if self._stopping or self._paused:
+        if self._stopping:
             arrival.nak()
         elif isinstance(arrival, Delivery):
             self._deliver(arrival)

@@ -55,12 +55,6 @@ class HttpServer:
     """Answers GET and HEAD on a few fixed paths."""
 
     def __init__(self, routes: Mapping[str, Route], *, seconds: float = _SECONDS) -> None:
-        """Prepare; nothing is listened to yet.
-
-        Args:
-            routes: by path.
-            seconds: that one connection may last.
-        """
         self._routes = routes
         self._seconds = seconds
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}

@@ -54,15 +54,12 @@ def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 class ConsoleLines:
-    """Writes log lines for people: local time, the event in words, short ids, a traceback below."""
+    """Writes log lines for people: local time, the event in words, short ids, a traceback below.
+
+    With ``clears`` each line first clears the one that the cursor stands in.
+    """
 
     def __init__(self, *, colours: bool, clears: bool) -> None:
-        """Prepare.
-
-        Args:
-            colours: whether levels are coloured.
-            clears: whether each line first clears the one that the cursor stands in.
-        """
         self._colours = colours
         self._clears = clears
 

@@ -14,12 +14,7 @@ OTHER_KINDS: Final = "_other"
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Connections of one pool.
-
-    Attributes:
-        in_use: lent at this moment.
-        limit: that may be lent at once.
-    """
+    """Connections of one pool: lent at this moment, and at most."""
 
     in_use: int
     limit: int

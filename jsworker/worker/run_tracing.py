@@ -10,7 +10,7 @@ from jsworker.core import tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.tracing import TraceContext
+from jsworker.core.trace_context import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.run_spans import RunContext, note_runs

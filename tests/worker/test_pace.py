@@ -82,12 +82,12 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
-    assert client._link is not None
+    assert client._publisher.link is not None
     return Relay(
         database=client.database,
         health=DatabaseHealth(Events()),
         publishing=PublishingHealth(Events()),
-        stream=client._link._stream,
+        stream=client._publisher.link._stream,
         refused_rows=RefusedRows(client.database, worker_id="relaying"),
     )
 

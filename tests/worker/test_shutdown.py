@@ -271,12 +271,12 @@ async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
     monkeypatch.setattr("jsworker.worker.maintenance.relay._BATCH", 10)
     publish_traced = publishing.publish_traced
     monkeypatch.setattr(publishing, "publish_traced", publish_and_end)
-    assert client._link is not None
+    assert client._publisher.link is not None
     relay = Relay(
         database=client.database,
         health=DatabaseHealth(Events()),
         publishing=PublishingHealth(Events()),
-        stream=client._link._stream,
+        stream=client._publisher.link._stream,
         refused_rows=RefusedRows(client.database, worker_id="relaying"),
     )
     await fill_outbox(client, rows, 100)

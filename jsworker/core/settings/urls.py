@@ -25,7 +25,7 @@ def redact_url(url: str) -> str:
     if not re.fullmatch(r"[\w.%+~-]*", user) or not (colon or scheme.startswith("postgres")):
         user = "***"  # a NATS user name without a password is a token
     if not at and not re.match(r"(\[[^\]]*\]|[^:/?#]*)(:\d*)?([/?#]|$)", place):
-        place = place.partition(":")[0] + ":***"  # user:password of somebody who forgot the host
+        place = place.partition(":")[0] + ":***"  # user:password of a URL without a host
     secret = f"{user}:***@" if colon and user != "***" else f"{user}@"
     place = _SECRET_IN_QUERY.sub(r"\1***", place)
     return f"{scheme}://{secret}{place}" if at else f"{scheme}://{place}"
