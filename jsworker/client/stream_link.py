@@ -46,7 +46,7 @@ class StreamLink:
         return self._reason or "NATS is not connected"
 
     async def open(self, seconds: float) -> None:
-        """Try to connect for about ``seconds``; go on in the background when nobody answers.
+        """Try to connect for about ``seconds``; go on in the background when NATS does not answer.
 
         Raises:
             SettingsError: an address or a file cannot be used.

@@ -173,7 +173,7 @@ class Client(NatsClient):
         """Forget what dies with a connection: inboxes, and what waits to be sent.
 
         Only verdicts still mean something to the next connection. A request would be served to an inbox that
-        nobody listens to, and its messages would be lost until the consumer's ``ack_wait``.
+        is closed, and its messages would be lost until the consumer's ``ack_wait``.
         """
         self._inboxes.clear()
         self._pending = [command for command in self._pending if command.startswith(_VERDICT)]

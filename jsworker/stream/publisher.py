@@ -65,11 +65,6 @@ class _PubAck(TypedDict):
 _validate = TypeAdapter(_PubAck).validator.validate_json
 
 
-class _Fault(NamedTuple):
-    reason: str
-    error: type[PublishFailed]
-
-
 class _Unacknowledged(Exception):
     """Some messages are not acknowledged; trying again may help."""
 
@@ -207,7 +202,7 @@ class _Flight:
         self.reason = ""
         self._stream = stream
         self._seconds = seconds
-        self._landed: list[_PubAck | _Fault | None] = [None] * len(messages)
+        self._landed: list[_PubAck | PublishFailed | None] = [None] * len(messages)
         self._clock = asyncio.get_running_loop().time
         self._progress_at = self._clock()
         self._most = 0
@@ -237,7 +232,9 @@ class _Flight:
         self._moved.set()
 
     def fail(self, index: int, reason: str, error: type[PublishFailed] = PublishFailed) -> None:
-        self._landed[index] = _Fault(reason, error)
+        message = self.messages[index]
+        identity = message_id(message.job_id, message.dispatch)
+        self._landed[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
 
     def give_up(self, reason: str) -> None:
         for index in self.missing():
@@ -258,7 +255,10 @@ class _Flight:
         error = ack.get("error")
         if error is None:
             self._progress_at = self._clock()
-            self._landed[index] = ack
+            if ack.get("stream") == self._stream and "seq" in ack:
+                self._landed[index] = ack
+            else:
+                self.fail(index, "it was stored by another stream", PublishRefused)
         elif error["code"] == _UNAVAILABLE and error.get("err_code") not in _FULL:
             self.reason = error.get("description", "JetStream is not available")
         else:
@@ -266,18 +266,10 @@ class _Flight:
             self.fail(index, reason, PublishRefused)
 
     def outcomes(self, created: datetime | None) -> list[PublishOutcome]:
-        return [self._outcome(index, landed, created) for index, landed in enumerate(self._landed)]
-
-    def _outcome(
-        self, index: int, landed: "_PubAck | _Fault | None", created: datetime | None
-    ) -> PublishOutcome:
-        if isinstance(landed, dict) and landed.get("stream") == self._stream and "seq" in landed:
-            return Published(landed["seq"], created, landed.get("duplicate", False))
-        message = self.messages[index]
-        identity = message_id(message.job_id, message.dispatch)
-        fault = (
-            landed
-            if isinstance(landed, _Fault)
-            else _Fault("it was stored by another stream", PublishRefused)
-        )
-        return fault.error(f"message {identity} was not stored in stream {self._stream}: {fault.reason}")
+        return [
+            each
+            if isinstance(each, PublishFailed)
+            else Published(each["seq"], created, each.get("duplicate", False))
+            for each in self._landed
+            if each is not None
+        ]

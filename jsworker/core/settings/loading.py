@@ -7,11 +7,11 @@ from typing import Any
 
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings.model import FieldFaults, Settings
-from jsworker.core.settings.urls import database_parts
 from jsworker.core.settings.variables import (
     LONGEST_SECONDS,
     PREFIX,
     as_given,
+    database_parts,
     is_service_link,
     known_variables,
     no_setting,

@@ -14,17 +14,20 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from jsworker.core.errors import SettingsError
-from jsworker.core.settings.urls import NATS_SERVER, database_parts, redact_url, shown_url
 from jsworker.core.settings.variables import (
     FROM_FILES,
     HIDDEN,
     LONGEST_SECONDS,
+    NATS_SERVER,
     PREFIX,
     as_given,
     broken,
+    database_parts,
     from_environment,
     no_setting,
+    redact_url,
     refused,
+    shown_url,
     variable_of,
 )
 
