@@ -17,18 +17,6 @@ from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Published
 
-
-def wire_message(job: Outgoing) -> WireMessage:
-    """Return the message that names a job."""
-    return WireMessage(
-        job_id=job.id,
-        kind=job.kind,
-        dispatch=job.dispatch,
-        cleared=job.cleared,
-        clear_reason=job.clear_reason,
-    )
-
-
 _AT_ONCE: Final = 4
 """Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
 
@@ -168,7 +156,9 @@ async def publish_traced(
     timeout: float = 5.0,  # noqa: ASYNC109 -- passed on
 ) -> Sequence[Published | PublishFailed]:
     """Publish messages with the contexts of their jobs, in spans where they are made."""
-    messages = [wire_message(job) for job in outgoing]
+    messages = [
+        WireMessage(job.id, job.kind, job.dispatch, job.cleared, job.clear_reason) for job in outgoing
+    ]
     if all(job.traceparent is None for job in outgoing):
         return await stream.publish_many(messages, timeout=timeout)
     contexts = [TraceContext(job.traceparent, job.tracestate) for job in outgoing]

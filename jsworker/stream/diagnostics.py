@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import nats.errors
 from nats.js.api import ClusterInfo, ConsumerInfo
@@ -19,7 +19,6 @@ from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere
 from jsworker.stream.connection import Connection
 from jsworker.stream.liveness import REFUSED, SUBJECT
-from jsworker.stream.login import login_of
 from jsworker.stream.topology import (
     INSTALLATION,
     Difference,
@@ -30,8 +29,6 @@ from jsworker.stream.topology import (
 )
 
 _NAME: Final = "jsworker doctor"
-_GREETING_SECONDS: Final = 2.0
-_GREETING_BYTES: Final = 65_536
 _API_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 10.0
 """For all pages of consumers; a cluster that misses a server takes four seconds for each."""
@@ -153,20 +150,18 @@ class Inspector:
         await self._connection.close()
 
     async def server(self) -> NatsServer:
-        """Return what is known of the server that answered."""
+        """Return what the server that answered has said of itself."""
         client = self._connection.client
         url = client.connected_url
         host, port = (url.hostname or "", url.port or 4222) if url else ("", 4222)
-        greeting = await _greeting(host, port)
+        info = client.server_info
         version = client.connected_server_version
-        asks_for_tls = login_of(self._settings).require_tls
-        announced = bool(greeting.get("tls_required")) if greeting else None
         return NatsServer(
             place=f"{host}:{port}",
-            name=greeting.get("server_name"),
-            cluster=greeting.get("cluster"),
+            name=info.get("server_name"),
+            cluster=info.get("cluster"),
             version=(version.major, version.minor, version.patch),
-            encrypted=True if asks_for_tls else announced,
+            encrypted=bool(info.get("tls_required")),
             local=_is_loopback(host),
             max_payload=client.max_payload,
             offers_jetstream=client.offers_jetstream,
@@ -288,21 +283,6 @@ def _peers(cluster: ClusterInfo | None) -> tuple[Peer, ...]:
         for peer in cluster.replicas or []
     ]
     return (*leader, *followers)
-
-
-async def _greeting(host: str, port: int) -> dict[str, Any]:
-    """Return the INFO that the server sends to every new connection; nothing when it begins with TLS."""
-    with suppress(OSError, TimeoutError, ValueError):
-        async with asyncio.timeout(_GREETING_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port, limit=_GREETING_BYTES)
-            try:
-                line = await reader.readline()
-            finally:
-                writer.close()
-        word, _, greeting = line.partition(b" ")
-        found = json.loads(greeting) if word == b"INFO" else {}
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _is_loopback(host: str) -> bool:

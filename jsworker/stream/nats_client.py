@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -113,6 +113,11 @@ class Client(NatsClient):
         self._require_tls = require_tls
         self._inboxes: dict[int, Take] = {}
         self._attempts: set[asyncio.Task[Any]] = set()
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """The INFO that the connected server has sent."""
+        return self._server_info
 
     @property
     def offers_jetstream(self) -> bool:

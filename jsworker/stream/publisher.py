@@ -80,7 +80,7 @@ class Publisher:
         self._client: Client | None = None
         self._inbox = ""
         self._token = 0
-        self._flights: dict[int, _Flight] = {}
+        self._batches: dict[int, _Batch] = {}
         self._subjects: dict[str, str] = {}
         connection.on_lost(self._interrupt)
 
@@ -88,72 +88,72 @@ class Publisher:
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float
     ) -> list[PublishOutcome]:
         """Publish and wait for the acknowledgements; see ``Stream.publish_many``."""
-        flight = _Flight(messages, headers, self._stream, seconds)
+        batch = _Batch(messages, headers, self._stream, seconds)
         try:
-            await self._fly(flight)
-            if flight.missing():
-                await self._fly_again(flight)
+            await self._send_missing(batch)
+            if batch.missing():
+                await self._retry(batch)
         except (_Unacknowledged, StreamUnavailable) as fault:
-            flight.give_up(str(fault))
+            batch.give_up(str(fault))
         finally:
-            self._forget(flight)
-        return flight.outcomes(self.stream_created)
+            self._forget(batch)
+        return batch.outcomes(self.stream_created)
 
-    async def _fly_again(self, flight: "_Flight") -> None:
+    async def _retry(self, batch: "_Batch") -> None:
         def pause(state: RetryCallState) -> float:
-            return min(_BACKOFF(state), max(flight.seconds_left(), 0.0))
+            return min(_BACKOFF(state), max(batch.seconds_left(), 0.0))
 
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(_Unacknowledged),
-            stop=lambda _: flight.seconds_left() <= 0,
+            stop=lambda _: batch.seconds_left() <= 0,
             wait=pause,
             reraise=True,
         ):
             with attempt:
                 if attempt.retry_state.attempt_number > 1:
-                    await self._fly(flight)
-                if flight.missing():
-                    raise _Unacknowledged(flight.reason)
+                    await self._send_missing(batch)
+                if batch.missing():
+                    raise _Unacknowledged(batch.reason)
 
-    async def _fly(self, flight: "_Flight") -> None:
+    async def _send_missing(self, batch: "_Batch") -> None:
         """Send what is missing, never more than a window ahead of the acknowledgements."""
-        self._forget(flight)
-        if not await self._connection.wait_connected(flight.seconds_left()):
-            flight.reason = "NATS is not connected"
+        self._forget(batch)
+        if not await self._connection.wait_connected(batch.seconds_left()):
+            batch.reason = "NATS is not connected"
             return
         client = self._connection.client
-        flight.interrupted = False
-        await self._listen(client)
-        for index in flight.missing():
-            if len(flight.under_way) >= _WINDOW:
-                await flight.landing(_WINDOW // 2)
-            if flight.interrupted:
+        batch.interrupted = False
+        await self._open_inbox(client)
+        for index in batch.missing():
+            if len(batch.under_way) >= _WINDOW:
+                await batch.wait_for(_WINDOW // 2)
+            if batch.interrupted:
                 return
-            self._send(client, flight, index)
-        await flight.landing(0)
+            self._send(client, batch, index)
+        await batch.wait_for(0)
 
-    async def _listen(self, client: Client) -> None:
+    async def _open_inbox(self, client: Client) -> None:
         """Acknowledgements come to one inbox; their subject ends in the message's token."""
         if client is not self._client:
             self._client = client
             self._inbox = f"{client.new_inbox()}."
             await client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
 
-    def _send(self, client: Client, flight: "_Flight", index: int) -> None:
-        message = flight.messages[index]
+    def _send(self, client: Client, batch: "_Batch", index: int) -> None:
+        message = batch.messages[index]
         try:
-            headers = header_block(message, flight.headers[index] if flight.headers else None)
+            headers = header_block(message, batch.headers[index] if batch.headers else None)
             subject = self._subject_of(message.kind)
         except ValueError as fault:
-            flight.fail(index, str(fault), MessageUnfit)
+            batch.fail(index, str(fault), MessageUnfit)
             return
         content = encode(message)
         if len(headers) + len(content) > LIMIT_BYTES:
-            flight.fail(index, f"with its headers it is larger than {LIMIT_BYTES} bytes", MessageUnfit)
+            batch.fail(index, f"with its headers it is larger than {LIMIT_BYTES} bytes", MessageUnfit)
             return
         self._token += 1
-        self._flights[self._token] = flight
-        flight.under_way[self._token] = index
+        self._batches[self._token] = batch
+        batch.under_way[self._token] = index
         client.post(subject, content, f"{self._inbox}{self._token}", headers)
 
     def _subject_of(self, kind: str) -> str:
@@ -168,22 +168,22 @@ class Publisher:
         self, subject: str, _reply: bytes, data: bytes, _headers: dict[str, str] | None
     ) -> None:
         token = subject[len(self._inbox) :]
-        flight = self._flights.pop(int(token), None) if token.isdigit() else None
-        if flight is not None:
-            flight.settle(int(token), data)
+        batch = self._batches.pop(int(token), None) if token.isdigit() else None
+        if batch is not None:
+            batch.settle(int(token), data)
 
     def _interrupt(self) -> None:
         self._client = None
-        for flight in set(self._flights.values()):
-            flight.interrupt("the connection to NATS was lost")
+        for batch in set(self._batches.values()):
+            batch.interrupt("the connection to NATS was lost")
 
-    def _forget(self, flight: "_Flight") -> None:
-        for token in flight.under_way:
-            self._flights.pop(token, None)
-        flight.under_way.clear()
+    def _forget(self, batch: "_Batch") -> None:
+        for token in batch.under_way:
+            self._batches.pop(token, None)
+        batch.under_way.clear()
 
 
-class _Flight:
+class _Batch:
     """The messages of one call: which are under way, and what became of the others."""
 
     def __init__(
@@ -202,19 +202,19 @@ class _Flight:
         self.reason = ""
         self._stream = stream
         self._seconds = seconds
-        self._landed: list[_PubAck | PublishFailed | None] = [None] * len(messages)
+        self._outcomes: list[_PubAck | PublishFailed | None] = [None] * len(messages)
         self._clock = asyncio.get_running_loop().time
         self._progress_at = self._clock()
         self._most = 0
         self._moved = asyncio.Event()
 
     def missing(self) -> list[int]:
-        return [index for index, landed in enumerate(self._landed) if landed is None]
+        return [index for index, outcome in enumerate(self._outcomes) if outcome is None]
 
     def seconds_left(self) -> float:
         return self._progress_at + self._seconds - self._clock()
 
-    async def landing(self, most: int) -> None:
+    async def wait_for(self, most: int) -> None:
         """Wait until at most so many are under way, the connection is lost or the server has gone silent."""
         self._most = most
         while len(self.under_way) > most and not self.interrupted:
@@ -234,7 +234,7 @@ class _Flight:
     def fail(self, index: int, reason: str, error: type[PublishFailed] = PublishFailed) -> None:
         message = self.messages[index]
         identity = message_id(message.job_id, message.dispatch)
-        self._landed[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
+        self._outcomes[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
 
     def give_up(self, reason: str) -> None:
         for index in self.missing():
@@ -256,7 +256,7 @@ class _Flight:
         if error is None:
             self._progress_at = self._clock()
             if ack.get("stream") == self._stream and "seq" in ack:
-                self._landed[index] = ack
+                self._outcomes[index] = ack
             else:
                 self.fail(index, "it was stored by another stream", PublishRefused)
         elif error["code"] == _UNAVAILABLE and error.get("err_code") not in _FULL:
@@ -270,6 +270,6 @@ class _Flight:
             each
             if isinstance(each, PublishFailed)
             else Published(each["seq"], created, each.get("duplicate", False))
-            for each in self._landed
+            for each in self._outcomes
             if each is not None
         ]

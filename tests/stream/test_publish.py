@@ -229,7 +229,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(stream: TestStream, server
     publishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await publishing
-    assert stream._publisher._flights == {}
+    assert stream._publisher._batches == {}
     server.thaw()
     assert isinstance((await stream.publish_many(messages(1)))[0], Published)
 
