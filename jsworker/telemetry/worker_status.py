@@ -67,7 +67,7 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class KindQueue:
     """One kind's jobs in the table and its messages in the stream.
 
     Attributes:
@@ -105,7 +105,7 @@ class Fleet:
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
-    queues: Mapping[str, Queue]
+    queues: Mapping[str, KindQueue]
     outbox_jobs: int
     outbox_oldest_seconds: float
     dead_messages: int

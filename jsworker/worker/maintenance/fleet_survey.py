@@ -10,7 +10,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
 from jsworker.stream.api import ConsumerState
 from jsworker.stream.jetstream import Stream
-from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, Queue
+from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.scan_pace import Pace
 
@@ -85,8 +85,8 @@ def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
     )
 
 
-def _queue(waiting: Waiting, state: ConsumerState | None) -> Queue:
-    return Queue(
+def _queue(waiting: Waiting, state: ConsumerState | None) -> KindQueue:
+    return KindQueue(
         jobs=waiting.jobs,
         oldest_seconds=waiting.oldest_seconds,
         to_publish=waiting.to_publish,
