@@ -159,8 +159,8 @@ async def _ask(worker_id: str, worker: Mapping[str, Any] | None, job_id: UUID | 
 
 def _why_not(reply: Reply, worker_id: str, worker: Mapping[str, Any] | None) -> str:
     name = f"worker {cell(worker_id)}"
-    if reply.hindrance is not None:
-        return f"{name} could not be asked, which takes the login of a worker: {cell(reply.hindrance)}"
+    if reply.reason is not None:
+        return f"{name} could not be asked, which takes the login of a worker: {cell(reply.reason)}"
     seen = "it is not registered" if worker is None else f"last heartbeat {since(worker['last_seen_at'])} ago"
     if reply.answer is Answer.NO_RESPONDERS:
         return (

@@ -1,4 +1,4 @@
-"""The producers' door: enqueue jobs, look at them, cancel, retry and clear them."""
+"""For producers and operators: enqueue jobs, read them, cancel, retry and clear them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

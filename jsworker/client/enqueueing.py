@@ -4,16 +4,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
 from jsworker.core import strict_json, tracing
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload
 from jsworker.core.names import check_kind, check_unique_key, shown
-from jsworker.core.plain import plain
 from jsworker.core.processor import JobProcessor, write_payload
-from jsworker.core.tracing import TraceContext
+from jsworker.core.pydantic_json import model_values
+from jsworker.core.trace_context import TraceContext
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 
@@ -34,6 +34,36 @@ MOST_STALLS = 100
 
 LONGEST_DELAY = 10 * 366 * 86400.0
 """Seconds; a later date is a mistake."""
+
+
+class JobOptions(NamedTuple):
+    """What is given once for all jobs of a call; see ``enqueue_statement``."""
+
+    delay: float
+    max_attempts: int | None
+    max_stalls: int | None
+    max_payload_bytes: int
+
+    def check(self) -> None:
+        """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
+        try:
+            finite = math.isfinite(self.delay)
+        except OverflowError:
+            finite = False
+        except TypeError:
+            hint = "; give its total_seconds()" if isinstance(self.delay, timedelta) else ""
+            what = f"not {type(self.delay).__name__}{hint}"
+            raise TypeError(f"delay={shown(self.delay)} must be a number of seconds, {what}") from None
+        if not (finite and 0 <= self.delay <= LONGEST_DELAY):
+            raise ValueError(f"delay={shown(self.delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
+        for name, value, most in (
+            ("max_attempts", self.max_attempts, MOST_ATTEMPTS),
+            ("max_stalls", self.max_stalls, MOST_STALLS),
+        ):
+            if value is not None and not isinstance(value, Integral):
+                raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
 
 
 def enqueue_statement(
@@ -69,16 +99,8 @@ def enqueue_statement(
         ValueError: delay, max_attempts or max_stalls is out of range.
         TypeError: one of them is no number.
     """
-    job = new_job(
-        kind,
-        payload,
-        unique_key=unique_key,
-        delay=delay,
-        max_attempts=max_attempts,
-        max_stalls=max_stalls,
-        max_payload_bytes=max_payload_bytes,
-        context=tracing.current(),
-    )
+    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes)
+    [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
 
 
@@ -108,84 +130,36 @@ def one_for_each(name: str, given: Any) -> list[Any]:
     return list(given)
 
 
-def new_job(
-    kind: Kind,
-    payload: Any,
-    *,
-    unique_key: str | None,
-    delay: float,
-    max_attempts: int | None,
-    max_stalls: int | None,
-    max_payload_bytes: int,
-    context: TraceContext = _NO_SPAN,
-) -> NewJob:
-    """Return a checked job with a fresh id; see ``enqueue_statement`` for arguments and errors.
-
-    ``context`` is the span that it belongs to.
-    """
-    [job] = new_jobs(
-        kind,
-        [payload],
-        [unique_key],
-        delay=delay,
-        max_attempts=max_attempts,
-        max_stalls=max_stalls,
-        max_payload_bytes=max_payload_bytes,
-        context=context,
-    )
-    return job
-
-
 def new_jobs(
     kind: Kind,
     payloads: Sequence[Any],
     unique_keys: Sequence[str | None],
-    *,
-    delay: float,
-    max_attempts: int | None,
-    max_stalls: int | None,
-    max_payload_bytes: int,
+    options: JobOptions,
     context: TraceContext = _NO_SPAN,
 ) -> Iterator[NewJob]:
-    """Return a job like ``new_job`` for each payload; all are checked before the first one is made.
+    """Return a job with a fresh id for each payload; all are checked before the first one is made.
 
-    An error of one among several payloads says which.
+    See ``enqueue_statement`` for the errors; one of several payloads is named by its index. The span of
+    ``context`` is the parent of the jobs' own.
     """
     kind_name(kind)
-    try:
-        finite = math.isfinite(delay)
-    except OverflowError:
-        finite = False
-    except TypeError:
-        hint = "; give its total_seconds()" if isinstance(delay, timedelta) else ""
-        what = f"not {type(delay).__name__}{hint}"
-        raise TypeError(f"delay={shown(delay)} must be a number of seconds, {what}") from None
-    if not (finite and 0 <= delay <= LONGEST_DELAY):
-        raise ValueError(f"delay={shown(delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
-    for name, value, most in (
-        ("max_attempts", max_attempts, MOST_ATTEMPTS),
-        ("max_stalls", max_stalls, MOST_STALLS),
-    ):
-        if value is not None and not isinstance(value, Integral):
-            raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
-        if value is not None and not 1 <= value <= most:
-            raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
+    options.check()
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts: list[str] = []
     for payload in payloads:
         try:
-            texts.append(_payload_text(kind, payload, max_payload_bytes))
+            texts.append(_payload_text(kind, payload, options.max_payload_bytes))
         except (InvalidJson, InvalidPayload) as error:
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
-    rest = (float(delay), max_attempts, max_stalls, *context)
+    rest = (float(options.delay), options.max_attempts, options.max_stalls, *context)
     return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
 
 
 def _payload_text(kind: Kind, payload: Any, most: int) -> str:
     if isinstance(kind, str):
-        text = strict_json.dumps(plain(payload, what="payload"), what="payload")
+        text = strict_json.dumps(model_values(payload, what="payload"), what="payload")
     else:
         text = write_payload(kind, payload)
     size = len(text) if text.isascii() else len(text.encode())

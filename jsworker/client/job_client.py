@@ -1,29 +1,18 @@
-"""The client: enqueue in one call, and everything an application or operator may ask of jobs."""
+"""The client: enqueue jobs, read them, and cancel, retry or clear them."""
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from jsworker.client.batching import SharedInserts
-from jsworker.client.enqueueing import Kind, kind_name, new_job, new_jobs, one_for_each
-from jsworker.client.inserting import insert
-from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
-from jsworker.client.stream_link import StreamLink
+from jsworker.client.client_publisher import ClientPublisher
+from jsworker.client.enqueueing import JobOptions, Kind, kind_name, new_jobs, one_for_each
+from jsworker.client.inserting import SharedInserts, insert
 from jsworker.core import fault_points, tracing
-from jsworker.core.batching import Batcher
-from jsworker.core.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    JobNotFound,
-    PublishFailed,
-    TransitionRefused,
-)
+from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
 from jsworker.core.settings import Settings, load_settings
@@ -32,32 +21,18 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
-from jsworker.ownership.transitions import control, publish, reset
+from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
-from jsworker.ownership.transitions.publish import Outgoing, Sent
+from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reset import Reset
-from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.jetstream import Stream
-from jsworker.stream.wire import subject_of
+from jsworker.stream.message import subject_of
 
-_OWN_PUBLISHING_SECONDS = 5.0
-"""For so long the relay leaves a new job's message to the client that enqueued it."""
-
-_MARK_SECONDS = 0.5
-"""Far less than the relay's patience. Most jobs have been claimed by then and need no mark; one that came at
-once would make the CLAIM of the very same row wait for its commit."""
-
-_PUBLISH_SECONDS = 2.0
-_CONNECT_SECONDS = 3.0
 _PUBLISH_EVERY_SECONDS = 1.0
 """Publishing competes with a long ``enqueue_many`` for this process; workers publish meanwhile."""
-_PUBLISH_BATCH = 1000
-_AT_ONCE_BESIDE_ENQUEUES = 2
 _REASON_CHARACTERS = 1000
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
-_MAY_NOT_MARK = "the login may not note what was published (role jsworker_publisher): workers publish it"
 
 
 class JobClient:
@@ -67,10 +42,8 @@ class JobClient:
     connects in the background.
 
     Attributes:
-        events: told ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that
-            this client cannot publish to.
-        unpublished_because: why messages were left to workers; None: none was, or the last
-            ``publish_pending`` has published everything.
+        events: ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that this
+            client cannot publish to.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -85,19 +58,10 @@ class JobClient:
         self._settings = settings
         self.events = Events()
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
-        self._link: StreamLink | None = None
-        self._marks: Batcher[Sent, None] = Batcher(
-            "marks", self._mark, limit=500, died=self._died, linger=_MARK_SECONDS
-        )
+        self._publisher = ClientPublisher(settings, self._database, self.events, died=self._died)
         self._inserts = SharedInserts(
-            self._database,
-            publish_after=lambda: _OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0,
-            died=self._died,
+            self._database, publish_after=self._publisher.own_seconds, died=self._died
         )
-        self._publishing: asyncio.Task[None] | None = None
-        self._publish_since: float | None = None
-        self._may_mark = True
-        self.unpublished_because: str | None = None
         self._unusable_because: str | None = _NOT_OPEN
 
     @classmethod
@@ -117,6 +81,14 @@ class JobClient:
         """The client's connections to PostgreSQL."""
         return self._database
 
+    @property
+    def unpublished_because(self) -> str | None:
+        """Why messages were left to workers.
+
+        None: none was, or the last ``publish_pending`` has published everything.
+        """
+        return self._publisher.unpublished_because
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -135,8 +107,7 @@ class JobClient:
         """
         try:
             await self._database.check_migrated()
-            self._may_mark = await publish.may_mark(self._database)
-            await self._open_link()
+            await self._publisher.open()
         except BaseException:
             await self.close()
             self._unusable_because = _NOT_OPEN
@@ -146,16 +117,9 @@ class JobClient:
     async def close(self) -> None:
         """Finish publishing what was enqueued, within seconds, and disconnect."""
         self._unusable_because = "closed"
-        if (publishing := self._publishing) is not None and not publishing.done():
-            seconds = _OWN_PUBLISHING_SECONDS if self._answering_stream() else 0.0
-            await asyncio.wait({publishing}, timeout=seconds)
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
+        await self._publisher.end_publishing()
         await self._inserts.flush()
-        await self._marks.flush()
-        if self._link is not None:
-            await self._link.close()
-            self._link = None
+        await self._publisher.close()
         await self._database.close()
 
     async def enqueue(
@@ -179,15 +143,8 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        job = new_job(
-            kind,
-            payload,
-            unique_key=unique_key,
-            delay=delay,
-            max_attempts=max_attempts,
-            max_stalls=max_stalls,
-            max_payload_bytes=self._settings.max_payload_bytes,
-        )
+        options = self._options(delay, max_attempts, max_stalls)
+        [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         if tracing.active() is None:
             return await self._enqueue(name, job)
@@ -200,7 +157,7 @@ class JobClient:
         if enqueued.created and not job.delay:
             await fault_points.reach("after_commit_before_publish")
             own = Outgoing(enqueued.id, kind, 1, False, None, job.traceparent, job.tracestate)
-            await self._publish(own)
+            await self._publisher.publish(own)
         return enqueued
 
     async def enqueue_many(
@@ -235,18 +192,9 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name = kind_name(kind)
+        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
-            jobs = new_jobs(
-                kind,
-                given,
-                keys,
-                delay=delay,
-                max_attempts=max_attempts,
-                max_stalls=max_stalls,
-                max_payload_bytes=self._settings.max_payload_bytes,
-                context=context,
-            )
+            jobs = new_jobs(kind, given, keys, options, context)
             return await self._enqueue_many(name, jobs, keyed=any(key is not None for key in keys))
 
     async def _enqueue_many(self, kind: str, jobs: Iterable[NewJob], *, keyed: bool) -> "list[Enqueued]":
@@ -258,45 +206,19 @@ class JobClient:
             async for answers in inserted:
                 enqueued += answers
                 if clock() >= publish_at:
-                    self._publish_in_background(since=began)
-        self._publish_in_background(since=began)
+                    self._publisher.publish_in_background(since=began)
+        self._publisher.publish_in_background(since=began)
         return enqueued
 
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.
 
-        Nothing is raised for what workers publish later; ``unpublished_because`` tells why they have to. Once
+        Nothing is raised for what workers publish later; ``unpublished_because`` holds why they have to. Once
         NATS has failed to answer, this returns 0 without waiting until it answers again. Where the login may
         INSERT alone (see ``deploy/postgres/roles.sql``) workers publish all of it, within RELAY_INTERVAL.
         """
         self._opened()
-        if not self._may_mark:
-            self.unpublished_because = _MAY_NOT_MARK
-            return 0
-        if self._reachable_stream() is None:
-            return 0
-        stream = self._answering_stream()
-        if stream is None:
-            self._publish_in_background(since=-math.inf)
-            return 0
-        tally = Tally()
-        self.unpublished_because = None
-        await self._publish_all(OutboxPublisher(self._database, stream, limit=_PUBLISH_BATCH), tally)
-        self._reachable_stream()  # when the connection was lost meanwhile, not all was published
-        return tally.published
-
-    async def _publish_all(self, outbox_publisher: OutboxPublisher, tally: Tally) -> None:
-        """Publish and note why anything was not; workers publish the rest."""
-        try:
-            await outbox_publisher.publish(tally)
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self.unpublished_because = str(error)
-        self._note_answers(tally)
-
-    def _note_answers(self, tally: Tally) -> None:
-        self.unpublished_because = tally.failed or self.unpublished_because
-        if self._link is not None and (tally.published or tally.failed):
-            self._link.silent_because = None if tally.published else tally.failed
+        return await self._publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> dict[str, Any]:
         """Return a job by column name, payload and result included.
@@ -338,8 +260,8 @@ class JobClient:
             after: begin behind this job, the last one of the list before.
             stale_for: only running jobs whose worker gave no heartbeat for so many seconds.
             running_for: only running jobs whose run began so many seconds ago, or earlier.
-            no_progress_for: only running jobs whose run told no progress, saved no checkpoint and announced
-                no quiet phase for so many seconds.
+            no_progress_for: only running jobs whose run reported no progress, saved no checkpoint and
+                announced no quiet phase for so many seconds.
 
         Raises:
             JobNotFound: where that job has stood is not known any more.
@@ -377,16 +299,16 @@ class JobClient:
         """
         with operators_rights("retry"):
             await control.retry(self._opened(), job_uuid(job_id))
-        self._publish_in_background()
+        self._publisher.publish_in_background()
 
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
         """Take a running job from its owner and put it back into the queue, uncounted.
 
-        One of the workers tells it as the event ``job.cleared``, with the cause ``operator``.
+        One of the workers emits it as the event ``job.cleared``, with the cause ``operator``.
 
         Args:
             job_id: the job.
-            reason: told to its next run as ``job.clear_reason``, in one line of at most 1,000 characters.
+            reason: passed to its next run as ``job.clear_reason``, in one line of at most 1,000 characters.
 
         Raises:
             JobNotFound: no job has this id.
@@ -397,7 +319,7 @@ class JobClient:
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
         with operators_rights("clear_and_reenqueue"):
             reset_ = await self._clear(job_uuid(job_id), reason)
-        self._publish_in_background()
+        self._publisher.publish_in_background()
         return reset_
 
     async def _clear(self, wanted: UUID, reason: str) -> Reset:
@@ -420,111 +342,14 @@ class JobClient:
             raise RuntimeError(f"the client is {self._unusable_because}")
         return self._database
 
-    async def _open_link(self) -> None:
-        stream = Stream(
-            self._settings,
-            installation_id=await installation_id(self._database),
-            events=self.events,
-            client_name="jsworker client",
-        )
-        self._link = StreamLink(stream, self.events)
-        await self._link.open(_CONNECT_SECONDS)
-        self._reachable_stream()
-
-    def _reachable_stream(self) -> Stream | None:
-        """Return the stream when it can be reached; else note why nothing is published."""
-        if self._link is None:
-            return None
-        if self._link.stream is None:
-            self.unpublished_because = self._link.reason
-        return self._link.stream
-
-    def _answering_stream(self) -> Stream | None:
-        """Return the stream when it is worth waiting for: it can be reached and stored the last message."""
-        if self._link is not None and self._link.silent_because is not None:
-            self.unpublished_because = self._link.silent_because
-            return None
-        return self._reachable_stream()
-
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)
 
-    async def _publish(self, job: Outgoing) -> None:
-        """Publish a job's message; while nothing is acknowledged, nobody waits for it."""
-        stream = self._answering_stream()
-        if stream is None:
-            self._publish_in_background()
-            return
-        [published] = await publish_traced(stream, [job], timeout=_PUBLISH_SECONDS)
-        if isinstance(published, PublishFailed):
-            # The job is committed; the relay of any worker publishes it in five seconds.
-            self._note_answers(Tally(failed=str(published)))
-            return
-        if self._may_mark:
-            self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
-
-    def _publish_in_background(self, *, since: float | None = None) -> None:
-        """Publish what was queued since, or just now; what is older is left to the relays of workers."""
-        if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
-            return
-        began = asyncio.get_running_loop().time() if since is None else since
-        self._publish_since = began if self._publish_since is None else min(self._publish_since, began)
-        if self._publishing is None or self._publishing.done():
-            self._publishing = asyncio.create_task(self._publish_queued(), name="jsworker publish")
-
-    async def _publish_queued(self) -> None:
-        """Publish until nobody has asked for it since the last time, or nothing is acknowledged."""
-        while self._publish_since is not None and (stream := self._reachable_stream()) is not None:
-            since, self._publish_since = self._publish_since, None
-            if not self._may_mark:
-                await self._hear(stream)
-                return
-            take = partial(_take_since, self._database, since)
-            if self._answering_stream() is None and not await self._probe(stream, take):
-                return
-            own = OutboxPublisher(
-                self._database,
-                stream,
-                limit=_PUBLISH_BATCH,
-                take=partial(take, _PUBLISH_BATCH),
-                at_once=_AT_ONCE_BESIDE_ENQUEUES,
-            )
-            await self._publish_all(own, Tally())
-
-    async def _probe(self, stream: Stream, take: Callable[[int], Awaitable[Any]]) -> bool:
-        """Tell whether the stream stores messages again, and keep no more than one of them from workers."""
-        tally = Tally()
-        await self._publish_all(
-            OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1)), tally
-        )
-        if tally.published or tally.failed:
-            return tally.published > 0
-        return await self._hear(stream)
-
-    async def _hear(self, stream: Stream) -> bool:
-        """Tell whether NATS answers again."""
-        answers = await stream.flush(_PUBLISH_SECONDS)
-        if answers and self._link is not None:
-            self._link.silent_because = None
-        return answers
-
-    async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
-        try:
-            await publish.mark(self._database, sent)
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            # Unmarked jobs are published once more by a relay; the stream knows their messages already.
-            self.unpublished_because = str(error)
-        return [None] * len(sent)
+    def _options(self, delay: float, max_attempts: int | None, max_stalls: int | None) -> JobOptions:
+        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
-
-
-async def _take_since(database: Database, began: float, limit: int) -> list[Outgoing]:
-    """Take what has been queued since then, by the event loop's clock, or a little before."""
-    elapsed = asyncio.get_running_loop().time() - began
-    within = elapsed + _OWN_PUBLISHING_SECONDS if math.isfinite(elapsed) else None
-    return await publish.take_outgoing(database, limit=limit, within=within)
 
 
 def job_uuid(job_id: UUID | str) -> UUID:

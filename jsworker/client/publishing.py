@@ -9,25 +9,13 @@ from typing import Final
 
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused
-from jsworker.core.tracing import TraceContext
+from jsworker.core.trace_context import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.publish import Outgoing, Sent, mark, take_outgoing
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
+from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Published
-from jsworker.stream.wire import WireMessage
-
-
-def wire_message(job: Outgoing) -> WireMessage:
-    """Return the message that names a job."""
-    return WireMessage(
-        job_id=job.id,
-        kind=job.kind,
-        dispatch=job.dispatch,
-        cleared=job.cleared,
-        clear_reason=job.clear_reason,
-    )
-
 
 _AT_ONCE: Final = 4
 """Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
@@ -167,8 +155,10 @@ async def publish_traced(
     *,
     timeout: float = 5.0,  # noqa: ASYNC109 -- passed on
 ) -> Sequence[Published | PublishFailed]:
-    """Publish messages with the contexts of their jobs, and tell of it where somebody wants spans."""
-    messages = [wire_message(job) for job in outgoing]
+    """Publish messages with the contexts of their jobs, in spans where they are made."""
+    messages = [
+        WireMessage(job.id, job.kind, job.dispatch, job.cleared, job.clear_reason) for job in outgoing
+    ]
     if all(job.traceparent is None for job in outgoing):
         return await stream.publish_many(messages, timeout=timeout)
     contexts = [TraceContext(job.traceparent, job.tracestate) for job in outgoing]
@@ -178,13 +168,13 @@ async def publish_traced(
     if (spans := tracing.active()) is not None:
         for job, context, answer in zip(outgoing, contexts, answers, strict=True):
             subject, stored = stream.subject_of(job.kind), isinstance(answer, Published)
-            told = partial(spans.sent, subject, job.id, context, began_ns=began_ns, stored=stored)
-            tracing.attempt(told)
+            sent = partial(spans.sent, subject, job.id, context, began_ns=began_ns, stored=stored)
+            tracing.attempt(sent)
     return answers
 
 
 def _refusal(answers: Sequence[object]) -> str | None:
-    """Return why the stream stored none of a batch; None: nobody can tell that it stores nothing.
+    """Return why the stream stored none of a batch; None: nothing shows that it stores none.
 
     It said so, or it acknowledged nothing at all. One message without an answer among others says nothing
     about them: its subject may not be permitted.

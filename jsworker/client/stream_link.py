@@ -7,8 +7,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 
 from jsworker.core.errors import JsworkerError, StreamUnavailable
 from jsworker.core.events import Events
-from jsworker.stream.cancelling import end_tasks
 from jsworker.stream.jetstream import Stream
+from jsworker.stream.nats_client import end_tasks
 
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -46,7 +46,7 @@ class StreamLink:
         return self._reason or "NATS is not connected"
 
     async def open(self, seconds: float) -> None:
-        """Try to connect for about ``seconds``; go on in the background when nobody answers.
+        """Try to connect for about ``seconds``; go on in the background when NATS does not answer.
 
         Raises:
             SettingsError: an address or a file cannot be used.

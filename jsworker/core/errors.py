@@ -57,7 +57,7 @@ class DatabaseRefused(JsworkerError):
 
 
 def may_answer_later(error: BaseException) -> bool:
-    """Tell whether PostgreSQL is away, or refused a login, perhaps for a moment: passwords are changed."""
+    """Return whether PostgreSQL is away, or refused a login, which may pass: passwords are changed."""
     return isinstance(error, DatabaseUnavailable) or (
         isinstance(error, DatabaseRefused) and error.sqlstate is None
     )

@@ -1,4 +1,4 @@
-"""Events: what happened, told to whoever listens. Logs and metrics are listeners like any other."""
+"""Events and their listeners. Logs and metrics are listeners like any other."""
 
 import sys
 import traceback
@@ -86,11 +86,11 @@ class Events:
             raise ValueError(f"event {name!r} must be one of: *, {', '.join(sorted(EVENT_NAMES))}")
 
     def wants(self, name: str) -> bool:
-        """Tell whether anybody listens, so that hot paths need not build an event for nobody."""
+        """Return whether the event has listeners; hot paths need not build it otherwise."""
         return bool(self._all) or name in self._by_name
 
     def emit(self, name: str, exception: BaseException | None = None, /, **fields: Any) -> None:
-        """Tell the listeners, in the order in which they came."""
+        """Call the listeners of this name in the order of registration, then those of every event."""
         listeners = [*self._by_name.get(name, ()), *self._all]
         if not listeners:
             return
@@ -98,5 +98,5 @@ class Events:
         for listener in listeners:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 -- somebody else's code; a job must not pay for it
+            except Exception:  # noqa: BLE001 -- foreign code; a job must not pay for it
                 sys.stderr.write(f"listener of event {name} raised:\n{traceback.format_exc()}")

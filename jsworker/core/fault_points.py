@@ -1,4 +1,4 @@
-"""Named places in the main way at which a fault suite can strike. In production nothing is installed."""
+"""Named points of a job's way at which the fault suite injects faults. In production none is installed."""
 
 from collections.abc import Awaitable, Callable
 
@@ -30,16 +30,16 @@ def install(name: str, strike: Strike) -> None:
 
 
 def clear() -> None:
-    """Take all strikes away."""
+    """Remove all strikes."""
     _installed.clear()
 
 
 def armed() -> bool:
-    """Tell whether any strike is installed, so that a hot path need not await for nothing."""
+    """Return whether any strike is installed; a hot path need not await otherwise."""
     return bool(_installed)
 
 
 async def reach(name: str) -> None:
-    """Pass the point ``name``: a strike that is installed there happens now."""
+    """Pass the point ``name`` and await the strike that is installed there."""
     if (strike := _installed.get(name)) is not None:
         await strike()

@@ -1,4 +1,4 @@
-"""The job as a processor sees it: what to do, what was saved before, and how to say how far it is."""
+"""The job as a processor sees it: its payload, what an earlier run saved, and calls to report progress."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -17,53 +17,42 @@ P = TypeVar("P")
 
 
 class Ownership(Protocol):
-    """What a job asks of the worker that owns it. Every write is guarded by the job's fencing token."""
+    """What a job needs of the worker that owns it. Every write is guarded by the job's fencing token."""
 
     @property
     def should_stop(self) -> bool:
         """See ``Job.should_stop``."""
-        ...
 
     @property
     def cancelled(self) -> bool:
         """See ``Job.cancelled``."""
-        ...
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """See ``Job.update_progress``."""
-        ...
 
     async def save_checkpoint(self, value: Any) -> None:
         """See ``Job.save_checkpoint``."""
-        ...
 
     async def quiet(self, seconds: float) -> None:
         """See ``Job.quiet``."""
-        ...
 
     def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
         """See ``Job.transaction``."""
-        ...
 
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
         """See ``SyncJob.transaction``."""
-        ...
 
     def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
         """See ``Job.transaction`` with ``retry``."""
-        ...
 
     def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
         """See ``SyncJob.transaction`` with ``retry``."""
-        ...
 
     def complete_statement(self, result: Any) -> "Executable":
         """See ``Job.complete_statement``."""
-        ...
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's event loop from a processor's thread and wait for its answer."""
-        ...
 
 
 @dataclass(slots=True)
@@ -95,7 +84,7 @@ class Job(Generic[P]):
 
     @property
     def should_stop(self) -> bool:
-        """True once the worker drains, or the job is cancelled, timed out or lost: come to an end soon.
+        """True once the worker drains, or the job is cancelled, timed out or lost: return or raise soon.
 
         Returning means that the job is done. To go on in another run, save a checkpoint and raise
         ``Retry()``: while the worker drains, that hands the job to another worker and counts no error.
@@ -104,7 +93,7 @@ class Job(Generic[P]):
 
     @property
     def cancelled(self) -> bool:
-        """True once somebody asked to cancel this job."""
+        """True once the cancellation of this job was requested."""
         return self._ownership.cancelled
 
     @property
@@ -117,7 +106,7 @@ class Job(Generic[P]):
     ) -> None:
         """Store how far the job is; this also counts as a sign of life.
 
-        While the database does not answer, nothing is stored and nothing is raised: the next one tells more.
+        While the database does not answer, nothing is stored or raised: the next call stores its own.
 
         Args:
             stage: what is being done, up to 200 characters; None keeps the last one.

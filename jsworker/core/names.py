@@ -22,7 +22,7 @@ def check_kind(kind: str) -> str:
 
 
 def is_kind(name: str) -> bool:
-    """Tell whether a kind of job may be called so."""
+    """Return whether this may name a kind of job."""
     return isinstance(name, str) and _KIND.fullmatch(name) is not None
 
 

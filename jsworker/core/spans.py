@@ -1,4 +1,4 @@
-"""Spans of a job's way: create, send, claim, process, settle, by OpenTelemetry's messaging conventions.
+"""Spans of a job: create, send, claim, process, settle, by OpenTelemetry's messaging conventions.
 
 All of them belong to the trace of the producer: its context is stored in the row, travels in the message's
 headers, and is the parent of everything that follows. A run that follows another one links to it.
@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from typing import Final
 from uuid import UUID
 
@@ -26,8 +27,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-import jsworker
-from jsworker.core.tracing import TraceContext
+from jsworker.core.trace_context import TraceContext
 
 Attributes = Mapping[str, AttributeValue]
 
@@ -45,29 +45,29 @@ class Spans:
 
     def __init__(self, provider: TracerProvider) -> None:
         """Make them with a tracer of this provider."""
-        self._tracer = provider.get_tracer("jsworker", jsworker.__version__)
+        self._tracer = provider.get_tracer("jsworker", version("jsworker"))
 
     def current(self) -> TraceContext:
         """Return the context of the caller's own span."""
         return _context_of(contexts.get_current())
 
-    def create(self, destination: str, *, job_id: UUID | None, jobs: int) -> "CreateSpan":
+    def create(self, destination: str, *, job_id: UUID | None, jobs: int) -> "OwnSpan":
         """Begin the span of an enqueue; what is created belongs to it."""
         attributes = _attributes("create", "create", destination, job_id)
         if job_id is None:
             attributes["messaging.batch.message_count"] = jobs
         name = f"create {destination}"
-        return CreateSpan(self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes))
+        return OwnSpan(self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes))
 
     def sent(
         self, destination: str, job_id: UUID, context: TraceContext, *, began_ns: int, stored: bool
     ) -> None:
-        """Tell of a message that was sent.
+        """Make the span of a message that was sent.
 
         Args:
             destination: its subject.
             job_id: its job.
-            context: what travels with it.
+            context: in its headers.
             began_ns: when sending began, in nanoseconds of Unix time.
             stored: whether the stream acknowledged it.
         """
@@ -103,7 +103,7 @@ class Spans:
         claim_began_ns: int,
         claimed_ns: int,
     ) -> "RunSpans":
-        """Tell of a claim, and begin the span of the run that follows it."""
+        """Make the span of a claim, and begin the span of the run that follows it."""
         parent = _extracted(context)
         links = [Link(before)] if (before := _run_before(context.tracestate)) is not None else []
         span = self._tracer.start_span(
@@ -126,50 +126,45 @@ class Spans:
         return RunSpans(self._tracer, span, destination, job_id, context.tracestate)
 
 
-class CreateSpan:
-    """The span of one enqueue."""
+class OwnSpan:
+    """A span that this process has begun."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def active(self) -> AbstractContextManager[Span]:
-        """Return what makes it the caller's own."""
-        return _active(self._span)
+        """Return a context manager that makes it the current span."""
+        return trace.use_span(
+            self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False
+        )
 
     def context(self) -> TraceContext:
-        """Return what the jobs carry."""
+        """Return its context, for jobs or for another process."""
         return _context_of(trace.set_span_in_context(self._span))
 
-    def end(self, error: BaseException | None) -> None:
-        """End it; an error is told by its type alone."""
+    def end(self, error: BaseException | None, at_ns: int | None = None) -> None:
+        """End it; of an error it shows the type alone, for the text may hold anything."""
         if error is not None:
-            _fail(self._span, error)
-        self._span.end()
+            self._span.set_attribute("error.type", type(error).__qualname__)
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end(at_ns)
 
 
-class RunSpans:
+class RunSpans(OwnSpan):
     """The spans of one run."""
 
     def __init__(
         self, tracer: trace.Tracer, span: Span, destination: str, job_id: UUID, tracestate: str | None
     ) -> None:
+        super().__init__(span)
         self._tracer = tracer
-        self._span = span
         self._destination = destination
         self._job_id = job_id
         self._tracestate = tracestate
         self._ended_ns = 0
 
-    def active(self) -> AbstractContextManager[Span]:
-        """Return what makes the run's span the caller's own: spans of the processor belong to it."""
-        return _active(self._span)
-
-    def context(self) -> TraceContext:
-        """Return the run's own context, for another process that does its work."""
-        return _context_of(trace.set_span_in_context(self._span))
-
     def state(self) -> str | None:
-        """Return the row's tracestate, by which a later run finds this one; None: nobody would see it."""
+        """Return the row's tracestate, by which a later run finds this one; None: the span is not sampled."""
         own = self._span.get_span_context()
         if not own.trace_flags.sampled:
             return None
@@ -179,14 +174,12 @@ class RunSpans:
         return state if len(state) <= _LONGEST_STATE else member
 
     def processed(self, error: BaseException | None) -> None:
-        """End the run's span; an error is told by its type alone, for its text may hold anything."""
+        """End the run's span."""
         self._ended_ns = time.time_ns()
-        if error is not None:
-            _fail(self._span, error)
-        self._span.end(self._ended_ns)
+        self.end(error, self._ended_ns)
 
     def settled(self, outcome: str) -> None:
-        """Tell what became of the job, and how long it took to write that."""
+        """Make the span of the write that settled the job."""
         attributes = _attributes("settle", "settle", self._destination, self._job_id)
         settle = self._tracer.start_span(
             f"settle {self._destination}",
@@ -210,15 +203,6 @@ def _attributes(
     return attributes if job_id is None else attributes | {"messaging.message.id": str(job_id)}
 
 
-def _active(span: Span) -> AbstractContextManager[Span]:
-    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
-
-
-def _fail(span: Span, error: BaseException) -> None:
-    span.set_attribute("error.type", type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR))
-
-
 def _context_of(context: contexts.Context) -> TraceContext:
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
@@ -234,7 +218,7 @@ def _members(tracestate: str | None) -> list[str]:
 
 
 def _run_before(tracestate: str | None) -> SpanContext | None:
-    """Return the run that a tracestate names; what anybody else has written there is no harm."""
+    """Return the run that a tracestate names; members of other systems are skipped."""
     for member in _members(tracestate):
         key, _, value = member.partition("=")
         found = _OWN_STATE.fullmatch(value) if key == _OWN_KEY else None

@@ -110,7 +110,7 @@ def _cause(error: ValueError) -> str:
 
 
 def _check(value: Any, what: str, depth: int) -> bool:
-    """Refuse what cannot be stored; tell whether all else is of JSON's very own types."""
+    """Raise for what cannot be stored; return whether all else is exactly of JSON's types."""
     exactly = type(value)
     if exactly is str:  # what most payloads are made of; the patterns below take three times as long
         _check_text(value, what)

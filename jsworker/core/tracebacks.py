@@ -32,8 +32,8 @@ _RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
     AsyncGeneratorType: ("ag_frame", "ag_await"),
 }
-"""What stands still at a place in its code: the attributes of its frame, and of what it awaits. Nothing else is
-asked for attributes: those of other types may run code."""
+"""What stands still at a place in its code: the attributes of its frame, and of what it awaits. No others are
+asked for: attributes of other types may run code."""
 
 
 def raised_at(error: BaseException) -> str:
@@ -112,7 +112,7 @@ def _shortened(lines: Sequence[str]) -> Iterator[str]:
     leads = False
     for line in lines:
         if depth is not None and _depth(line) <= depth:
-            if leads:  # it never came to anybody else's code
+            if leads:  # it never left our code
                 yield from left_out
             depth, leads = None, False
         if line.endswith(_TRACEBACK):
@@ -134,12 +134,12 @@ def _depth(line: str) -> int:
 
 
 def is_ours(path: str) -> bool:
-    """Tell whether a file belongs to jsworker."""
+    """Return whether a file belongs to jsworker."""
     return path.startswith(_OURS)
 
 
 def _is_installed(path: str) -> bool:
-    """Tell whether a file belongs to Python, to an installed package or to jsworker."""
+    """Return whether a file belongs to Python, to an installed package or to jsworker."""
     return path.startswith((_OURS, *_INSTALLED))
 
 

@@ -10,7 +10,7 @@ from jsworker.doctor.gather import Facts, Learnt, Unknown
 from jsworker.doctor.monitoring import ServerConfiguration
 from jsworker.ownership.queries.job_report import Rows
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
-from jsworker.stream.shape import Difference
+from jsworker.stream.topology import Difference
 
 _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))

@@ -1,27 +1,76 @@
-"""JetStream's requests: what is asked, within which time, and what a refusal means."""
+"""JetStream's requests about one stream, within a time limit, and what its refusals mean."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+import nats.errors
 from nats.js import JetStreamManager
-from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.api import AccountInfo, ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
 from jsworker.core.names import check_kind
+from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
-from jsworker.stream.faults import ApiRefused, NotThere, api_faults
-from jsworker.stream.wire import subject_of
+from jsworker.stream.message import subject_of
+from jsworker.stream.nats_client import reason_of
 
 T = TypeVar("T")
 
 _SECONDS: Final = 5.0
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 _MOST_SUBJECTS: Final = 500
-"""That are looked at; whoever publishes may choose as many as there are words."""
+"""Looked at in one call: publishers may invent any number of subjects."""
 _ASKED_AT_ONCE: Final = 20
+_NOT_ENABLED: Final = frozenset({10039, 10076})
+"""JetStream's numbers for: not for this account, not on this server."""
+
+
+class NotThere(StreamUnavailable):
+    """The stream, the consumer or the message does not exist."""
+
+
+class ApiRefused(StreamRefused):
+    """JetStream, or the server before it, refused a request.
+
+    Args:
+        what: the subject of the request.
+        reason: the server's own words.
+        code: JetStream's number of the reason.
+    """
+
+    def __init__(self, what: str, reason: str, code: int | None = None) -> None:
+        self.reason = reason
+        self.code = code
+        super().__init__(f"{what}: {reason}")
+
+
+@contextmanager
+def api_errors(what: str) -> Iterator[None]:
+    """Turn errors of nats-py into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``.
+
+    Args:
+        what: the request, as in ``{what}: the reason``.
+    """
+    try:
+        yield
+    except NotFoundError as error:
+        raise NotThere(f"{what}: {reason_of(error)}") from error
+    except APIError as error:
+        # Only an answer counts: in a cluster, silence does not mean that JetStream is disabled.
+        if error.err_code in _NOT_ENABLED:
+            raise StreamRefused(f"{what}: JetStream is not enabled on this server or account") from error
+        if isinstance(error, ServiceUnavailableError):
+            raise StreamUnavailable(f"{what}: {error.description or 'JetStream does not answer'}") from error
+        raise ApiRefused(what, reason_of(error), error.err_code) from error
+    except (nats.errors.Error, OSError) as error:
+        raise StreamUnavailable(f"{what}: {reason_of(error)}") from error
+    except (ValueError, KeyError, TypeError) as error:  # nats-py parses without checking
+        raise StreamUnavailable(f"{what}: the answer is no JetStream answer") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +78,16 @@ class StreamState:
     """What the stream holds.
 
     Attributes:
-        created: when the stream was made; another time means another stream under the same name.
+        created: when the stream was created; another time means another stream under the same name.
         first_seq: number of the oldest message; one above ``last_seq`` when there is none.
         last_seq: number of the newest message ever stored.
         messages: how many are stored.
-        bytes: how large they are together.
-        consumers: how many consumers there are.
     """
 
     created: datetime
     first_seq: int
     last_seq: int
     messages: int
-    bytes: int
-    consumers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +99,12 @@ class ConsumerState:
         num_ack_pending: messages delivered and not answered.
         num_waiting: requests that wait for messages.
         ack_floor_stream_seq: every message of this kind up to this number was answered for good.
-        ack_wait: seconds until an unanswered message is delivered again.
     """
 
     num_pending: int
     num_ack_pending: int
     num_waiting: int
     ack_floor_stream_seq: int
-    ack_wait: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +127,38 @@ class StoredMessage:
 
 
 class JetStreamApi:
-    """JetStream's requests about one stream.
+    """JetStream's requests about the stream that the settings name.
 
     Every method raises:
         NotThere: the stream, consumer or message does not exist.
-        StreamUnavailable: nobody answered within 5 s; worth another try.
+        StreamUnavailable: no answer within 5 s; worth another try.
         StreamRefused: JetStream says no, or the server does not permit the request.
     """
 
-    def __init__(self, connection: Connection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        self.connection = connection
+        self.name = settings.stream
+        self._prefix = settings.subject_prefix
+
+    def subject_of(self, kind: str) -> str:
+        """Return the subject on which messages of a kind are published."""
+        return subject_of(self._prefix, kind)
+
+    async def account_info(self) -> AccountInfo:
+        """Return what the account stores, and how much it may."""
+        return await self._ask("INFO", self._jetstream.account_info())
 
     async def stream_info(self) -> StreamInfo:
         """Return the stream's configuration and state."""
-        return await self._ask(f"STREAM.INFO.{self._stream}", self._jetstream.stream_info(self._stream))
+        return await self._ask(f"STREAM.INFO.{self.name}", self._jetstream.stream_info(self.name))
 
     async def create_stream(self, config: StreamConfig) -> StreamInfo:
         """Create the stream; the same one again is no error."""
-        return await self._ask(f"STREAM.CREATE.{self._stream}", self._jetstream.add_stream(config))
+        return await self._ask(f"STREAM.CREATE.{self.name}", self._jetstream.add_stream(config))
 
     async def update_stream(self, config: StreamConfig) -> StreamInfo:
         """Change the stream."""
-        return await self._ask(f"STREAM.UPDATE.{self._stream}", self._jetstream.update_stream(config))
+        return await self._ask(f"STREAM.UPDATE.{self.name}", self._jetstream.update_stream(config))
 
     async def stream_of(self, subject: str) -> str:
         """Return the name of a stream that stores messages of this subject."""
@@ -114,55 +166,51 @@ class JetStreamApi:
 
     async def consumer_info(self, name: str) -> ConsumerInfo:
         """Return a consumer's configuration and state."""
-        request = self._jetstream.consumer_info(self._stream, name)
-        info: ConsumerInfo = await self._ask(f"CONSUMER.INFO.{self._stream}.{name}", request)
+        request = self._jetstream.consumer_info(self.name, name)
+        info: ConsumerInfo = await self._ask(f"CONSUMER.INFO.{self.name}.{name}", request)
         return info
 
     async def put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
         """Create or change a consumer."""
-        subject = f"CONSUMER.CREATE.{self._stream}.{config.name}.{config.filter_subject}"
-        return await self._ask(subject, self._jetstream.add_consumer(self._stream, config))
+        subject = f"CONSUMER.CREATE.{self.name}.{config.name}.{config.filter_subject}"
+        return await self._ask(subject, self._jetstream.add_consumer(self.name, config))
 
     async def consumers(self, offset: int) -> list[ConsumerInfo]:
         """Return a page of the stream's consumers by name, 256 at most; ``offset`` of them come before it."""
-        request = self._jetstream.consumers_info(self._stream, offset)
-        return await self._ask(f"CONSUMER.LIST.{self._stream}", request)
+        request = self._jetstream.consumers_info(self.name, offset)
+        return await self._ask(f"CONSUMER.LIST.{self.name}", request)
 
-    async def stream_state(self) -> StreamState:
+    async def state(self) -> StreamState:
         """Return what the stream holds."""
         info = await self.stream_info()
         state = info.state
-        if info.created is None:
-            raise StreamRefused(f"stream {self._stream}: the server does not say when it was created")
-        return StreamState(
-            created=info.created,
-            first_seq=state.first_seq,
-            last_seq=state.last_seq,
-            messages=state.messages,
-            bytes=state.bytes,
-            consumers=state.consumer_count,
-        )
+        return StreamState(self.created(info), state.first_seq, state.last_seq, state.messages)
 
-    async def consumer_state(self, name: str) -> ConsumerState:
-        """Return how far a consumer is."""
-        info = await self.consumer_info(name)
+    def created(self, info: StreamInfo) -> datetime:
+        """Return when the stream was created, by which it differs from another of the same name."""
+        if info.created is None:
+            raise StreamRefused(f"stream {self.name}: the server does not say when it was created")
+        return info.created
+
+    async def consumer_state(self, kind: str) -> ConsumerState:
+        """Return how far a kind's consumer is."""
+        info = await self.consumer_info(kind)
         return ConsumerState(
             num_pending=info.num_pending or 0,
             num_ack_pending=info.num_ack_pending or 0,
             num_waiting=info.num_waiting or 0,
             ack_floor_stream_seq=info.ack_floor.stream_seq if info.ack_floor else 0,
-            ack_wait=info.config.ack_wait or 0.0,
         )
 
-    async def unconsumed(self, prefix: str) -> dict[str, int]:
+    async def unconsumed(self) -> dict[str, int]:
         """Return kinds whose messages no consumer takes, and how many they are; of very many, some.
 
-        A kind is what stands behind the prefix in a subject; who published may have chosen any word.
+        A kind is what follows the prefix in a subject; publishers may have chosen any word.
         """
-        request = self._jetstream.stream_info(self._stream, subjects_filter=subject_of(prefix, "*"))
-        info = await self._ask(f"STREAM.INFO.{self._stream}", request)
+        request = self._jetstream.stream_info(self.name, subjects_filter=self.subject_of("*"))
+        info = await self._ask(f"STREAM.INFO.{self.name}", request)
         counted = {
-            subject.removeprefix(subject_of(prefix, "")): messages
+            subject.removeprefix(self.subject_of("")): messages
             for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
         }
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
@@ -178,45 +226,39 @@ class JetStreamApi:
         found = await asyncio.gather(*map(has_consumer, counted))
         return {kind: counted[kind] for kind, is_taken in zip(counted, found, strict=True) if not is_taken}
 
-    async def purge(self, subject: str, *, before: int) -> None:
-        """Delete the messages of a subject whose number is smaller."""
-        request = self._jetstream.purge_stream(self._stream, seq=before, subject=subject)
-        await self._ask(f"STREAM.PURGE.{self._stream}", request)
+    async def remove(self, kind: str, *, up_to: int) -> None:
+        """Delete a kind's messages up to this number."""
+        request = self._jetstream.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
+        await self._ask(f"STREAM.PURGE.{self.name}", request)
 
-    async def message(self, stream_seq: int) -> StoredMessage | None:
+    async def get(self, stream_seq: int) -> StoredMessage | None:
         """Return a stored message; None when there is none with this number."""
         if stream_seq < 1:
             return None
-        request = self._jetstream.get_msg(self._stream, stream_seq)
         try:
-            found = await self._ask(f"STREAM.MSG.GET.{self._stream}", request)
+            request = self._jetstream.get_msg(self.name, stream_seq)
+            found = await self._ask(f"STREAM.MSG.GET.{self.name}", request)
         except NotThere:
             return None
-        headers = found.headers or {}
-        return StoredMessage(
-            stream_seq=stream_seq,
-            subject=found.subject or "",
-            message_id=headers.get(_MESSAGE_ID),
-            data=found.data or b"",
-            stored_at=found.time,
-        )
+        identity = (found.headers or {}).get(_MESSAGE_ID)
+        return StoredMessage(stream_seq, found.subject or "", identity, found.data or b"", found.time)
 
     @property
     def _jetstream(self) -> JetStreamManager:
-        return self._connection.client.jsm(timeout=_SECONDS)
+        return self.connection.client.jsm(timeout=_SECONDS)
 
     async def _ask(self, request: str, answer: Coroutine[Any, Any, T]) -> T:
         asking = asyncio.create_task(answer, name=request)
         try:
-            with self._connection.hindrance_of(f"$JS.API.{request}") as hindrance:
-                either: set[asyncio.Future[Any]] = {asking, hindrance}
+            with self.connection.failure_of(f"$JS.API.{request}") as failure:
+                either: set[asyncio.Future[Any]] = {asking, failure}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                denial = hindrance.result()
+                denial = failure.result()
                 if denial is None:
-                    raise StreamUnavailable(f"stream {self._stream}: the connection to NATS was lost")
-                raise ApiRefused(f"stream {self._stream}", denial)
-            with api_faults(f"stream {self._stream}"):
+                    raise StreamUnavailable(f"stream {self.name}: the connection to NATS was lost")
+                raise ApiRefused(f"stream {self.name}", denial)
+            with api_errors(f"stream {self.name}"):
                 return await asking
         finally:
             asking.cancel()

@@ -1,6 +1,9 @@
-"""One attempt after the other to connect, with a time limit and a clear reason. nats-py has neither."""
+"""Connecting, attempt by attempt, with a time limit and a clear reason. nats-py has neither."""
 
 import asyncio
+import re
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,40 +12,30 @@ import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
-from jsworker.stream.cancelling import end_tasks
-from jsworker.stream.faults import login_fault
 from jsworker.stream.login import Login
-from jsworker.stream.nats_client import Client
+from jsworker.stream.nats_client import Client, end_tasks, reason_of
 
-_ABANDON_SECONDS = 2.0
+_ABANDON_SECONDS: Final = 2.0
 """For nats-py to end; it takes a moment, but for a cancellation that it swallowed while sending."""
+_ATTEMPT_SECONDS: Final = 0.2
+"""At least, for one attempt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
-    """Who listens to an open connection. All are called on the event loop and must not block."""
+class Listeners:
+    """Called when something happens to an open connection, on the event loop; they must not block."""
 
     on_error: Callable[[Client, Exception], None]
     on_lost: Callable[[Client], None]
     on_restored: Callable[[Client], None]
 
 
-_LEAST_SECONDS: Final = 0.2
-"""For an attempt."""
-
-
-async def open_client(login: Login, ears: Ears, options: dict[str, Any], seconds: float) -> Client:
-    """Return a connected client.
-
-    Args:
-        login: where to go and how to enter.
-        ears: told about errors, losses and reconnects from then on.
-        options: further options of nats-py.
-        seconds: how long to try.
+async def open_client(login: Login, listeners: Listeners, options: dict[str, Any], seconds: float) -> Client:
+    """Return a connected client; ``options`` are further ones of nats-py.
 
     Raises:
-        StreamUnavailable: nobody answered in time.
-        StreamRefused: login or TLS was refused; said at once, for trying again does not help.
+        StreamUnavailable: no server answered in time.
+        StreamRefused: login or TLS was refused; raised at once, for trying again does not help.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
@@ -53,17 +46,17 @@ async def open_client(login: Login, ears: Ears, options: dict[str, Any], seconds
         reraise=True,
     ):
         with attempt:
-            left = max(deadline - clock(), _LEAST_SECONDS)  # else it could only say that it had no time
-            return await _Attempt(login, ears).run(options, left)
+            left = max(deadline - clock(), _ATTEMPT_SECONDS)  # else it could only report that it had no time
+            return await _Attempt(login, listeners).run(options, left)
     raise AssertionError("unreachable: the last attempt raises")
 
 
 class _Attempt:
-    """One client's way to its first connection: every server is tried once."""
+    """One client's first connection: every server is tried once."""
 
-    def __init__(self, login: Login, ears: Ears) -> None:
+    def __init__(self, login: Login, listeners: Listeners) -> None:
         self._login = login
-        self._ears = ears
+        self._listeners = listeners
         self._client = Client(require_tls=login.require_tls)
         self._failures = 0
         self._trying = True
@@ -86,7 +79,7 @@ class _Attempt:
         await connecting
 
     async def _abandon(self, connecting: asyncio.Task[None]) -> None:
-        """Close also what has just been connected while the caller was cancelled: nobody else would."""
+        """Also close a client that was just connected while the caller was cancelled: nothing else does."""
         self._trying = self._connected = False
         try:
             await end_tasks({connecting}, _ABANDON_SECONDS)
@@ -104,24 +97,65 @@ class _Attempt:
                 **options,
             )
         except (nats.errors.Error, OSError) as error:
-            raise login_fault(error, self._login.shown) from error
+            raise _login_error(error, self._login.shown) from error
         if not self._client.is_connected:  # nats-py takes an end of file during the login for success
             raise StreamUnavailable(f"NATS at {self._login.shown} closed the connection during the login")
         self._connected = True
 
     async def _on_error(self, error: Exception) -> None:
         if self._connected:
-            self._ears.on_error(self._client, error)
+            self._listeners.on_error(self._client, error)
         elif self._trying:
             self._failures += 1
-            fault = login_fault(error, self._login.shown)
+            fault = _login_error(error, self._login.shown)
             if isinstance(fault, StreamRefused) or self._failures >= len(self._login.servers):
                 raise fault from error  # the way out of nats-py's endless loop
 
     async def _on_lost(self) -> None:
         if self._connected:
-            self._ears.on_lost(self._client)
+            self._listeners.on_lost(self._client)
 
     async def _on_restored(self) -> None:
         if self._connected:
-            self._ears.on_restored(self._client)
+            self._listeners.on_restored(self._client)
+
+
+def _login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavailable:
+    """Return why a connection could not be made: refused for good, or worth another try."""
+    match error:
+        case ssl.SSLError() | nats.errors.SecureConnWantedError():
+            return StreamRefused(f"NATS at {servers}: {_tls_error(error)}")
+        case _ if any(word in str(error).lower() for word in ("authorization", "authentication")):
+            return StreamRefused(f"NATS at {servers} refused the login: authorization violation")
+        case ConnectionRefusedError():
+            reason = "refused the connection: nobody listens there"
+        case socket.gaierror():
+            reason = "cannot be found: the host name cannot be resolved"
+        case TimeoutError():
+            reason = "did not answer"
+        case OSError():
+            reason = f"cannot be reached: {error.strerror or error}"
+        case _:
+            reason = f"cannot be used: {reason_of(error)}"
+    return StreamUnavailable(f"NATS at {servers} {reason}")
+
+
+def _tls_error(error: ssl.SSLError | nats.errors.SecureConnWantedError) -> str:
+    match error:
+        case ssl.SSLCertVerificationError():
+            return (
+                f"its TLS certificate cannot be verified, {error.verify_message} (see JSWORKER_NATS_TLS_CA)"
+            )
+        case ssl.SSLError(reason="TLSV13_ALERT_CERTIFICATE_REQUIRED" | "SSLV3_ALERT_BAD_CERTIFICATE"):
+            return "it wants a client certificate that it trusts (see JSWORKER_NATS_TLS_CERT)"
+        case ssl.SSLError(reason=str(reason)) if re.search("ALERT_(CERTIFICATE|UNKNOWN_CA)", reason):
+            return f"it refuses the client's certificate, {_words(reason)} (see JSWORKER_NATS_TLS_CERT)"
+        case ssl.SSLError():
+            return f"TLS failed, {_words(error.reason or 'no handshake')}"
+        case _:
+            return "it offers no TLS, which tls:// and JSWORKER_NATS_TLS_CA ask for"
+
+
+def _words(reason: str) -> str:
+    """Return OpenSSL's name of a reason as words."""
+    return re.sub(r"^(SSL|TLS)V\d+_ALERT_", "", reason).replace("_", " ").lower()

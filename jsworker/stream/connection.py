@@ -12,16 +12,15 @@ import nats.errors
 from jsworker.core.errors import JsworkerError, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings, variable_of
-from jsworker.stream.connecting import Ears, open_client
-from jsworker.stream.faults import reason_of
+from jsworker.stream.connecting import Listeners, open_client
 from jsworker.stream.login import login_of
-from jsworker.stream.nats_client import Client
+from jsworker.stream.nats_client import Client, reason_of
 
 _CONNECT_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
-_TEXTS_TOLD = 100
+_MOST_COMPLAINTS = 100
 _CAUSE = "connection lost"
 _NO_CONNECTION = "there is no connection to NATS"
 
@@ -33,10 +32,10 @@ class Connection:
 
     Args:
         settings: addresses, login and TLS.
-        events: told ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and what server or
-            client complain of meanwhile as ``worker.degraded`` with ``what="nats client"``, each text once.
+        events: receives ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and complaints of
+            server or client as ``worker.degraded`` with ``what="nats client"``, each text once.
         name: the connection's name in the server's listings.
-        patience: seconds without a connection after which nats-py's client is replaced.
+        replace_after: seconds without a connection after which nats-py's client is replaced.
         ping_interval: seconds between pings; the third one unanswered ends the connection.
     """
 
@@ -46,21 +45,21 @@ class Connection:
         *,
         events: Events,
         name: str,
-        patience: float = 15.0,
+        replace_after: float = 15.0,
         ping_interval: float = 10.0,
     ) -> None:
         self._settings = settings
         self._events = events
         self._name = name
         self._own_inbox = f'subscription to "{settings.nats_inbox_prefix.lower()}.'
-        self._patience = patience
+        self._replace_after = replace_after
         self._ping_interval = ping_interval
         self._client: Client | None = None
         self._watch: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
         self._cause = _CAUSE
-        self._told: set[str] = set()
-        self._hindrances: dict[asyncio.Future[str | None], str] = {}
+        self._complaints: set[str] = set()
+        self._failures: dict[asyncio.Future[str | None], str] = {}
         self._lost_callbacks: list[Callback] = []
         self._restored_callbacks: list[Callback] = []
 
@@ -85,7 +84,7 @@ class Connection:
 
         Raises:
             SettingsError: a URL or a file cannot be used.
-            StreamUnavailable: nobody answered in time.
+            StreamUnavailable: no server answered in time.
             StreamRefused: login or TLS was refused.
         """
         if self._client is None:
@@ -97,17 +96,17 @@ class Connection:
         """Close within seconds; never raises."""
         client, self._client = self._client, None
         watch, self._watch = self._watch, None
-        self._up.set()  # whoever waits for the connection may go
+        self._up.set()  # let the callers of wait_connected go
         self._up.clear()
         if watch is not None:
             watch.cancel()
             await asyncio.wait({watch})
         if client is not None:
-            self._forsake(client)
+            self._abandon(client)
             await client.discard()
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Tell whether there is a connection within ``seconds``.
+        """Wait for a connection for at most ``seconds``; returns whether there is one.
 
         Raises:
             StreamUnavailable: it was closed, or never made.
@@ -120,11 +119,11 @@ class Connection:
         return self.connected
 
     def on_lost(self, callback: Callback) -> Callback:
-        """Call when the connection is lost; returns what ends that."""
+        """Call when the connection is lost; returns a function that ends that."""
         return _register(self._lost_callbacks, callback)
 
     def on_restored(self, callback: Callback) -> Callback:
-        """Call when there is a connection again; returns what ends that."""
+        """Call when there is a connection again; returns a function that ends that."""
         return _register(self._restored_callbacks, callback)
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
@@ -133,7 +132,7 @@ class Connection:
             self._client.answer(reply, verdict)
 
     async def flush(self, seconds: float) -> bool:
-        """Tell whether the server confirmed within ``seconds`` that it read all that was sent before."""
+        """Return whether the server confirmed within ``seconds`` that it read all that was sent before."""
         if not self.connected:
             return False
         with suppress(nats.errors.Error, OSError, TimeoutError):
@@ -143,18 +142,18 @@ class Connection:
         return False
 
     @contextmanager
-    def hindrance_of(self, subject: str) -> Iterator[asyncio.Future[str | None]]:
-        """Yield what is done when a request cannot be answered.
+    def failure_of(self, subject: str) -> Iterator[asyncio.Future[str | None]]:
+        """Yield a future that is done when a request to ``subject`` cannot be answered.
 
-        It then holds the server's words when publishing to ``subject`` is not permitted, and None when the
-        connection is lost.
+        It then holds the server's words when publishing there is not permitted, and None when the connection
+        is lost.
         """
-        hindrance: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._hindrances[hindrance] = f'"{subject.lower()}"'
+        failure: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._failures[failure] = f'"{subject.lower()}"'
         try:
-            yield hindrance
+            yield failure
         finally:
-            del self._hindrances[hindrance]
+            del self._failures[failure]
 
     async def _open(self, seconds: float) -> Client:
         login = login_of(self._settings)
@@ -169,8 +168,8 @@ class Connection:
             "flush_timeout": _BLOCKED_SECONDS,
             "inbox_prefix": f"{self._settings.nats_inbox_prefix}.{secrets.token_hex(8)}",
         }
-        ears = Ears(on_error=self._hear, on_lost=self._lose, on_restored=self._restore)
-        return await open_client(login, ears, options, seconds)
+        listeners = Listeners(on_error=self._on_error, on_lost=self._lose, on_restored=self._restore)
+        return await open_client(login, listeners, options, seconds)
 
     async def _keep_alive(self) -> None:
         """Replace a client that cannot help itself.
@@ -181,18 +180,18 @@ class Connection:
         clock = asyncio.get_running_loop().time
         alive_at = clock()
         while True:
-            await asyncio.sleep(self._patience / 15)
+            await asyncio.sleep(self._replace_after / 15)
             if self.client.is_connected:
                 alive_at = clock()
                 continue
             self._lose(self.client)
-            if self.client.is_closed or clock() - alive_at >= self._patience:
+            if self.client.is_closed or clock() - alive_at >= self._replace_after:
                 await self._replace()
 
     async def _replace(self) -> None:
         await self.client.discard()
         try:
-            client = await self._open(self._patience)
+            client = await self._open(self._replace_after)
         except JsworkerError as fault:
             self._complain(str(fault))
         except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
@@ -205,13 +204,13 @@ class Connection:
         if client is self._client and self._up.is_set():
             self._up.clear()
             self._events.emit("worker.degraded", what="nats", reason=self._cause)
-            self._forsake(client)
+            self._abandon(client)
 
-    def _forsake(self, client: Client) -> None:
+    def _abandon(self, client: Client) -> None:
         client.lose()
-        for hindrance in self._hindrances:
-            if not hindrance.done():
-                hindrance.set_result(None)
+        for failure in self._failures:
+            if not failure.done():
+                failure.set_result(None)
         _call(self._lost_callbacks)
 
     def _restore(self, client: Client) -> None:
@@ -222,8 +221,8 @@ class Connection:
             self._events.emit("worker.restored", what="nats")
             _call(self._restored_callbacks)
 
-    def _hear(self, client: Client, error: Exception) -> None:
-        """Tell what is news; that a lost connection is still lost is none."""
+    def _on_error(self, client: Client, error: Exception) -> None:
+        """Report what is news, which excludes that a lost connection is still lost."""
         if client is not self._client:
             return
         text = reason_of(error)
@@ -231,9 +230,9 @@ class Connection:
             if self._own_inbox in text:  # whatever is asked, no answer can come
                 text = f"{text} (see {variable_of('nats_inbox_prefix')})"
             self._complain(text)
-            for hindrance, quoted in self._hindrances.items():
-                if (quoted in text or self._own_inbox in text) and not hindrance.done():
-                    hindrance.set_result(text)
+            for failure, quoted in self._failures.items():
+                if (quoted in text or self._own_inbox in text) and not failure.done():
+                    failure.set_result(text)
         elif isinstance(error, nats.errors.SlowConsumerError):
             self._complain(f"messages of {error.subject} were dropped: too many are waiting")
         elif isinstance(error, nats.errors.Error | OSError):
@@ -242,8 +241,8 @@ class Connection:
             self._complain(f"{type(error).__name__}: {text}")
 
     def _complain(self, text: str) -> None:
-        if text not in self._told and len(self._told) < _TEXTS_TOLD:
-            self._told.add(text)
+        if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(text)
             self._events.emit("worker.degraded", what="nats client", reason=text)
 
 

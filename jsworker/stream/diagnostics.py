@@ -1,12 +1,11 @@
-"""Looking at NATS for whoever has to judge it: server, account, stream and consumers. Nothing is written."""
+"""Reading the state of NATS for a diagnosis: server, account, stream and consumers. Nothing is written."""
 
 import asyncio
 import ipaddress
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import nats.errors
 from nats.js.api import AccountInfo, ClusterInfo, ConsumerInfo
@@ -14,12 +13,10 @@ from nats.js.api import AccountInfo, ClusterInfo, ConsumerInfo
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.stream.api import JetStreamApi
+from jsworker.stream.api import JetStreamApi, NotThere
 from jsworker.stream.connection import Connection
-from jsworker.stream.faults import NotThere
 from jsworker.stream.liveness import REFUSED, SUBJECT
-from jsworker.stream.login import login_of
-from jsworker.stream.shape import (
+from jsworker.stream.topology import (
     INSTALLATION,
     Difference,
     consumer_config,
@@ -27,21 +24,19 @@ from jsworker.stream.shape import (
     stream_config,
     stream_differences,
 )
-from jsworker.stream.wire import subject_of
 
 _NAME: Final = "jsworker doctor"
-_GREETING_SECONDS: Final = 2.0
-_GREETING_BYTES: Final = 65_536
+_API_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 10.0
 """For all pages of consumers; a cluster that misses a server takes four seconds for each."""
 _PAGE: Final = 256
-"""Consumers that a server tells at once."""
+"""Consumers that a server lists at once."""
 
 _ASKED_AT_ONCE: Final = 20
 _ANSWER_SECONDS: Final = 1.0
 
 MOST_CONSUMERS: Final = 20 * _PAGE
-"""That are looked at; those of the kinds that are asked for are looked at all the same."""
+"""Listed at most; consumers of the kinds that are asked for are read in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +45,9 @@ class NatsServer:
 
     Attributes:
         place: host and port.
-        name, cluster: what it calls itself; None: it did not say.
+        name, cluster: its own names; None: not given.
         version: major, minor and patch.
-        encrypted: whether TLS is on; None: not learnt.
+        encrypted: whether TLS is on; None: unknown.
         local: the connection does not leave this machine.
         max_payload: largest message in bytes.
         offers_jetstream: whether this very server runs JetStream; another one of its cluster may.
@@ -81,7 +76,7 @@ class StreamReport:
     """The stream as it is.
 
     Attributes:
-        installation: id of the database that it belongs to; None: nobody has claimed it.
+        installation: id of the database that it belongs to; None: it is not marked.
         differences: where it is not as the settings and the protocol want it.
         replicas: copies that are asked for.
         peers: the servers that keep them; empty without a cluster.
@@ -102,12 +97,12 @@ class ConsumerReport:
     """A consumer as it is.
 
     Attributes:
-        name: its kind, unless somebody else made it.
+        name: its kind, unless another application created it.
         differences: where it is not as a consumer of that kind must be.
         ack_wait: seconds until an unanswered message is delivered again.
         pending: messages that were never delivered.
         unanswered: messages delivered and not answered.
-        requests: requests that wait for messages: somebody pulls.
+        requests: requests that wait for messages.
         paused: an operator has paused it.
     """
 
@@ -120,34 +115,19 @@ class ConsumerReport:
     paused: bool
 
 
-class _Api(JetStreamApi):
-    """JetStream's requests, with one more: the account."""
-
-    async def account_info(self) -> AccountInfo:
-        """Return the account's use and limits."""
-        return await self._ask("INFO", self._jetstream.account_info())
-
-
 class Inspector:
-    """One connection for looking at what is there; it changes nothing.
+    """Reads server, account, stream and consumers over one connection; it changes nothing.
 
-    Args:
-        settings: servers, login, and what the stream should be like.
+    Every method raises ``StreamUnavailable`` or ``StreamRefused`` when JetStream does not answer.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._connection = Connection(settings, events=Events(), name=_NAME)
-        self._api = _Api(self._connection, settings.stream)
+        self._api = JetStreamApi(self._connection, settings)
 
     async def connect(self, seconds: float) -> None:
-        """Connect within ``seconds``.
-
-        Raises:
-            SettingsError: a URL, a credentials file or a certificate cannot be used.
-            StreamUnavailable: nobody answered in time.
-            StreamRefused: login or TLS was refused.
-        """
+        """Connect within ``seconds``; raises as ``Connection.connect`` does."""
         await self._connection.connect(seconds)
 
     async def close(self) -> None:
@@ -155,39 +135,29 @@ class Inspector:
         await self._connection.close()
 
     async def server(self) -> NatsServer:
-        """Return what is known of the server that answered."""
+        """Return what the server that answered has said of itself."""
         client = self._connection.client
         url = client.connected_url
         host, port = (url.hostname or "", url.port or 4222) if url else ("", 4222)
-        greeting = await _greeting(host, port)
+        info = client.server_info
         version = client.connected_server_version
-        asks_for_tls = login_of(self._settings).require_tls
-        told = bool(greeting["tls_required"]) if "tls_required" in greeting else False if greeting else None
         return NatsServer(
             place=f"{host}:{port}",
-            name=greeting.get("server_name"),
-            cluster=greeting.get("cluster"),
+            name=info.get("server_name"),
+            cluster=info.get("cluster"),
             version=(version.major, version.minor, version.patch),
-            encrypted=True if asks_for_tls else told,
+            encrypted=bool(info.get("tls_required")),
             local=_is_loopback(host),
             max_payload=client.max_payload,
             offers_jetstream=client.offers_jetstream,
         )
 
     async def account(self) -> AccountInfo:
-        """Return what JetStream says of the account.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not answer.
-        """
+        """Return what JetStream says of the account."""
         return await self._api.account_info()
 
     async def stream(self) -> StreamReport | None:
-        """Return how the stream is; None: there is none of this name.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not tell.
-        """
+        """Return the stream as it is; None: there is none of this name."""
         try:
             info = await self._api.stream_info()
         except NotThere:
@@ -204,19 +174,14 @@ class Inspector:
         )
 
     async def unconsumed(self) -> dict[str, int]:
-        """Return subjects whose messages no consumer takes, and how many they are; of very many, some.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not tell.
-        """
-        prefix = self._settings.subject_prefix
-        found = await self._api.unconsumed(prefix)
-        return {subject_of(prefix, kind): messages for kind, messages in found.items()}
+        """Return subjects whose messages no consumer takes, and how many they are; of very many, some."""
+        found = await self._api.unconsumed()
+        return {self._api.subject_of(kind): messages for kind, messages in found.items()}
 
     async def refused(self, workers: Sequence[str]) -> list[str]:
         """Return those workers that say that JetStream stores none of their messages.
 
-        Who does not answer, or may not be asked, says nothing.
+        Workers that do not answer, or may not be asked, are left out.
         """
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
@@ -233,13 +198,9 @@ class Inspector:
         return [worker_id for worker_id, is_refused in zip(workers, found, strict=True) if is_refused]
 
     async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:
-        """Return the stream's consumers; where they may not be listed, or are too many, those of these kinds.
+        """Return the stream's consumers, at least those of these kinds.
 
-        Returns:
-            By name; from ``MOST_CONSUMERS`` on there may be others.
-
-        Raises:
-            StreamUnavailable, StreamRefused: JetStream did not tell.
+        Where they may not be listed there are no others; from ``MOST_CONSUMERS`` on some may be missing.
         """
         try:
             found = await self._listed()
@@ -258,7 +219,7 @@ class Inspector:
             async with asyncio.timeout(_LIST_SECONDS):
                 for offset in range(0, MOST_CONSUMERS, _PAGE):
                     page = await self._api.consumers(offset)
-                    if not page:  # a short one may miss what a server of a cluster did not tell
+                    if not page:  # a short one may miss what a server of a cluster left out
                         break
                     found |= {info.name: info for info in page}
         except TimeoutError:
@@ -289,21 +250,6 @@ def _peers(cluster: ClusterInfo | None) -> tuple[Peer, ...]:
         for peer in cluster.replicas or []
     ]
     return (*leader, *followers)
-
-
-async def _greeting(host: str, port: int) -> dict[str, Any]:
-    """Return what the server tells to everybody who connects; nothing when it begins with TLS."""
-    with suppress(OSError, TimeoutError, ValueError):
-        async with asyncio.timeout(_GREETING_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port, limit=_GREETING_BYTES)
-            try:
-                line = await reader.readline()
-            finally:
-                writer.close()
-        word, _, greeting = line.partition(b" ")
-        found = json.loads(greeting) if word == b"INFO" else {}
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,6 +1,6 @@
 """Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there.
 
-On a second one, below it, a worker tells where its runs are.
+On a second subject, below it, a worker answers with the stacks of its runs.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from jsworker.stream.nats_client import Client
 SUBJECT: Final = "jsworker.worker."
 """Followed by a worker's id: where it answers."""
 STACKS: Final = ".stack"
-"""Behind that: where it tells its stacks, all of them, or with a job's id as question that run's. No worker's
-id ends like this, for each has a random end."""
+"""After that: where it returns all its stacks, or with a job's id as question that run's. No worker's id ends
+like this, for each has a random end."""
 
 WELL: Final = b"alive"
 REFUSED: Final = b"alive, and JetStream stores no messages"
@@ -30,11 +30,11 @@ REFUSED: Final = b"alive, and JetStream stores no messages"
 
 
 class Answer(Enum):
-    """What was heard of a worker."""
+    """What came of asking a worker."""
 
     ALIVE = "alive"
     NO_RESPONDERS = "no responders"
-    """The server knows of nobody who listens there: the worker has no connection."""
+    """The server knows of no listener there: the worker has no connection."""
     UNKNOWN = "unknown"
     """A time-out, a lost connection, a missing permission: says nothing about the worker."""
 
@@ -44,26 +44,26 @@ class Reply:
     """What came of a question.
 
     Attributes:
-        answer: what was heard.
-        content: what the worker told.
-        hindrance: why no answer could come, in the server's words; None: nothing was in the way.
+        answer: whether the worker is reachable.
+        content: what it sent.
+        reason: why no answer could come, in the server's words; None: no failure was seen.
     """
 
     answer: Answer
     content: bytes = b""
-    hindrance: str | None = None
+    reason: str | None = None
 
 
 class Witness:
-    """Answers for one worker and asks after others.
+    """Answers for one worker and asks about others.
 
     Args:
         connection: the worker's connection to NATS.
-        worker_id: who it answers for.
-        tell_stacks: returns the worker's stacks for a question; None: it tells none.
+        worker_id: the worker that it answers for.
+        read_stacks: returns the worker's stacks for a question; None: such questions stay unanswered.
 
     Attributes:
-        says: the answer: that it is there counts, the words are for people.
+        says: the answer: any answer proves life, the words are for people.
     """
 
     def __init__(
@@ -71,21 +71,17 @@ class Witness:
         connection: Connection,
         *,
         worker_id: str,
-        tell_stacks: Callable[[bytes], Awaitable[bytes]] | None = None,
+        read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         self.says = WELL
-        self._tell_stacks = tell_stacks
-        self._telling: set[asyncio.Task[None]] = set()
+        self._read_stacks = read_stacks
+        self._answering: set[asyncio.Task[None]] = set()
         self._connection = connection
         self._subject = SUBJECT + worker_id
         self._listening: Client | None = None
 
     async def prove(self, seconds: float) -> bool:
-        """Listen on the worker's subject and tell whether a question sent there was answered.
-
-        Args:
-            seconds: how long to wait for the answer.
-        """
+        """Listen on the worker's subject; returns whether a question sent there was answered in time."""
         try:
             await self._listen()
         except (StreamUnavailable, nats.errors.Error, OSError):
@@ -109,40 +105,30 @@ class Witness:
             if reply:
                 client.answer(reply, self.says)
 
-        def tell(_subject: str, reply: bytes, question: bytes, _status: dict[str, str] | None) -> None:
-            if reply and self._tell_stacks is not None:
-                telling = asyncio.create_task(
-                    self._tell(client, reply, self._tell_stacks(question)), name="jsworker tell stacks"
+        def answer_stacks(
+            _subject: str, reply: bytes, question: bytes, _status: dict[str, str] | None
+        ) -> None:
+            if reply and self._read_stacks is not None:
+                answering = asyncio.create_task(
+                    _send_stacks(client, reply, self._read_stacks(question)), name="jsworker stacks"
                 )
-                self._telling.add(telling)
-                telling.add_done_callback(self._telling.discard)
+                self._answering.add(answering)
+                answering.add_done_callback(self._answering.discard)
 
         self._listening = client  # before it is waited for: a connection that is lost meanwhile is forgotten
         try:
             await client.open_inbox(self._subject, answer)
-            if self._tell_stacks is not None:
-                await client.open_inbox(self._subject + STACKS, tell)
+            if self._read_stacks is not None:
+                await client.open_inbox(self._subject + STACKS, answer_stacks)
         except BaseException:
             self._listening = None
             raise
 
-    async def _tell(self, client: Client, reply: bytes, stacks: Awaitable[bytes]) -> None:
-        try:
-            told = await stacks
-        except Exception:
-            client.answer(reply, b"")  # silence would look like a blocked event loop
-            raise
-        client.answer(reply, told)
-
 
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
-    """Ask a worker, over a connection for this question, where it is.
+    """Ask a worker for its stacks, or those of one job's run, over a connection for this question.
 
-    Args:
-        settings: servers and login.
-        worker_id: who is asked.
-        job_id: for this run alone; None: for everything it does.
-        seconds: how long to wait for a connection, and again for the answer.
+    Waits at most ``seconds`` for the connection, and again for the answer.
 
     Raises:
         SettingsError, StreamUnavailable, StreamRefused: there is no connection.
@@ -156,16 +142,25 @@ async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None,
         await connection.close()
 
 
+async def _send_stacks(client: Client, reply: bytes, stacks: Awaitable[bytes]) -> None:
+    try:
+        content = await stacks
+    except Exception:
+        client.answer(reply, b"")  # silence would look like a blocked event loop
+        raise
+    client.answer(reply, content)
+
+
 async def _ask(connection: Connection, subject: str, seconds: float, question: bytes = b"") -> Reply:
     if not connection.connected:
         return Reply(Answer.UNKNOWN)
     asking = asyncio.create_task(_request(connection, subject, seconds, question), name=f"ask {subject}")
     try:
-        with connection.hindrance_of(subject) as hindrance:
-            either: set[asyncio.Future[Reply] | asyncio.Future[str | None]] = {asking, hindrance}
+        with connection.failure_of(subject) as failure:
+            either: set[asyncio.Future[Reply] | asyncio.Future[str | None]] = {asking, failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if hindrance.done():  # no permission, or the connection broke: both look like silence
-                return Reply(Answer.UNKNOWN, hindrance=hindrance.result() or "the connection was lost")
+            if failure.done():  # no permission, or the connection broke: both look like silence
+                return Reply(Answer.UNKNOWN, reason=failure.result() or "the connection was lost")
         return asking.result()
     finally:
         asking.cancel()

@@ -1,4 +1,4 @@
-"""Where the NATS servers are and how to enter: addresses, login and TLS, from the settings."""
+"""Addresses, login and TLS of the NATS servers, from the settings."""
 
 import re
 import ssl
@@ -21,12 +21,12 @@ _CREDS_SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+SU[A-Z2-7]{56}\b")
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What a connection needs to know.
+    """How to reach the servers.
 
     Attributes:
         servers: URLs without user info.
         options: nats-py's options for login and TLS; they hold secrets.
-        require_tls: TLS was asked for, so nothing else will do.
+        require_tls: whether a connection without TLS is refused.
     """
 
     servers: list[str]
@@ -104,7 +104,7 @@ def _credentials_in(urls: Sequence[SplitResult]) -> dict[str, Any]:
 
 
 def _creds(path: Path) -> RawCredentials:
-    """Read the file here: nats-py, looking for marks that are missing, would read on for ever."""
+    """Read the file here: nats-py, searching for missing marks, would read on for ever."""
     text = _read("JSWORKER_NATS_CREDS_FILE", path)
     if not (_USER_JWT.search(text) and _CREDS_SEED.search(text)):
         raise SettingsError(f"JSWORKER_NATS_CREDS_FILE={path} must hold a user JWT and a user nkey seed")

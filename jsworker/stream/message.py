@@ -1,15 +1,29 @@
-"""One arrival of a message, and the answers that JetStream understands."""
+"""The message: what it holds on the wire, one delivery of it, and the answers that JetStream understands.
 
-from collections.abc import Callable
+A message names a job and says which dispatch of it; the payload stays in the row.
+"""
+
+import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 from uuid import UUID
 
-from jsworker.stream.wire import MalformedMessage, decode
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, to_json
+from typing_extensions import TypedDict
 
-Answer = Callable[[bytes, bytes], None]
-"""Sends a verdict to a reply subject; neither waits nor raises."""
+from jsworker.core.errors import JsworkerError
 
+VERSION: Final = 1
+"""The version this module writes, and the only one it reads."""
+
+LIMIT_BYTES: Final = 65_536
+"""Largest message that a stream takes and a worker reads."""
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+_HEADER_VALUE: Final = re.compile(r"[^\r\n\0]*")
+_REASON_CHARACTERS: Final = 1_000
 _ACK: Final = b"+ACK"
 _NAK: Final = b"-NAK"
 _TERM: Final = b"+TERM"
@@ -17,12 +31,126 @@ _IN_PROGRESS: Final = b"+WPI"
 _PREFIX: Final = b"$JS.ACK."
 _INT64: Final = 2**63 - 1
 
+SendVerdict = Callable[[bytes, bytes], None]
+"""Sends a verdict to a reply subject; neither waits nor raises."""
+
+
+class MalformedMessage(JsworkerError):
+    """A message cannot be read. The text names the rule that it breaks and never shows its content."""
+
+
+class WireMessage(NamedTuple):
+    """The content of a message: a hint to look at a job.
+
+    Attributes:
+        job_id: the job.
+        kind: the job's kind.
+        dispatch: which entry into the queue this message belongs to; counts from 1.
+        cleared: the job was taken back from a former owner. For logs: the row's own field is authoritative.
+        clear_reason: why it was taken back.
+    """
+
+    job_id: UUID
+    kind: str
+    dispatch: int
+    cleared: bool = False
+    clear_reason: str | None = None
+
+
+class _Fields(TypedDict):
+    v: Annotated[int, Field(ge=VERSION, le=VERSION)]
+    job_id: UUID
+    kind: str
+    dispatch: Annotated[int, Field(ge=1, le=_INT64)]
+    cleared: bool
+    clear_reason: str | None
+
+
+_RULES: Final = {
+    "v": f"wrong version: v must be {VERSION}",
+    "job_id": "job_id must be a UUID",
+    "kind": "kind must be a text",
+    "dispatch": f"dispatch must be an integer from 1 to {_INT64}",
+    "cleared": "cleared must be true or false",
+    "clear_reason": "clear_reason must be a text or null",
+}
+
+_validate = TypeAdapter(_Fields).validator.validate_json
+
+
+def subject_of(prefix: str, kind: str) -> str:
+    """Return the subject on which messages of a kind are published."""
+    return f"{prefix}.{kind}"
+
+
+def message_id(job_id: UUID, dispatch: int) -> str:
+    """Return the ``Nats-Msg-Id``: a new dispatch is a new message to JetStream's duplicate window."""
+    return f"{job_id}:{dispatch}"
+
+
+def header_block(message: WireMessage, extra: Mapping[str, str] | None) -> bytes:
+    """Return the message's headers as NATS sends them.
+
+    Raises:
+        ValueError: an extra header is not one line of text with a plain name.
+    """
+    lines = f"NATS/1.0\r\nNats-Msg-Id: {message_id(message.job_id, message.dispatch)}\r\n"
+    for name, value in (extra or {}).items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(
+                f"header {name!r} must be one line of text with a name of letters, digits and '-'"
+            )
+        lines += f"{name}: {value}\r\n"
+    return f"{lines}\r\n".encode()
+
+
+def encode(message: WireMessage) -> bytes:
+    """Return the message as JSON. A long ``clear_reason`` is cut, so that the message always fits."""
+    reason = message.clear_reason
+    return to_json(
+        {
+            "v": VERSION,
+            "job_id": message.job_id,
+            "kind": message.kind,
+            "dispatch": message.dispatch,
+            "cleared": message.cleared,
+            "clear_reason": reason if reason is None else reason[:_REASON_CHARACTERS],
+        }
+    )
+
+
+def decode(data: bytes, *, subject_kind: str) -> WireMessage:
+    """Read a message of the consumer of ``subject_kind``; fields that version 1 does not know are ignored.
+
+    Raises:
+        MalformedMessage: it is larger than ``LIMIT_BYTES``, no JSON object, of another version or kind, or
+            a field breaks its rule.
+    """
+    if len(data) > LIMIT_BYTES:
+        raise MalformedMessage(f"too large: {len(data)} bytes, at most {LIMIT_BYTES} are read")
+    try:
+        fields: _Fields = _validate(data, strict=True)
+    except ValidationError as invalid:
+        raise MalformedMessage(_broken_rule(invalid.errors(include_url=False, include_input=False))) from None
+    kind = fields["kind"]
+    if kind != subject_kind:
+        raise MalformedMessage(f"kind is not {subject_kind}, the kind of the consumer that delivered it")
+    return WireMessage(fields["job_id"], kind, fields["dispatch"], fields["cleared"], fields["clear_reason"])
+
+
+def _broken_rule(faults: list[ErrorDetails]) -> str:
+    """Return one rule: a wrong version first, for it explains whatever else is missing."""
+    fields = [str(fault["loc"][0]) for fault in faults if fault["loc"]]
+    if not fields:
+        return "not JSON" if faults[0]["type"] == "json_invalid" else "not a JSON object"
+    return _RULES["v"] if "v" in fields else _RULES[fields[0]]
+
 
 class _Arrival:
-    """What was delivered and how to answer it.
+    """A delivered message and how to answer it.
 
-    Answers are sent and not waited for: one that gets lost costs a redelivery, and the row decides what that
-    is worth. A message is answered once; every further answer does nothing.
+    Answers are sent without waiting: one that gets lost costs a redelivery, which the row then judges. A
+    message is answered once; every further answer does nothing.
 
     Attributes:
         subject: where the message was published.
@@ -31,10 +159,10 @@ class _Arrival:
         answered: a final answer was given: ``ack``, ``nak`` or ``term``.
     """
 
-    __slots__ = ("_answer", "_reply", "_stored_ns", "answered", "data", "stream_seq", "subject")
+    __slots__ = ("_reply", "_send", "_stored_ns", "answered", "data", "stream_seq", "subject")
 
     def __init__(  # noqa: PLR0917 -- called for every message
-        self, subject: str, reply: bytes, data: bytes, stream_seq: int, stored_ns: int, answer: Answer
+        self, subject: str, reply: bytes, data: bytes, stream_seq: int, stored_ns: int, send: SendVerdict
     ) -> None:
         self.subject = subject
         self.data = data
@@ -42,7 +170,7 @@ class _Arrival:
         self.answered = False
         self._stored_ns = stored_ns
         self._reply = reply
-        self._answer = answer
+        self._send = send
 
     @property
     def stored_at(self) -> datetime:
@@ -54,29 +182,29 @@ class _Arrival:
         self._finish(_ACK)
 
     def nak(self, delay: float = 0.0) -> None:
-        """Not now: the message is delivered again, to whoever asks, after ``delay`` seconds."""
+        """Not now: the message is delivered again, to any puller, after ``delay`` seconds."""
         self._finish(b'%b {"delay":%d}' % (_NAK, round(delay * 1e9)) if delay > 0 else _NAK)
 
     def term(self) -> None:
-        """Never again: the stream forgets a message that nobody can use."""
+        """Never again: the stream forgets a message that cannot be used."""
         self._finish(_TERM)
 
     def in_progress(self) -> None:
-        """Still at it: the consumer's ``ack_wait`` starts anew."""
+        """Still running: the consumer's ``ack_wait`` starts anew."""
         if not self.answered:
-            self._answer(self._reply, _IN_PROGRESS)
+            self._send(self._reply, _IN_PROGRESS)
 
     def _finish(self, verdict: bytes) -> None:
         if not self.answered:
             self.answered = True
-            self._answer(self._reply, verdict)
+            self._send(self._reply, verdict)
 
 
 class Delivery(_Arrival):
     """A message that names a job.
 
     Attributes:
-        job_id: the job that wants to be looked at.
+        job_id: the job.
         kind: its kind, which is also the consumer's.
         dispatch: which entry into the queue the message belongs to.
         num_delivered: how often it was delivered, with this time, as far as the server knows.
@@ -109,7 +237,7 @@ class Undecodable(_Arrival):
 
 
 def read(
-    subject: str, reply: bytes, data: bytes, *, kind: str, answer: Answer
+    subject: str, reply: bytes, data: bytes, *, kind: str, send: SendVerdict
 ) -> Delivery | Undecodable | None:
     """Return what a consumer of ``kind`` delivered; None when it was not JetStream that sent it."""
     # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<stored ns>.<pending>, in newer
@@ -117,11 +245,7 @@ def read(
     tokens = reply.split(b".")
     first = 5 if len(tokens) == 9 else 7
     try:
-        num_delivered, stream_seq, stored_ns = (
-            int(tokens[first - 1]),
-            int(tokens[first]),
-            int(tokens[first + 2]),
-        )
+        num_delivered, stream_seq, stored_ns = map(int, (tokens[first - 1], tokens[first], tokens[first + 2]))
     except (ValueError, IndexError):
         return None
     if not (reply.startswith(_PREFIX) and 0 <= stream_seq <= _INT64 and 0 <= stored_ns <= _INT64):
@@ -129,10 +253,10 @@ def read(
     try:
         message = decode(data, subject_kind=kind)
     except MalformedMessage as fault:
-        unread = Undecodable(subject, reply, data, stream_seq, stored_ns, answer)
+        unread = Undecodable(subject, reply, data, stream_seq, stored_ns, send)
         unread.reason = str(fault)
         return unread
-    delivery = Delivery(subject, reply, data, stream_seq, stored_ns, answer)
+    delivery = Delivery(subject, reply, data, stream_seq, stored_ns, send)
     delivery.job_id = message.job_id
     delivery.kind = kind
     delivery.dispatch = message.dispatch

@@ -1,7 +1,8 @@
-"""nats-py's client with what it lacks. Whatever reaches into nats-py's inside does so in this file."""
+"""nats-py's client with what it lacks. Only this file reaches into nats-py's private parts."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -9,14 +10,15 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
+from nats.js.errors import APIError
 
 from jsworker.core.errors import StreamUnavailable
-from jsworker.stream.cancelling import end_tasks
 
 _PING = b"PING\r\n"
 _VERDICT = b"PUB $JS.ACK."
 _CLOSE_SECONDS = 2.0
 _BARRIER_SECONDS = 1
+_CANCEL_AGAIN_SECONDS = 0.05
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
@@ -24,6 +26,28 @@ Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 
 class ConnectionBroken(StreamUnavailable, nats.errors.Error):
     """The connection to NATS is broken."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error of nats-py in the server's own words."""
+    if isinstance(error, APIError):
+        return error.description or f"JetStream answered {error.code}"
+    return str(error).removeprefix("nats: ") or type(error).__name__
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.inf) -> None:
+    """Cancel tasks that wait in nats-py until all have ended, or ``seconds`` have gone by.
+
+    Once is not enough: nats-py swallows a cancellation that comes while it waits to send; and in Python 3.11
+    ``asyncio.wait_for``, which it waits with, loses one that comes while what it awaits ends. The task would
+    go on, and connect.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    while (left := {task for task in tasks if not task.done()}) and (until := deadline - clock()) > 0:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=min(_CANCEL_AGAIN_SECONDS, until))
 
 
 @contextmanager
@@ -91,6 +115,11 @@ class Client(NatsClient):
         self._attempts: set[asyncio.Task[Any]] = set()
 
     @property
+    def server_info(self) -> Mapping[str, Any]:
+        """The INFO that the connected server has sent."""
+        return self._server_info
+
+    @property
     def offers_jetstream(self) -> bool:
         """Whether the connected server itself runs JetStream; another one of its cluster may."""
         return bool(self._server_info.get("jetstream"))
@@ -149,7 +178,7 @@ class Client(NatsClient):
         """Forget what dies with a connection: inboxes, and what waits to be sent.
 
         Only verdicts still mean something to the next connection. A request would be served to an inbox that
-        nobody listens to, and its messages would be lost until the consumer's ``ack_wait``.
+        is closed, and its messages would be lost until the consumer's ``ack_wait``.
         """
         self._inboxes.clear()
         self._pending = [command for command in self._pending if command.startswith(_VERDICT)]

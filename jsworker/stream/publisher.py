@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
 from jsworker.core.names import check_kind
 from jsworker.stream.connection import Connection
+from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
-from jsworker.stream.wire import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 
 _WINDOW: Final = 512
 """Messages of one call under way at once: enough that neither side waits for the other."""
@@ -22,7 +22,7 @@ _SILENCE_SECONDS: Final = 2.0
 """After so long without any acknowledgement, those missing are asked for again."""
 
 _SUBJECTS_KEPT: Final = 1_000
-"""Kinds whose subject is remembered: relays publish jobs of whatever kinds producers invent."""
+"""Kinds whose subject is cached: relays publish jobs of any kinds that producers invent."""
 
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
@@ -37,13 +37,16 @@ class Published(NamedTuple):
 
     Attributes:
         stream_seq: its number in the stream.
-        stream_created: when the stream was made, as last known; None when that was never asked.
+        stream_created: when the stream was created, as last known; None when that was never asked.
         duplicate: the stream had it already.
     """
 
     stream_seq: int
     stream_created: datetime | None
     duplicate: bool
+
+
+PublishOutcome = Published | PublishFailed
 
 
 class _ApiError(TypedDict):
@@ -62,23 +65,12 @@ class _PubAck(TypedDict):
 _validate = TypeAdapter(_PubAck).validator.validate_json
 
 
-class _Fault(NamedTuple):
-    reason: str
-    error: type[PublishFailed]
-
-
 class _Unacknowledged(Exception):
     """Some messages are not acknowledged; trying again may help."""
 
 
 class Publisher:
-    """Publishes messages of one stream.
-
-    Args:
-        connection: where to publish.
-        stream: the stream that must acknowledge.
-        prefix: subjects are ``<prefix>.<kind>``.
-    """
+    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by ``stream``."""
 
     def __init__(self, connection: Connection, *, stream: str, prefix: str) -> None:
         self.stream_created: datetime | None = None
@@ -88,86 +80,80 @@ class Publisher:
         self._client: Client | None = None
         self._inbox = ""
         self._token = 0
-        self._flights: dict[int, _Flight] = {}
+        self._batches: dict[int, _Batch] = {}
         self._subjects: dict[str, str] = {}
         connection.on_lost(self._interrupt)
 
     async def publish(
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float
-    ) -> list[Published | PublishFailed]:
-        """Publish and wait for the acknowledgements; outcomes come in the order of the messages.
-
-        Args:
-            messages: what to publish.
-            headers: further headers for each message.
-            seconds: give up after so long without an acknowledgement.
-        """
-        flight = _Flight(messages, headers, self._stream, seconds)
+    ) -> list[PublishOutcome]:
+        """Publish and wait for the acknowledgements; see ``Stream.publish_many``."""
+        batch = _Batch(messages, headers, self._stream, seconds)
         try:
-            await self._fly(flight)
-            if flight.missing():
-                await self._fly_again(flight)
+            await self._send_missing(batch)
+            if batch.missing():
+                await self._retry(batch)
         except (_Unacknowledged, StreamUnavailable) as fault:
-            flight.give_up(str(fault))
+            batch.give_up(str(fault))
         finally:
-            self._forget(flight)
-        return flight.outcomes(self.stream_created)
+            self._forget(batch)
+        return batch.outcomes(self.stream_created)
 
-    async def _fly_again(self, flight: "_Flight") -> None:
+    async def _retry(self, batch: "_Batch") -> None:
         def pause(state: RetryCallState) -> float:
-            return min(_BACKOFF(state), max(flight.seconds_left(), 0.0))
+            return min(_BACKOFF(state), max(batch.seconds_left(), 0.0))
 
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(_Unacknowledged),
-            stop=lambda _: flight.seconds_left() <= 0,
+            stop=lambda _: batch.seconds_left() <= 0,
             wait=pause,
             reraise=True,
         ):
             with attempt:
                 if attempt.retry_state.attempt_number > 1:
-                    await self._fly(flight)
-                if flight.missing():
-                    raise _Unacknowledged(flight.reason)
+                    await self._send_missing(batch)
+                if batch.missing():
+                    raise _Unacknowledged(batch.reason)
 
-    async def _fly(self, flight: "_Flight") -> None:
+    async def _send_missing(self, batch: "_Batch") -> None:
         """Send what is missing, never more than a window ahead of the acknowledgements."""
-        self._forget(flight)
-        if not await self._connection.wait_connected(flight.seconds_left()):
-            flight.reason = "NATS is not connected"
+        self._forget(batch)
+        if not await self._connection.wait_connected(batch.seconds_left()):
+            batch.reason = "NATS is not connected"
             return
         client = self._connection.client
-        flight.interrupted = False
-        await self._listen(client)
-        for index in flight.missing():
-            if len(flight.under_way) >= _WINDOW:
-                await flight.landing(_WINDOW // 2)
-            if flight.interrupted:
+        batch.interrupted = False
+        await self._open_inbox(client)
+        for index in batch.missing():
+            if len(batch.under_way) >= _WINDOW:
+                await batch.wait_for(_WINDOW // 2)
+            if batch.interrupted:
                 return
-            self._send(client, flight, index)
-        await flight.landing(0)
+            self._send(client, batch, index)
+        await batch.wait_for(0)
 
-    async def _listen(self, client: Client) -> None:
+    async def _open_inbox(self, client: Client) -> None:
         """Acknowledgements come to one inbox; their subject ends in the message's token."""
         if client is not self._client:
             self._client = client
             self._inbox = f"{client.new_inbox()}."
             await client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
 
-    def _send(self, client: Client, flight: "_Flight", index: int) -> None:
-        message = flight.messages[index]
+    def _send(self, client: Client, batch: "_Batch", index: int) -> None:
+        message = batch.messages[index]
         try:
-            headers = header_block(message, flight.headers[index] if flight.headers else None)
+            headers = header_block(message, batch.headers[index] if batch.headers else None)
             subject = self._subject_of(message.kind)
         except ValueError as fault:
-            flight.fail(index, str(fault), MessageUnfit)
+            batch.fail(index, str(fault), MessageUnfit)
             return
         content = encode(message)
         if len(headers) + len(content) > LIMIT_BYTES:
-            flight.fail(index, f"with its headers it is larger than {LIMIT_BYTES} bytes", MessageUnfit)
+            batch.fail(index, f"with its headers it is larger than {LIMIT_BYTES} bytes", MessageUnfit)
             return
         self._token += 1
-        self._flights[self._token] = flight
-        flight.under_way[self._token] = index
+        self._batches[self._token] = batch
+        batch.under_way[self._token] = index
         client.post(subject, content, f"{self._inbox}{self._token}", headers)
 
     def _subject_of(self, kind: str) -> str:
@@ -182,23 +168,23 @@ class Publisher:
         self, subject: str, _reply: bytes, data: bytes, _headers: dict[str, str] | None
     ) -> None:
         token = subject[len(self._inbox) :]
-        flight = self._flights.pop(int(token), None) if token.isdigit() else None
-        if flight is not None:
-            flight.settle(int(token), data)
+        batch = self._batches.pop(int(token), None) if token.isdigit() else None
+        if batch is not None:
+            batch.settle(int(token), data)
 
     def _interrupt(self) -> None:
         self._client = None
-        for flight in set(self._flights.values()):
-            flight.interrupt("the connection to NATS was lost")
+        for batch in set(self._batches.values()):
+            batch.interrupt("the connection to NATS was lost")
 
-    def _forget(self, flight: "_Flight") -> None:
-        for token in flight.under_way:
-            self._flights.pop(token, None)
-        flight.under_way.clear()
+    def _forget(self, batch: "_Batch") -> None:
+        for token in batch.under_way:
+            self._batches.pop(token, None)
+        batch.under_way.clear()
 
 
-class _Flight:
-    """The messages of one call: which are under way, which have landed and where."""
+class _Batch:
+    """The messages of one call: which are under way, and what became of the others."""
 
     def __init__(
         self,
@@ -216,19 +202,19 @@ class _Flight:
         self.reason = ""
         self._stream = stream
         self._seconds = seconds
-        self._landed: list[_PubAck | _Fault | None] = [None] * len(messages)
+        self._outcomes: list[_PubAck | PublishFailed | None] = [None] * len(messages)
         self._clock = asyncio.get_running_loop().time
         self._progress_at = self._clock()
         self._most = 0
         self._moved = asyncio.Event()
 
     def missing(self) -> list[int]:
-        return [index for index, landed in enumerate(self._landed) if landed is None]
+        return [index for index, outcome in enumerate(self._outcomes) if outcome is None]
 
     def seconds_left(self) -> float:
         return self._progress_at + self._seconds - self._clock()
 
-    async def landing(self, most: int) -> None:
+    async def wait_for(self, most: int) -> None:
         """Wait until at most so many are under way, the connection is lost or the server has gone silent."""
         self._most = most
         while len(self.under_way) > most and not self.interrupted:
@@ -246,7 +232,9 @@ class _Flight:
         self._moved.set()
 
     def fail(self, index: int, reason: str, error: type[PublishFailed] = PublishFailed) -> None:
-        self._landed[index] = _Fault(reason, error)
+        message = self.messages[index]
+        identity = message_id(message.job_id, message.dispatch)
+        self._outcomes[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
 
     def give_up(self, reason: str) -> None:
         for index in self.missing():
@@ -256,7 +244,7 @@ class _Flight:
         index = self.under_way.pop(token)
         try:
             ack: _PubAck = _validate(data)
-        except ValidationError:  # a status without a body: nobody listens on the subject
+        except ValidationError:  # a status without a body: there is no listener on the subject
             self.reason = f"stream {self._stream} does not listen"
         else:
             self._take(index, ack)
@@ -267,26 +255,21 @@ class _Flight:
         error = ack.get("error")
         if error is None:
             self._progress_at = self._clock()
-            self._landed[index] = ack
+            if ack.get("stream") == self._stream and "seq" in ack:
+                self._outcomes[index] = ack
+            else:
+                self.fail(index, "it was stored by another stream", PublishRefused)
         elif error["code"] == _UNAVAILABLE and error.get("err_code") not in _FULL:
             self.reason = error.get("description", "JetStream is not available")
         else:
             reason = error.get("description", f"JetStream answered {error['code']}")
             self.fail(index, reason, PublishRefused)
 
-    def outcomes(self, created: datetime | None) -> list[Published | PublishFailed]:
-        return [self._outcome(index, landed, created) for index, landed in enumerate(self._landed)]
-
-    def _outcome(
-        self, index: int, landed: "_PubAck | _Fault | None", created: datetime | None
-    ) -> Published | PublishFailed:
-        if isinstance(landed, dict) and landed.get("stream") == self._stream and "seq" in landed:
-            return Published(landed["seq"], created, landed.get("duplicate", False))
-        message = self.messages[index]
-        identity = message_id(message.job_id, message.dispatch)
-        fault = (
-            landed
-            if isinstance(landed, _Fault)
-            else _Fault("it was stored by another stream", PublishRefused)
-        )
-        return fault.error(f"message {identity} was not stored in stream {self._stream}: {fault.reason}")
+    def outcomes(self, created: datetime | None) -> list[PublishOutcome]:
+        return [
+            each
+            if isinstance(each, PublishFailed)
+            else Published(each["seq"], created, each.get("duplicate", False))
+            for each in self._outcomes
+            if each is not None
+        ]

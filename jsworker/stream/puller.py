@@ -1,6 +1,7 @@
 """The pull loop: asks JetStream for as many messages as there is room for, and starts over when it must."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ from typing import Final
 import nats.errors
 
 from jsworker.core.errors import JsworkerError
-from jsworker.stream.cancelling import end_tasks
-from jsworker.stream.credit import Outstanding
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import Delivery, Undecodable, read
-from jsworker.stream.nats_client import Client
-from jsworker.stream.pauses import Pauses
+from jsworker.stream.nats_client import Client, end_tasks
 
 _SETTLE_SECONDS: Final = 1.0
-_CRAMPED_SECONDS: Final = 1.0
+_SHORT_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+MOST_REQUESTS: Final = 8
+"""Requests open at once: the consumer's ``max_waiting`` is shared by the whole fleet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +33,62 @@ class _Inbox:
     number: int = 0
 
 
+class Credit:
+    """Counts the messages that were asked for and have not come: the prefetch credit that the server holds.
+
+    The sum is exact: a delivery takes one off, and a request that ends early says how many it still owes. A
+    delivery does not say which request it serves, so the number of open requests is an estimate (oldest
+    first); it only bounds how many there are, and finds one that the server has forgotten.
+    """
+
+    __slots__ = ("_requests", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._requests: dict[int, tuple[int, float]] = {}
+
+    def ask(self, request: int, batch: int, deadline: float) -> None:
+        """Note a request for ``batch`` messages, which the server ends at ``deadline``."""
+        self._forget_served()
+        self._requests[request] = (batch, deadline)
+        self.total += batch
+
+    def received(self) -> None:
+        """Note a delivery."""
+        if self.total:
+            self.total -= 1
+
+    def ended(self, request: int, owed: int) -> None:
+        """Note that a request ended before it was served."""
+        self._requests.pop(request, None)
+        self.total = max(0, self.total - owed)
+
+    def wanted(self, room: int) -> int:
+        """Return how many messages to ask for now; few large requests rather than many small ones."""
+        missing = room - self.total
+        if missing < 1 or (self.total and missing < room // 4):
+            return 0
+        self._forget_served()
+        return missing if len(self._requests) < MOST_REQUESTS else 0
+
+    def overdue(self, now: float) -> bool:
+        """Return whether a request should have ended by now: the server never took it."""
+        self._forget_served()
+        return any(deadline < now for _, deadline in self._requests.values())
+
+    def _forget_served(self) -> None:
+        owed = sum(batch for batch, _ in self._requests.values())
+        for request, (batch, _) in list(self._requests.items()):
+            if owed - batch < self.total:
+                break
+            owed -= batch
+            del self._requests[request]
+
+
 class Puller:
     """Pulls the messages of one kind.
 
-    Never more are asked for than there is room for. Room that shrinks afterwards cannot call back what is on
+    It never asks for more than there is room for. Room that shrinks afterwards does not call back what is on
     its way: ``deliver`` is called all the same, and requests that stay too large for a second are cancelled.
 
     Args:
@@ -71,15 +125,15 @@ class Puller:
 
         self._inbox: _Inbox | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._outstanding = Outstanding()
+        self._credit = Credit()
         self._request = 0
         self._heard_at = 0.0
-        self._cramped_at: float | None = None
-        self._pauses = Pauses()
+        self._short_since: float | None = None
+        self._failures = 0
+        self._paused_until = 0.0
         self._gone = False
-        self._ailing = False
+        self._degraded = False
 
-        self._paused = False
         self._stopping = False
         self._signal = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -87,21 +141,21 @@ class Puller:
 
     @property
     def kind(self) -> str:
-        """Whose messages are pulled."""
+        """The kind whose messages are pulled."""
         return self._kind
 
     @property
     def is_pulling(self) -> bool:
         """Whether messages are asked for as soon as there is room."""
-        able = self._stream.connected and not self._ailing
-        return able and self._task is not None and not self._paused
+        able = self._stream.connected and not self._degraded
+        return able and self._task is not None
 
     async def start(self) -> None:
         """Begin to pull."""
         if self._task is None and not self._stopping:
             self._registrations = [
-                self._stream.on_disconnect(self._on_disconnect),
-                self._stream.on_reconnect(self._on_reconnect),
+                self._stream.connection.on_lost(self._on_disconnect),
+                self._stream.connection.on_restored(self._on_reconnect),
             ]
             self._task = asyncio.create_task(self._run(), name=f"pull {self._kind}")
             self._task.add_done_callback(self._on_end)
@@ -143,20 +197,10 @@ class Puller:
         """Look again how much room there is; cheap, any number of calls make one look."""
         self._signal.set()
 
-    def pause(self) -> None:
-        """Ask for nothing and hand back what arrives, until ``resume``."""
-        self._paused = True
-        self._signal.set()
-
-    def resume(self) -> None:
-        """Pull again."""
-        self._paused = False
-        self._signal.set()
-
     @property
     def outstanding(self) -> int:
         """How many messages were asked for and have not come."""
-        return self._outstanding.total
+        return self._credit.total
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -170,47 +214,47 @@ class Puller:
 
     async def _step(self) -> float:
         """Do what is due; return the seconds until something may be due again."""
-        if self._paused or not self._stream.connected:
+        if not self._stream.connected:
             self._leave()
             return self._idle_heartbeat
-        if self._pauses.seconds_left() > 0 or (self._gone and not await self._bring_back()):
-            return self._pauses.seconds_left()
+        if self._pause_left() > 0 or (self._gone and not await self._create_again()):
+            return self._pause_left()
         now, room = time.monotonic(), self._room()
-        if self._is_silent(now) or self._is_cramped(now, room):
+        if self._is_silent(now) or self._is_short_of_room(now, room):
             self._leave()
-        wanted = self._outstanding.wanted(room)
+        wanted = self._credit.wanted(room)
         if wanted:
             await self._ask(wanted)
-        return _CRAMPED_SECONDS if self._cramped_at else self._idle_heartbeat
+        return _SHORT_SECONDS if self._short_since else self._idle_heartbeat
 
     def _is_silent(self, now: float) -> bool:
         """Two missed heartbeats, or a request that the server should have ended long ago."""
-        if not self._outstanding.total:
+        if not self._credit.total:
             return False
-        return now - self._heard_at > 2 * self._idle_heartbeat or self._outstanding.overdue(now)
+        return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
 
-    def _is_cramped(self, now: float, room: int) -> bool:
+    def _is_short_of_room(self, now: float, room: int) -> bool:
         """More is outstanding than there is room for, and has been for a while."""
-        if self._outstanding.total <= max(room, 0):
-            self._cramped_at = None
-        elif self._cramped_at is None:
-            self._cramped_at = now
-        return self._cramped_at is not None and now - self._cramped_at >= _CRAMPED_SECONDS
+        if self._credit.total <= max(room, 0):
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        return self._short_since is not None and now - self._short_since >= _SHORT_SECONDS
 
     async def _ask(self, batch: int) -> None:
         try:
             inbox = await self._open_inbox()
-            if not self._outstanding.total:
+            if not self._credit.total:
                 self._heard_at = time.monotonic()
             self._request += 1
             deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
-            self._outstanding.ask(self._request, batch, deadline)
+            self._credit.ask(self._request, batch, deadline)
             limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
             request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
             await inbox.client.publish(self._request_subject, request, f"{inbox.subject}{self._request}")
-        except (nats.errors.Error, OSError):  # the connection is going; its loss is told elsewhere
+        except (nats.errors.Error, OSError):  # the connection is lost, which it reports itself
             self._leave()
-            self._pauses.failed()
+            self._begin_pause()
 
     async def _open_inbox(self) -> _Inbox:
         client = self._stream.connection.client
@@ -226,8 +270,8 @@ class Puller:
     def _leave(self) -> None:
         """Give up the inbox with all its requests; what is still on its way is taken."""
         inbox, self._inbox = self._inbox, None
-        self._outstanding = Outstanding()
-        self._cramped_at = None
+        self._credit = Credit()
+        self._short_since = None
         if inbox is not None:
             closing = asyncio.create_task(inbox.client.close_inbox(inbox.number), name="close inbox")
             self._closing.add(closing)
@@ -238,13 +282,13 @@ class Puller:
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)
 
-    async def _bring_back(self) -> bool:
-        """Make the consumer, and its stream, again."""
+    async def _create_again(self) -> bool:
+        """Create the consumer, and its stream, again."""
         try:
-            await self._stream.restore(self._kind)
+            await self._stream.ensure([self._kind], timeout=0.0)
         except JsworkerError as fault:
-            self._ail(str(fault))
-            self._pauses.failed()
+            self._degrade(str(fault))
+            self._begin_pause()
             return False
         self._gone = False
         return True
@@ -257,14 +301,14 @@ class Puller:
             if current:
                 self._on_status(subject[len(inbox.subject) :], headers or {})
             return
-        arrival = read(subject, reply, data, kind=self._kind, answer=self._answer)
+        arrival = read(subject, reply, data, kind=self._kind, send=self._answer)
         if arrival is None:
             self._stream.events.emit("message.refused", kind=self._kind, reason="not delivered by JetStream")
             return
         if current:
-            self._outstanding.received()
+            self._credit.received()
             self._sign_of_life()
-        if self._stopping or self._paused:
+        if self._stopping:
             arrival.nak()
         elif isinstance(arrival, Delivery):
             self._deliver(arrival)
@@ -281,42 +325,54 @@ class Puller:
             self._sign_of_life()
             return
         if owed.isdigit():  # the request expired, or its server shuts down or is no longer the leader
-            self._outstanding.ended(int(request), int(owed))
+            self._credit.ended(int(request), int(owed))
             if status == "408":
                 self._sign_of_life()
             else:
-                self._pauses.failed()
+                self._begin_pause()
         elif status == "408":  # from a server that does not say what it owes
             self._leave()
         else:
             text = headers.get("Description", "").partition("\n")[0]
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"
-            self._ail(f"JetStream answered {status} {text}".rstrip())
+            self._degrade(f"JetStream answered {status} {text}".rstrip())
             self._leave()
-            self._pauses.failed()
+            self._begin_pause()
         self._signal.set()
 
     def _sign_of_life(self) -> None:
         self._heard_at = time.monotonic()
-        self._pauses.worked()
-        if self._ailing:
-            self._ailing = False
+        self._failures = 0
+        if self._degraded:
+            self._degraded = False
             self._stream.events.emit("worker.restored", what=f"consumer {self._kind}")
 
-    def _ail(self, reason: str) -> None:
-        if not self._ailing:
-            self._ailing = True
+    def _degrade(self, reason: str) -> None:
+        if not self._degraded:
+            self._degraded = True
             self._stream.events.emit("worker.degraded", what=f"consumer {self._kind}", reason=reason)
+
+    def _pause_left(self) -> float:
+        """Return the seconds until the next attempt may be made; not above 0 when it may be made now."""
+        return self._paused_until - time.monotonic()
+
+    def _begin_pause(self) -> None:
+        """Wait after a failure, longer after every further one; during a pause, the cause is the same."""
+        if self._pause_left() <= 0:
+            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10))
+            self._paused_until = time.monotonic() + pause * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads a fleet
+            self._failures += 1
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._ail(f"{type(error).__name__}: {error}")
+            self._degrade(f"{type(error).__name__}: {error}")
 
     def _on_disconnect(self) -> None:
         self._leave()
         self._signal.set()
 
     def _on_reconnect(self) -> None:
-        self._pauses.end()
+        self._failures = 0
+        self._paused_until = 0.0
         self._signal.set()

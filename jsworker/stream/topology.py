@@ -1,35 +1,167 @@
-"""Stream and consumers: made when missing, compared with what the protocol needs, changed or refused."""
+"""Stream and consumers: created when missing, compared with what the protocol needs, changed or refused."""
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from nats.js.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    ConsumerInfo,
+    DeliverPolicy,
+    DiscardPolicy,
+    ReplayPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.stream.api import JetStreamApi
-from jsworker.stream.faults import ApiRefused, NotThere
-from jsworker.stream.shape import (
-    INSTALLATION,
-    Difference,
-    consumer_config,
-    consumer_differences,
-    shown,
-    stream_config,
-    stream_differences,
-)
+from jsworker.stream.api import ApiRefused, JetStreamApi, NotThere
+from jsworker.stream.message import LIMIT_BYTES, subject_of
 
+INSTALLATION: Final = "jsworker.installation"
+"""Key in the stream's metadata: the id of the database that the stream belongs to."""
+
+_DUPLICATE_SECONDS: Final = 120.0
+_UNLIMITED: Final = -1
+_MAX_WAITING: Final = 4096
+_LEAST_WAITING: Final = 512
+
+# A stream that refuses what does not fit, keeps a message until it is acknowledged, and deletes none by age,
+# number or size. Differences that the server cannot change are refused, others are changed.
+_STREAM_FIXED: Final = ("retention", "storage", "mirror", "sealed", "persist_mode")
+_STREAM_CHANGEABLE: Final = (
+    "discard",
+    "discard_new_per_subject",
+    "max_age",
+    "max_bytes",
+    "max_msgs",
+    "max_msgs_per_subject",
+    "max_msg_size",
+    "duplicate_window",
+    "no_ack",
+    "subject_transform",
+)
+_CONSUMER_FIXED: Final = ("deliver_policy", "ack_policy", "replay_policy", "deliver_subject", "mem_storage")
+_CONSUMER_CHANGEABLE: Final = (
+    "filter_subject",
+    "filter_subjects",
+    "ack_wait",
+    "backoff",
+    "max_deliver",
+    "max_ack_pending",
+    "headers_only",
+    "inactive_threshold",
+    "rate_limit_bps",
+)
 _SUBJECTS_OVERLAP: Final = 10065
 _NAME_IN_USE: Final = 10058
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting that differs from what the protocol needs."""
+
+    setting: str
+    actual: Any
+    wanted: Any
+    changeable: bool
+
+    def __str__(self) -> str:
+        return f"{self.setting}={shown(self.actual)}, must be {shown(self.wanted)}"
+
+
+def shown(value: Any) -> str:
+    """Return a setting of JetStream as its own tools show it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, Enum):
+        return str(value.value)
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def stream_config(settings: Settings, installation_id: UUID | None) -> StreamConfig:
+    """Return the stream that these settings ask for."""
+    return StreamConfig(
+        name=settings.stream,
+        subjects=[subject_of(settings.subject_prefix, "*")],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        num_replicas=settings.stream_replicas,
+        discard=DiscardPolicy.NEW,
+        max_age=0.0,
+        max_bytes=_UNLIMITED,
+        max_msgs=_UNLIMITED,
+        max_msgs_per_subject=_UNLIMITED,
+        max_msg_size=LIMIT_BYTES,
+        duplicate_window=_DUPLICATE_SECONDS,
+        metadata={INSTALLATION: str(installation_id)} if installation_id else None,
+    )
+
+
+def consumer_config(settings: Settings, kind: str, ack_wait: float) -> ConsumerConfig:
+    """Return the consumer of a kind; ``ack_wait`` in seconds."""
+    return ConsumerConfig(
+        name=kind,
+        durable_name=kind,
+        filter_subject=subject_of(settings.subject_prefix, kind),
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        replay_policy=ReplayPolicy.INSTANT,
+        ack_wait=ack_wait,
+        max_deliver=_UNLIMITED,  # a limit strands messages for ever
+        max_ack_pending=_UNLIMITED,
+        max_waiting=_MAX_WAITING,
+    )
+
+
+def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
+    """Compare a stream. More replicas or subjects than asked for do no harm and are left alone."""
+    found = _differences(actual, wanted, _STREAM_FIXED, _STREAM_CHANGEABLE)
+    had, needed = actual.subjects or [], wanted.subjects or []
+    if missing := [subject for subject in needed if subject not in had]:
+        found.append(Difference("subjects", actual.subjects, [*had, *missing], changeable=True))
+    if (actual.num_replicas or 1) < (wanted.num_replicas or 1):
+        found.append(Difference("num_replicas", actual.num_replicas, wanted.num_replicas, changeable=True))
+    return found
+
+
+def consumer_differences(actual: ConsumerConfig, wanted: ConsumerConfig) -> list[Difference]:
+    """Compare a consumer."""
+    found = _differences(actual, wanted, _CONSUMER_FIXED, _CONSUMER_CHANGEABLE)
+    if (actual.max_waiting or _LEAST_WAITING) < _LEAST_WAITING:
+        found.append(Difference("max_waiting", actual.max_waiting, wanted.max_waiting, changeable=False))
+    return found
+
+
+def _differences(
+    actual: Any, wanted: Any, fixed: tuple[str, ...], changeable: tuple[str, ...]
+) -> list[Difference]:
+    compared = [(name, getattr(actual, name), getattr(wanted, name)) for name in (*fixed, *changeable)]
+    return [
+        Difference(name, has, wants, changeable=name in changeable)
+        for name, has, wants in compared
+        if not _same(has, wants)
+    ]
+
+
+def _same(has: Any, wants: Any) -> bool:
+    if isinstance(has, float) and isinstance(wants, float):
+        return math.isclose(has, wants, abs_tol=1e-6)  # nats-py cuts nanoseconds off
+    return bool((has or None) == (wants or None))  # the server leaves out what is zero, false or empty
+
+
 class Topology:
-    """Sees to it that the stream and the consumers are there and as they must be.
+    """Ensures that the stream and the consumers exist and are as they must be.
 
     Any number of workers may do so at once: all of them want the same.
 
@@ -37,7 +169,7 @@ class Topology:
         api: JetStream's requests about the stream.
         settings: its name, subjects and replicas.
         installation_id: id of the database that the stream belongs to; None neither claims nor checks it.
-        events: told ``stream.changed`` when the stream was made or anything was changed.
+        events: receives ``stream.changed`` when the stream was created or anything was changed.
     """
 
     def __init__(
@@ -57,17 +189,17 @@ class Topology:
         *,
         shortens: bool = True,
     ) -> datetime:
-        """Make, compare and change; returns when the stream was created.
+        """Create, compare and change; returns when the stream was created.
 
         Args:
             kinds: those that need a consumer.
             ack_waits: seconds by kind; the settings' own for others.
-            seconds: how long to try while nobody answers, as in a cluster that elects its leaders.
+            seconds: how long to try without an answer, as from a cluster that elects its leaders.
             shortens: whether a longer ack_wait than asked for, which does no harm, is made shorter.
 
         Raises:
-            StreamRefused: something is not as it must be and cannot be changed; the line says what.
-            StreamUnavailable: nobody answered.
+            StreamRefused: something is not as it must be and cannot be changed; the message names it.
+            StreamUnavailable: JetStream did not answer.
         """
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(StreamUnavailable),
@@ -100,14 +232,14 @@ class Topology:
             if refused.code == _NAME_IN_USE:  # another worker, or another installation, was faster
                 return await self._api.stream_info()
             raise await self._stream_refusal(wanted, refused, "cannot be made") from refused
-        self._tell(self._stream, "created", None, shown(info.created))
+        self._emit_change(self._stream, "created", None, shown(info.created))
         return info
 
     def _check_stream(self, actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
-        """Return what must be changed, the metadata of a stream that nobody has claimed among it.
+        """Return what must be changed, the metadata of a stream without an owner included.
 
         Raises:
-            StreamRefused: the stream is somebody else's, or of another shape that cannot be changed.
+            StreamRefused: the stream has another owner, or a difference that cannot be changed.
         """
         owner = (actual.metadata or {}).get(INSTALLATION)
         own = str(self._installation_id) if self._installation_id else owner
@@ -118,7 +250,7 @@ class Topology:
             )
         differences = stream_differences(actual, wanted)
         fixed = [each for each in differences if not each.changeable]
-        if owner is None:  # subjects of a stream that may be a stranger's are not ours to change
+        if owner is None:  # an unmarked stream may serve another application: leave its subjects
             fixed += [each for each in differences if each.setting == "subjects"]
         if fixed:
             raise StreamRefused(f"{self._stream} cannot be used: {_list(fixed)}")
@@ -140,11 +272,11 @@ class Topology:
         if left:
             raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
         for difference in differences:
-            self._tell(self._stream, difference.setting, difference.actual, difference.wanted)
+            self._emit_change(self._stream, difference.setting, difference.actual, difference.wanted)
         return changed
 
     async def _stream_refusal(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> StreamRefused:
-        """Say what the server refused, and which stream is in the way."""
+        """Return an error with the server's reason, and the stream whose subjects overlap."""
         if refused.code != _SUBJECTS_OVERLAP:
             return StreamRefused(f"{self._stream} {asked}; the server says: {refused.reason}")
         subjects = wanted.subjects or []
@@ -194,12 +326,11 @@ class Topology:
         self._check_consumer(wanted, left, reason)
         for difference in differences:
             if difference not in left:
-                self._tell(
-                    self._consumer(wanted.name), difference.setting, difference.actual, difference.wanted
-                )
+                what = self._consumer(wanted.name)
+                self._emit_change(what, difference.setting, difference.actual, difference.wanted)
 
     def _check_consumer(self, wanted: ConsumerConfig, left: list[Difference], reason: str) -> None:
-        """Refuse what could not be changed and does harm."""
+        """Raise StreamRefused for harmful differences that could not be changed."""
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval
         bad = [each for each in left if _does_harm(each)]
         for difference in bad:
@@ -216,9 +347,8 @@ class Topology:
     def _consumer(self, kind: str | None) -> str:
         return f"consumer {kind} of {self._stream}"
 
-    def _tell(self, what: str, setting: str, was: Any, now: Any) -> None:
-        fields = {"what": what, "setting": setting, "was": was, "is": now}
-        self._events.emit("stream.changed", **fields)
+    def _emit_change(self, what: str, setting: str, was: Any, now: Any) -> None:
+        self._events.emit("stream.changed", **{"what": what, "setting": setting, "was": was, "is": now})
 
 
 def _list(differences: Iterable[Difference]) -> str:
@@ -226,7 +356,7 @@ def _list(differences: Iterable[Difference]) -> str:
 
 
 def _does_harm(difference: Difference) -> bool:
-    """Tell whether a consumer cannot be left so: a longer ack_wait than asked for can."""
+    """Return whether a difference matters: a longer ack_wait than asked for does not."""
     return difference.setting != "ack_wait" or difference.actual < difference.wanted
 
 

@@ -14,7 +14,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseUnavailable, JsworkerError
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.telemetry.kind_labels import KindLabels
+from jsworker.telemetry.worker_status import KindLabels
 
 if TYPE_CHECKING:
     from jsworker.ownership.database import Database

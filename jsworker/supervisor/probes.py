@@ -13,9 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 import jsworker
 from jsworker.supervisor.fleet_view import DEATHS, PlaceView, View
 from jsworker.telemetry.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
-from jsworker.telemetry.gauges import of_logs
-from jsworker.telemetry.http import Answer, Route
-from jsworker.telemetry.metrics import STALLS
+from jsworker.telemetry.http import Response, Route
+from jsworker.telemetry.metrics import STALLS, of_logs
 from jsworker.telemetry.worker_status import Readiness
 
 FRESH_SECONDS: Final = 5.0
@@ -33,9 +32,9 @@ class Probes:
     """The paths of the HTTP port."""
 
     def __init__(self, look: Callable[[], View]) -> None:
-        """Answer from what ``look`` returns."""
+        """Response from what ``look`` returns."""
         self._look = look
-        self._shown: dict[bool, tuple[float, Answer]] = {}
+        self._shown: dict[bool, tuple[float, Response]] = {}
         self._building = asyncio.Lock()
 
     def routes(self) -> dict[str, Route]:
@@ -47,7 +46,7 @@ class Probes:
             "/metrics": self._metrics,
         }
 
-    async def _metrics(self, accept: str) -> Answer:
+    async def _metrics(self, accept: str) -> Response:
         as_openmetrics = wants_openmetrics(accept)
         async with self._building:  # whoever asks meanwhile gets the same answer
             view = self._look()
@@ -60,7 +59,7 @@ class Probes:
             return answer
 
 
-def livez(view: View) -> Answer:
+def livez(view: View) -> Response:
     """Tell whether the supervisor does its work: a child that hangs is killed in time.
 
     A child that is being restarted, or one that cannot reach its servers, is no reason to kill the pod.
@@ -74,12 +73,12 @@ def livez(view: View) -> Answer:
     return _answer(lines)
 
 
-def startupz(view: View) -> Answer:
+def startupz(view: View) -> Response:
     """Tell whether every child has worked once."""
     return _answer([f"process {place.number}: starting" for place in view.places if not place.was_ready])
 
 
-def readyz(view: View) -> Answer:
+def readyz(view: View) -> Response:
     """Tell whether at least one child can do everything; what the others cannot is named as well."""
     if view.stopping:
         return _answer(["draining"])
@@ -147,8 +146,8 @@ def families(view: View) -> list[Metric]:
     return [*merged(processes), wanted, ready, age, deaths, build]
 
 
-def _exposition(view: View, *, as_openmetrics: bool) -> Answer:
-    return Answer(200, *exposition(families(view), as_openmetrics=as_openmetrics))
+def _exposition(view: View, *, as_openmetrics: bool) -> Response:
+    return Response(200, *exposition(families(view), as_openmetrics=as_openmetrics))
 
 
 def _degraded(readiness: Readiness) -> Iterator[str]:
@@ -163,7 +162,7 @@ def _degraded(readiness: Readiness) -> Iterator[str]:
     yield from readiness.ailing
 
 
-def _all_well(view: View) -> Answer:
+def _all_well(view: View) -> Response:
     told = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
     migrations = sorted({readiness.migration for readiness in told if readiness.migration is not None})
     lines = ["postgresql: ok", "nats: ok", f"migration: {' '.join(migrations)}", "pulling: ok"]
@@ -184,7 +183,7 @@ def _unpacked(figures: str) -> list[Metric]:
         return []
 
 
-def _answer(lines: Sequence[str], *, able: bool = False) -> Answer:
+def _answer(lines: Sequence[str], *, able: bool = False) -> Response:
     well = able or not lines
     head = _OK if well else "not ok"
-    return Answer(200 if well else 503, "".join(f"{line}\n" for line in [head, *lines]).encode())
+    return Response(200 if well else 503, "".join(f"{line}\n" for line in [head, *lines]).encode())

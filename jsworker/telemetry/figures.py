@@ -1,4 +1,4 @@
-"""Figures on their way from a worker process to whoever shows them to Prometheus."""
+"""Figures and readiness as text: from a worker process to its supervisor, and to Prometheus."""
 
 import json
 import zlib
@@ -20,7 +20,7 @@ _FAMILIES: Final = TypeAdapter(list[tuple[str, str, str, list[tuple[str, dict[st
 """Name, documentation and type of each family, and its samples: name, labels, value."""
 
 LONGEST_UNPACKED: Final = 8 * 2**20
-"""Bytes: more are not read, whoever sent them."""
+"""Bytes: more are not read."""
 
 
 def write_readiness(readiness: Readiness) -> str:
@@ -32,7 +32,7 @@ def read_readiness(text: str) -> Readiness:
     """Return what ``write_readiness`` was given.
 
     Raises:
-        ValueError: nothing that it writes looks like this.
+        ValueError: it is not from ``write_readiness``.
     """
     return _READINESS.validate_json(text)
 
@@ -47,7 +47,7 @@ def packed(registry: CollectorRegistry) -> str:
             [
                 (sample.name, sample.labels, sample.value)
                 for sample in family.samples
-                # When a counter was made says nothing that a restart of its process does not say.
+                # The time at which a counter was created shows no more than a restart of its process does.
                 if not sample.name.endswith("_created")
             ],
         )
@@ -60,7 +60,7 @@ def unpacked(line: str) -> list[Metric]:
     """Return what ``packed`` was given.
 
     Raises:
-        ValueError: nothing that ``packed`` makes looks like this, or it is too large.
+        ValueError: it is not from ``packed``, or too large.
     """
     try:
         unpacking = zlib.decompressobj()
@@ -84,7 +84,7 @@ def merged(processes: Mapping[str, Iterable[Metric]]) -> list[Metric]:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Tell whether a request's Accept header asks for OpenMetrics; nothing else of it is looked at."""
+    """Return whether a request's Accept header asks for OpenMetrics; its other content is ignored."""
     return "application/openmetrics-text" in accept
 
 

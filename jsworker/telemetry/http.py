@@ -1,6 +1,6 @@
-"""A small HTTP server for probes and metrics, which clients cannot harm: it reads a request and answers it.
+"""A small HTTP server for probes and metrics that clients cannot harm.
 
-One request a connection, no bodies, a deadline for the whole of it, and a limit to how many there are.
+One request a connection, no bodies, a deadline for each connection, and a limit to their number.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import structlog
 from jsworker.core.errors import JsworkerError
 
 _SECONDS: Final = 5.0
-"""That a connection may last, however slowly its client speaks or listens."""
+"""That a connection may last, however slow its client is."""
 _CONNECTIONS: Final = 64
 _HEAD_BYTES: Final = 16 * 1024
 _READ_BYTES: Final = 4_096
@@ -33,8 +33,8 @@ class PortUnavailable(JsworkerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a path answers.
+class Response:
+    """The response of a path.
 
     Attributes:
         status: HTTP status.
@@ -47,23 +47,17 @@ class Answer:
     content_type: str = _TEXT
 
 
-Route = Callable[[str], Answer | Awaitable[Answer]]
-"""Answers from what is known, at once or soon; it gets the request's Accept header."""
+Route = Callable[[str], Response | Awaitable[Response]]
+"""Returns the response, given the request's Accept header."""
 
 
 class HttpServer:
     """Answers GET and HEAD on a few fixed paths."""
 
     def __init__(self, routes: Mapping[str, Route], *, seconds: float = _SECONDS) -> None:
-        """Prepare; nothing is listened to yet.
-
-        Args:
-            routes: by path.
-            seconds: that one connection may last.
-        """
         self._routes = routes
         self._seconds = seconds
-        self._talking: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """The connections, the oldest first."""
         self._server: asyncio.Server | None = None
 
@@ -75,10 +69,10 @@ class HttpServer:
             port: 0 stands for any free one.
 
         Raises:
-            PortUnavailable: somebody else has it, or there is no such address.
+            PortUnavailable: the port is taken, or there is no such address.
         """
         try:
-            self._server = await asyncio.start_server(self._greet, host, port, limit=_HEAD_BYTES)
+            self._server = await asyncio.start_server(self._accept, host, port, limit=_HEAD_BYTES)
         except (OSError, UnicodeError) as error:
             number = getattr(error, "errno", None)
             # asyncio's own text for a port that is taken names the address once more.
@@ -90,50 +84,50 @@ class HttpServer:
         return found
 
     async def close(self) -> None:
-        """Listen no more and end what is being said."""
+        """Stop listening and end the open connections."""
         if self._server is not None:
             self._server.close()
-        for task in self._talking:
+        for task in self._connections:
             task.cancel()
-        if self._talking:
-            await asyncio.wait(self._talking)
+        if self._connections:
+            await asyncio.wait(self._connections)
 
-    def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._talking) >= _CONNECTIONS:
-            # Whoever asks is answered within milliseconds: the oldest is one that only holds its place.
-            oldest, held = next(iter(self._talking.items()))
-            del self._talking[oldest]
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= _CONNECTIONS:
+            # Requests are answered within milliseconds: the oldest connection sends none.
+            oldest, held = next(iter(self._connections.items()))
+            del self._connections[oldest]
             held.transport.abort()  # here: a task that has not begun yet would close nothing
             oldest.cancel()
         task = asyncio.create_task(self._serve(reader, writer), name="jsworker http")
-        self._talking[task] = writer
-        task.add_done_callback(lambda _: self._talking.pop(task, None))
+        self._connections[task] = writer
+        task.add_done_callback(lambda _: self._connections.pop(task, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(self._seconds):
-                await self._talk(reader, writer)
+                await self._exchange(reader, writer)
         except (TimeoutError, OSError):
             writer.transport.abort()
         finally:
             writer.close()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
         try:
             request = await _read(connection, reader)
         except h11.RemoteProtocolError as error:
             answer, with_body = _plain(error.error_status_hint, "not a request of HTTP/1.1"), True
         else:
-            if request is None:  # it left without a word
+            if request is None:  # it disconnected without a request
                 return
             answer, with_body = await self._answer(request), request.method != b"HEAD"
         await _write(connection, writer, answer, with_body=with_body)
         writer.write_eof()
-        while await reader.read(_READ_BYTES):  # what it still says; else it might lose our answer
+        while await reader.read(_READ_BYTES):  # read the rest; else the client might lose the response
             pass
 
-    async def _answer(self, request: h11.Request) -> Answer:
+    async def _answer(self, request: h11.Request) -> Response:
         if request.method not in (b"GET", b"HEAD"):
             return _plain(405, "only GET and HEAD")
         path = request.target.partition(b"?")[0].decode("ascii")
@@ -143,10 +137,10 @@ class HttpServer:
         accept = next((value for name, value in request.headers if name == b"accept"), b"")
         try:
             answer = route(accept.decode("latin-1"))
-            return answer if isinstance(answer, Answer) else await answer
+            return answer if isinstance(answer, Response) else await answer
         except Exception:  # noqa: BLE001 -- a mistake of ours; the other paths still answer
             structlog.get_logger().exception("http.failed", path=path)
-            return _plain(500, "this is a mistake in jsworker; its log tells more")
+            return _plain(500, "this is a mistake in jsworker; see its log")
 
 
 async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
@@ -161,7 +155,7 @@ async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> h11
 
 
 async def _write(
-    connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool
+    connection: h11.Connection, writer: asyncio.StreamWriter, answer: Response, *, with_body: bool
 ) -> None:
     headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body))), *_HEADERS]
     if answer.status == 405:
@@ -177,5 +171,5 @@ async def _write(
     await writer.drain()
 
 
-def _plain(status: int, words: str) -> Answer:
-    return Answer(status, f"{words}\n".encode())
+def _plain(status: int, words: str) -> Response:
+    return Response(status, f"{words}\n".encode())

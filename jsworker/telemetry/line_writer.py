@@ -1,4 +1,4 @@
-"""Log lines are written without waiting for their reader: a pipe that nobody empties must stop no worker."""
+"""Writes log lines without waiting for their reader: a pipe that is never read must not stop a worker."""
 
 import atexit
 import io
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 MOST_LINES: Final = 10_000
-"""So many wait at most; further ones are dropped."""
+"""That wait at most; further ones are dropped."""
 FLUSH_SECONDS: Final = 1.0
-"""For so long the end of the process waits for a reader."""
+"""That the end of the process waits for a reader."""
 
 
 class LineWriter:
@@ -21,7 +21,7 @@ class LineWriter:
 
     Attributes:
         descriptor: where they are written.
-        dropped: lines that were not written because too many waited, or nobody reads any more.
+        dropped: lines that were not written because too many waited, or the reader is gone.
     """
 
     def __init__(self, stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> None:
@@ -52,7 +52,7 @@ class LineWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: lines are written as soon as somebody reads them."""
+        """Do nothing: lines are written as soon as they are read."""
 
     def drain(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until all that was written before has been read; False when ``seconds`` were not enough."""
@@ -67,7 +67,7 @@ class LineWriter:
         self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._told = self.dropped
+        self._reported = self.dropped
 
     def _start(self) -> None:
         with self._starting:
@@ -91,9 +91,9 @@ class LineWriter:
                 continue
             if not self._write(text.encode(self._encoding, "backslashreplace")):
                 self.dropped += 1
-                self._told += 1  # nobody reads what would tell it
-            elif self.dropped > self._told and self._on_dropped is not None and self._has_room():
-                dropped, self._told = self.dropped - self._told, self.dropped
+                self._reported += 1  # the reader of a report is gone as well
+            elif self.dropped > self._reported and self._on_dropped is not None and self._has_room():
+                dropped, self._reported = self.dropped - self._reported, self.dropped
                 self._on_dropped(dropped)
 
     def _has_room(self) -> bool:
@@ -103,14 +103,14 @@ class LineWriter:
         while data:
             try:
                 data = data[os.write(self.descriptor, data) :]
-            except BlockingIOError:  # whoever shares the pipe does not want to wait at it
+            except BlockingIOError:  # another process has made the shared pipe non-blocking
                 self._await_room()
             except OSError:
                 return False
         return True
 
     def _await_room(self) -> None:
-        """Wait until something can be written, or it is certain that nothing can: the next attempt tells."""
+        """Wait until something can be written, or it is certain that nothing can: the next attempt shows."""
         room = select.poll()  # unlike select.select, for any descriptor
         room.register(self.descriptor, select.POLLOUT)
         room.poll()

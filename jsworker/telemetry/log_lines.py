@@ -40,7 +40,7 @@ _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 _APART: Final = frozenset({"timestamp", "level", "event", "job_id", "kind", "exception", "at"})
 _OF_JOBS: Final = frozenset({"fencing_token", "worker_id"})
-"""Left out of lines about a job, which `jsworker job` tells more about."""
+"""Left out of lines about a job, of which `jsworker job` shows more."""
 _MESSAGES: Final = ("error", "reason")
 """Whole sentences: the first that is there ends the line."""
 
@@ -54,15 +54,12 @@ def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 class ConsoleLines:
-    """Writes log lines for people: local time, the event in words, short ids, a traceback below."""
+    """Writes log lines for people: local time, the event in words, short ids, a traceback below.
+
+    With ``clears`` each line first clears the one that the cursor stands in.
+    """
 
     def __init__(self, *, colours: bool, clears: bool) -> None:
-        """Prepare.
-
-        Args:
-            colours: whether levels are coloured.
-            clears: whether each line first clears the one that the cursor stands in.
-        """
         self._colours = colours
         self._clears = clears
 

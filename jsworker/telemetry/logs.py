@@ -19,11 +19,8 @@ from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter, writer_to
 from jsworker.telemetry.log_lines import CLEAR_LINE, ConsoleLines, json_fields
 
 _LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "critical": logging.CRITICAL,
+    name: logging.getLevelNamesMapping()[name.upper()]
+    for name in ("debug", "info", "warning", "error", "critical")
 }
 _PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
 _WARNINGS: Final = frozenset(
@@ -48,24 +45,23 @@ _WARNINGS: Final = frozenset(
     }
 )
 _ERRORS: Final = frozenset({"job.stop_ignored"})
-_TOLD_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
-"""Of jobs that were taken back together one line tells: a dead pod may have had hundreds."""
+_REPORTED_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
+"""One line reports all jobs that were taken back together: a dead pod may have had hundreds."""
 _TOGETHER: Final = "stale.recovered"
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception", "at"})
 """Keys with a meaning of their own for structlog."""
-
 _NO_EXTRAS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
-"""What ``logging`` itself, or another handler, has put into a record."""
+"""Attributes that ``logging`` itself, or another handler, has added to a record."""
 
 Facts = Callable[[], Mapping[str, Any]]
 
 bound_facts: Final[ContextVar[Facts | None]] = ContextVar("jsworker_bound_facts", default=None)
-"""What every line of the code that runs here tells besides its own: the job it works on."""
+"""Returns the fields of the job that the running code works on, which all its lines show."""
 
 speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_worker", default=None)
-"""The worker whose code runs here."""
+"""Id of the worker whose code is running."""
 
 _writers: Final[dict[int, LineWriter]] = {}
 """By the file descriptor they write to, of which a process has one for stderr."""
@@ -74,7 +70,7 @@ _QUIET_LIBRARIES: Final = (
     *("alembic", "asyncio", "concurrent", "nats", "opentelemetry", "prometheus_client"),
     *("psycopg", "sqlalchemy"),
 )
-"""What a worker brings along tells nothing below a warning, unless somebody has given its logger a level."""
+"""A worker's own dependencies log nothing below a warning, unless their logger has been given a level."""
 
 
 def configure_logs(
@@ -85,7 +81,7 @@ def configure_logs(
 ) -> None:
     """Send every log line of this process to one stream: the events, and all that goes through ``logging``.
 
-    The root logger gets the level; the libraries that a worker brings along tell what is a warning at least.
+    The root logger gets the level; the libraries that a worker depends on log warnings at least.
 
     Args:
         format: ``json``, one line each, or ``console`` for people, with tracebacks below.
@@ -122,11 +118,11 @@ def configure_logs(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
         processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
     )
-    _take_foreign_lines(out, _LEVELS[level], formatter)
+    _handle_logging(out, _LEVELS[level], formatter)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Tell whether a stream is a terminal on which lines can be written over."""
+    """Return whether a stream is a terminal on which lines can be overwritten."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -141,7 +137,7 @@ def show_line(text: str) -> None:
 
 
 def lines_dropped() -> int:
-    """Return how many lines were not written because nobody read stderr."""
+    """Return how many lines were dropped because stderr was not read."""
     return sum(writer.dropped for writer in _writers.values())
 
 
@@ -159,14 +155,14 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
 
     Args:
         events: where to listen.
-        worker_id: who speaks, in every line whose event names no other worker.
+        worker_id: the worker of every line whose event names no other.
     """
     speaking_worker.set(worker_id)
     logger: FilteringBoundLogger = structlog.get_logger()
     logger = logger.bind(worker_id=worker_id) if worker_id else logger.bind()
 
     def write(event: Event) -> None:
-        level = logging.DEBUG if _is_told_already(event) else level_of(event.name)
+        level = logging.DEBUG if _is_reported_already(event) else level_of(event.name)
         place = {} if event.exception is None else {"at": raised_at(event.exception) or None}
         logger.log(level, event.name, **_field_names(event.fields), **place)
 
@@ -184,11 +180,11 @@ def level_of(name: str) -> int:
     return logging.WARNING if name in _WARNINGS else logging.INFO
 
 
-def _is_told_already(event: Event) -> bool:
-    """Tell whether another line says it: that of all jobs taken back together, or the only job's own."""
+def _is_reported_already(event: Event) -> bool:
+    """Return whether another line reports it: that of all jobs taken back together, or the only job's own."""
     if event.name == _TOGETHER:
         return event.fields.get("jobs") == 1
-    return event.name in _TOLD_TOGETHER and event.fields.get("together", 1) > 1
+    return event.name in _REPORTED_TOGETHER and event.fields.get("together", 1) > 1
 
 
 def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
@@ -198,17 +194,17 @@ def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stderr() -> "TextIO | LineWriter":
-    writer = writer_to(sys.stderr, on_dropped=_tell_dropped)
+    writer = writer_to(sys.stderr, on_dropped=_report_dropped)
     return _writers.setdefault(writer.descriptor, writer) if isinstance(writer, LineWriter) else writer
 
 
-def _tell_dropped(lines: int) -> None:
+def _report_dropped(lines: int) -> None:
     structlog.get_logger().warning(
         "log.dropped", lines=lines, reason="nobody read stderr; up to 10,000 lines wait"
     )
 
 
-def _take_foreign_lines(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
+def _handle_logging(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
     root = logging.getLogger()
     for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
         root.removeHandler(earlier)

@@ -1,4 +1,4 @@
-"""How a worker is: what it knows of itself without asking anybody, and what a survey found last."""
+"""A worker's status: what it knows without asking a server, and what its last survey of the servers found."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,19 +7,14 @@ from typing import Final, Protocol
 from jsworker.core.events import Events
 
 MOST_KINDS: Final = 200
-"""Kinds that the figures of a process tell apart: its own first, then those of other workers."""
+"""Kinds with figures of their own in one process: its own first, then those of other workers."""
 OTHER_KINDS: Final = "_other"
 """Stands for all other kinds; no kind can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Connections of one pool.
-
-    Attributes:
-        in_use: lent at this moment.
-        limit: that may be lent at once.
-    """
+    """Connections of one pool: lent at this moment, and at most."""
 
     in_use: int
     limit: int
@@ -27,14 +22,14 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a worker can do all it should at this moment.
+    """Whether a worker can do all its work at this moment.
 
     Attributes:
         postgresql: whether PostgreSQL answered the last statement.
         nats: whether there is a connection to NATS.
         migration: revision of the database's schema when it was last looked at; None: there is none.
         pulling: whether it asks for messages of every kind.
-        draining: whether it was told to stop.
+        draining: whether it was asked to stop.
         ailing: what else does not work, in a few words.
         misfit: why the schema does not fit this version, and what to do; None: it does.
         publishing: whether JetStream stores messages, as far as is known.
@@ -56,7 +51,7 @@ class WorkerStatus:
 
     Attributes:
         readiness: whether it can do all it should.
-        in_flight: runs in hand, by kind: waiting for a job slot, running, or being settled.
+        in_flight: runs by kind: waiting for a job slot, running, or being settled.
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
         pools: connections to PostgreSQL, by the pool's name.
@@ -72,15 +67,15 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class KindQueue:
     """One kind's jobs in the table and its messages in the stream.
 
     Attributes:
         jobs: how many, by status: scheduled, queued, processing.
         oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
         to_publish: queued jobs whose message is still to be sent.
-        pending: messages that were never delivered; None: JetStream did not tell.
-        unacknowledged: messages delivered and not answered; None likewise.
+        pending: messages that were never delivered; None: unknown.
+        unacknowledged: messages delivered and not answered; None: unknown.
     """
 
     jobs: Mapping[str, int]
@@ -103,32 +98,48 @@ class Fleet:
     """What a survey of both servers found: the same for every worker of an installation.
 
     Attributes:
-        queues: by kind; all that are not told apart are there as ``OTHER_KINDS``.
+        queues: by kind; those without figures of their own together as ``OTHER_KINDS``.
         outbox_jobs: queued jobs whose message is still to be sent.
         outbox_oldest_seconds: for how long the oldest of them has been queued; 0 when there is none.
-        dead_messages: messages that nobody could use.
+        dead_messages: messages that could not be used.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
-    queues: Mapping[str, Queue]
+    queues: Mapping[str, KindQueue]
     outbox_jobs: int
     outbox_oldest_seconds: float
     dead_messages: int
     refused_rows: Mapping[str, int] = field(default_factory=dict)
 
 
-class Patient(Protocol):
-    """Whoever can be looked at: a worker."""
+class Observed(Protocol):
+    """A worker, as its figures see it."""
 
     @property
     def events(self) -> Events:
-        """What happens to it."""
+        """Its events."""
         ...
 
-    def vitals(self) -> WorkerStatus | None:
-        """Return how it is; None before it has started."""
+    def status(self) -> WorkerStatus | None:
+        """Return its status; None before it has started."""
         ...
 
     def fleet(self) -> Fleet | None:
         """Return what its last survey found; None: it makes none, or had no answer lately."""
         ...
+
+
+class KindLabels:
+    """Labels of the kinds that come first; later ones share one. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def label(self, kind: str) -> str:
+        """Return what a kind is called in figures: few labels, however many kinds producers invent."""
+        label = self._labels.get(kind)
+        if label is not None:
+            return label
+        if len(self._labels) >= MOST_KINDS:
+            return OTHER_KINDS
+        return self._labels.setdefault(kind, kind)

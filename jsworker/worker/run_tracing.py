@@ -10,11 +10,11 @@ from jsworker.core import tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.tracing import TraceContext
+from jsworker.core.trace_context import TraceContext
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.run_spans import RunContext, note_runs
 from jsworker.ownership.transitions.settle import Settled
-from jsworker.stream.wire import subject_of
+from jsworker.stream.message import subject_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.outcomes import Failed, Outcome
 from jsworker.worker.pipeline.run import Run

@@ -123,7 +123,7 @@ class Worker:
         """
         self.events.on(name, listener)
 
-    def vitals(self) -> WorkerStatus | None:
+    def status(self) -> WorkerStatus | None:
         """Return how this worker is; None before it has started and after it has stopped."""
         if self._closing is None or self._closing.done():
             return None

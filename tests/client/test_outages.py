@@ -53,7 +53,7 @@ async def test_a_missing_variable_is_named() -> None:
 async def test_without_nats_at_its_start_a_client_enqueues_and_a_workers_relay_publishes(
     rows: Rows, make_settings: MakeSettings, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("jsworker.client.client_publisher._CONNECT_SECONDS", 0.3)
     running = await start(scripted(echo))
     async with JobClient(make_settings(nats_url=NOBODY)) as client:
         assert client.unpublished_because is not None
@@ -77,7 +77,7 @@ async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("jsworker.client.client_publisher._CONNECT_SECONDS", 0.3)
 
 
 async def is_published(rows: Rows, job: Enqueued) -> None:
@@ -181,8 +181,8 @@ async def test_nothing_is_published_into_another_installations_stream_found_late
         row = await rows.job(job.id)
         assert (row["needs_publish"], row["stream_seq"]) == (True, None)
     async with stranger() as owner:
-        assert owner._link is not None
-        assert (await owner._link._stream.state()).messages == 0
+        assert owner._publisher.link is not None
+        assert (await owner._publisher.link._stream.state()).messages == 0
 
 
 async def test_a_stream_that_became_another_installations_is_found_with_the_next_connection(
@@ -230,8 +230,8 @@ async def test_with_nats_frozen_only_the_first_call_waits_for_it(
 
         async def answers_again() -> None:
             await client.enqueue(KIND, {})
-            assert client._link is not None
-            assert client._link.silent_because is None
+            assert client._publisher.link is not None
+            assert client._publisher.link.silent_because is None
 
         await eventually(answers_again, seconds=30.0)
         await is_published(rows, await client.enqueue(KIND, {}))
@@ -288,14 +288,14 @@ async def test_what_the_stream_does_not_take_is_not_counted_as_published(
     async with engine.begin() as connection:
         await connection.execute(enqueue_statement(KIND, {}))
     await engine.dispose()
-    monkeypatch.setattr("jsworker.client.job_client._PUBLISH_SECONDS", 0.3)
+    monkeypatch.setattr("jsworker.client.client_publisher._PUBLISH_SECONDS", 0.3)
     await js.delete_stream(settings.stream)
     assert Stream.publish_many.__kwdefaults__ is not None
     monkeypatch.setitem(Stream.publish_many.__kwdefaults__, "timeout", 0.3)
     assert await client.publish_pending() == 0
     assert await rows.value("SELECT needs_publish FROM jsworker.jobs")
     assert client.unpublished_because is not None
-    client.unpublished_because = None
+    client._publisher.unpublished_because = None
     job = await client.enqueue(KIND, {})  # accepted all the same
     assert (await rows.job(job.id))["needs_publish"]
     assert "was not stored" in (client.unpublished_because or "")

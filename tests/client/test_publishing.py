@@ -31,7 +31,7 @@ async def outbox(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int], Awaitable[None]]:
     """Fills the outbox: enqueues without NATS."""
-    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("jsworker.client.client_publisher._CONNECT_SECONDS", 0.3)
 
     async def fill(jobs: int) -> None:
         async with JobClient(make_settings(nats_url="nats://127.0.0.1:1")) as absent:
@@ -43,8 +43,8 @@ async def outbox(
 @pytest.fixture
 def publishing(client: JobClient, database: Database) -> Publish:
     """Makes publishers of small batches on the client's stream."""
-    assert client._link is not None
-    stream = client._link.stream
+    assert client._publisher.link is not None
+    stream = client._publisher.link.stream
     assert stream is not None
 
     def new_publisher(take: Callable[[], Awaitable[list[Outgoing]]]) -> OutboxPublisher:
@@ -183,7 +183,7 @@ async def test_a_request_right_after_the_last_look_is_served_at_once(
     client: JobClient, outbox: Callable[[int], Awaitable[None]], rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the event loop has told anybody that the task of the requests before has ended."""
-    publish_all = client._publish_all
+    publish_all = client._publisher._publish_all
     asked = 0
 
     async def publish_all_and_ask(publisher: OutboxPublisher, tally: publishing_of_client.Tally) -> None:
@@ -192,9 +192,9 @@ async def test_a_request_right_after_the_last_look_is_served_at_once(
         if not asked:
             await outbox(1)
             asked += 1
-            asyncio.get_running_loop().call_soon(client._publish_in_background)
+            asyncio.get_running_loop().call_soon(client._publisher.publish_in_background)
 
-    monkeypatch.setattr(client, "_publish_all", publish_all_and_ask)
+    monkeypatch.setattr(client._publisher, "_publish_all", publish_all_and_ask)
     await client.enqueue_many(KIND, [{}])
 
     async def all_published() -> None:

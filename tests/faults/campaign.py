@@ -16,7 +16,7 @@ import psycopg
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError
 from jsworker.core.settings import Settings
-from jsworker.stream.cancelling import end_tasks
+from jsworker.stream.nats_client import end_tasks
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.checker import check
 from tests.faults.collect import collect

@@ -13,8 +13,7 @@ from nats.aio.client import Client as NatsClient
 from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError, StreamRefused
 from jsworker.core.settings import Settings
-from jsworker.stream.jetstream import Answer
-from jsworker.stream.liveness import Reply, ask_stacks
+from jsworker.stream.liveness import Answer, Reply, ask_stacks
 from tests.security.guarded import nats_user
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream, settings_for
@@ -221,7 +220,7 @@ async def test_workers_tell_their_stacks_to_workers_alone(open_as: OpenAs, guard
     for role in ("producer", "operator"):
         reply = await ask(role)
         assert (reply.answer, reply.content) == (Answer.UNKNOWN, b"")
-        assert f'permissions violation for publish to "jsworker.worker.{name}.stack"' in str(reply.hindrance)
+        assert f'permissions violation for publish to "jsworker.worker.{name}.stack"' in str(reply.reason)
 
 
 async def test_a_producer_publishes_and_a_worker_finds_the_message(

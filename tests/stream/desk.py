@@ -8,10 +8,9 @@ from uuid import UUID, uuid4
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from jsworker.stream.message import Delivery, Undecodable
+from jsworker.stream.message import Delivery, Undecodable, WireMessage
 from jsworker.stream.publisher import Published
 from jsworker.stream.puller import Puller
-from jsworker.stream.wire import WireMessage
 from tests.stream.streams import TestStream
 from tests.support.polling import eventually
 

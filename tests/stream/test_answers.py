@@ -7,7 +7,7 @@ from uuid import uuid4
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.message import WireMessage
 from tests.stream.conftest import OpenDesk
 from tests.stream.desk import publish, stored, until
 from tests.stream.nats_server import NatsServer

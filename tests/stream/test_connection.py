@@ -10,13 +10,13 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.message import WireMessage
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream, settings_for
 
-IMPATIENT = {"patience": 1.0, "ping_interval": 0.3}
+IMPATIENT = {"replace_after": 1.0, "ping_interval": 0.3}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -25,7 +25,7 @@ async def test_a_restart_of_the_server_is_told_and_survived(
 ) -> None:
     calls: list[str] = []
     stream.on_disconnect(lambda: calls.append("lost"))
-    stream.on_reconnect(lambda: calls.append("back"))
+    stream.connection.on_restored(lambda: calls.append("back"))
     await server.stop(how)
     await until(lambda: bool(stream.told_of("worker.degraded")))
     assert not stream.connected
@@ -73,7 +73,7 @@ async def test_an_error_that_nats_py_takes_for_final_is_survived(
 async def test_a_frozen_server_that_is_owed_bytes_is_left(
     open_stream: OpenStream, start_server: StartServer, server: NatsServer
 ) -> None:
-    """nats-py waits for ever for its socket to close; after ``patience`` it gets a new client."""
+    """nats-py waits for ever for its socket to close; after ``replace_after`` it gets a new client."""
     other = await start_server()
     stream = await open_stream(url=f"{server.url},{other.url}", options=IMPATIENT)
     held = server if stream.connection.client.connected_url.port == server.port else other  # type: ignore[union-attr] # connected

@@ -5,8 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.stream.message import Delivery, Undecodable, read
-from jsworker.stream.wire import WireMessage, encode
+from jsworker.stream.message import Delivery, Undecodable, WireMessage, encode, read
 
 JOB = UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")
 DATA = encode(WireMessage(JOB, "resize", 3))
@@ -15,7 +14,7 @@ WITH_DOMAIN = "$JS.ACK.hub.ACCOUNTHASH.JOBS.resize.2.17.99.1795181039279298385.5
 
 
 def arrived(reply: str, data: bytes = DATA) -> Delivery | Undecodable | None:
-    return read("jobs.resize", reply.encode(), data, kind="resize", answer=lambda *_: None)
+    return read("jobs.resize", reply.encode(), data, kind="resize", send=lambda *_: None)
 
 
 @pytest.mark.parametrize("reply", [PLAIN, WITH_DOMAIN])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
-from jsworker.stream.jetstream import redact
+from jsworker.stream.diagnostics import Inspector
+from jsworker.stream.login import redact
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer
 from tests.stream.nats_server import HOST, free_port
@@ -98,6 +99,20 @@ async def test_tls_that_the_server_only_offers_is_taken(
     assert transport is not None
     assert transport._io_writer.get_extra_info("cipher")  # type: ignore[attr-defined] # nats-py does not tell
     await stream.close()
+
+
+async def test_a_diagnosis_shows_whether_the_connection_uses_tls(
+    start_server: StartServer, authority: Authority
+) -> None:
+    plain = Inspector(settings_for((await start_server()).url))
+    server = await start_server(f"{tls(authority.issue('server'))}\nallow_non_tls: true")
+    settings = settings_for(at(server.port, scheme="tls"), nats_tls_ca=authority.certificate)
+    for inspector, encrypted in ((plain, False), (Inspector(settings), True)):
+        await inspector.connect(5.0)
+        found = await inspector.server()
+        assert (found.encrypted, found.local) == (encrypted, True)
+        assert found.name
+        await inspector.close()
 
 
 async def test_client_certificate(start_server: StartServer, authority: Authority) -> None:

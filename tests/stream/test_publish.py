@@ -11,8 +11,8 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from jsworker.core.errors import PublishFailed, PublishRefused
+from jsworker.stream.message import WireMessage, decode
 from jsworker.stream.publisher import Published
-from jsworker.stream.wire import WireMessage, decode
 from tests.stream.conftest import OpenStream
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream
@@ -41,7 +41,7 @@ async def test_a_stream_that_was_made_anew_is_named_by_its_own_date(
     before = await stream.publish_many(messages(3))
     made_first = (await stream.state()).created
     await plain.jetstream().delete_stream(stream.name)
-    await stream.restore("resize")
+    await stream.ensure(["resize"], timeout=0.0)
     stream._publisher.stream_created = made_first  # as in a client, which restores nothing
     after = await stream.publish_many(messages(2))
     made_anew = (await stream.state()).created
@@ -195,7 +195,7 @@ async def test_a_stream_that_is_made_in_time(stream: TestStream, plain: NatsClie
     await plain.jetstream().delete_stream("JOBS")
     publishing = asyncio.create_task(stream.publish(messages(1)[0], timeout=5.0))
     await asyncio.sleep(0.05)
-    await stream.restore("resize")
+    await stream.ensure(["resize"], timeout=0.0)
     assert (await publishing).stream_seq == 1
 
 
@@ -229,7 +229,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(stream: TestStream, server
     publishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await publishing
-    assert stream._publisher._flights == {}
+    assert stream._publisher._batches == {}
     server.thaw()
     assert isinstance((await stream.publish_many(messages(1)))[0], Published)
 

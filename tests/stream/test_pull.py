@@ -123,24 +123,6 @@ async def test_stop_ends_a_puller_that_waits_to_send(stream: TestStream) -> None
     await stopping
 
 
-async def test_a_pause_hands_back_and_a_resume_pulls_again(
-    stream: TestStream, open_stream: OpenStream, open_desk: OpenDesk
-) -> None:
-    desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
-    desk.puller.pause()
-    [first] = await publish(stream, 1)
-    await until(lambda: desk.puller.outstanding == 0)
-    second = await open_desk(await open_stream(), room=1)
-    await second.has(1)
-    assert second.jobs == [first]
-    assert desk.deliveries == []
-    desk.puller.resume()
-    [next_job] = await publish(stream, 1)
-    await desk.has(1)
-    assert desk.jobs == [next_job]
-
-
 async def test_requests_are_cancelled_when_the_room_shrinks_for_long(
     stream: TestStream, open_desk: OpenDesk
 ) -> None:

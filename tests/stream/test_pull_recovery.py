@@ -7,8 +7,7 @@ from uuid import uuid4
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.message import Delivery
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.message import Delivery, WireMessage
 from tests.stream.conftest import OpenDesk, OpenStream
 from tests.stream.desk import Desk, publish, pulls_heard, until
 from tests.stream.nats_server import NatsServer
@@ -38,7 +37,7 @@ async def test_a_deleted_consumer_is_made_again(
     [job] = await publish(stream, 1)
     await desk.has(1, seconds=3)
     assert desk.jobs == [job]
-    assert (await stream.consumer_state("resize")).ack_wait == 600.0
+    assert (await stream.consumer_info("resize")).config.ack_wait == 600.0
     assert [told["what"] for told in stream.told_of("worker.degraded")] == ["consumer resize"]
     assert stream.told_of("worker.restored") == [{"what": "consumer resize"}]
 

@@ -12,7 +12,7 @@ import nats.errors
 import pytest
 
 from jsworker.core.errors import PublishFailed, StreamUnavailable
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.message import WireMessage
 from tests.stream.desk import Desk, publish
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import INSTALLATION, TestStream, settings_for

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
-from jsworker.stream.shape import INSTALLATION, stream_config, stream_differences
+from jsworker.stream.topology import INSTALLATION, stream_config, stream_differences
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import INSTALLATION as OWN
@@ -316,7 +316,7 @@ async def test_an_ack_wait_that_is_longer_than_asked_for_does_no_harm(
     await (await open_stream(url=url_of(guarded, "admin"))).ensure(["resize"], {"resize": 900.0})
     reader = await open_stream(url=url_of(guarded, "reader"))
     await reader.ensure(["resize"], WAITS)
-    assert (await reader.consumer_state("resize")).ack_wait == 900.0
+    assert (await reader.consumer_info("resize")).config.ack_wait == 900.0
 
 
 async def test_a_change_that_is_not_permitted_is_named(open_stream: OpenStream, guarded: NatsServer) -> None:

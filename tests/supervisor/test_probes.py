@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jsworker.supervisor.fleet_view import PlaceView, View
 from jsworker.supervisor.probes import Probes, livez, readyz, startupz
 from jsworker.telemetry.figures import packed, write_readiness
-from jsworker.telemetry.http import Answer
+from jsworker.telemetry.http import Response
 from jsworker.telemetry.worker_status import Readiness
 
 WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=())
@@ -128,9 +128,9 @@ def figures_of(runs: int) -> str:
     return packed(registry)
 
 
-async def metrics_of(probes: Probes, accept: str = "") -> Answer:
+async def metrics_of(probes: Probes, accept: str = "") -> Response:
     answer = probes.routes()["/metrics"](accept)
-    return answer if isinstance(answer, Answer) else await answer
+    return answer if isinstance(answer, Response) else await answer
 
 
 async def test_metrics_of_all_children_and_the_supervisor_itself() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jsworker.telemetry.http import Answer, HttpServer, PortUnavailable
+from jsworker.telemetry.http import HttpServer, PortUnavailable, Response
 from tests.support.polling import eventually
 
 HOST = "127.0.0.1"
@@ -18,7 +18,7 @@ SLOW_SECONDS = 0.4
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     server = HttpServer(
-        {"/well": lambda accept: Answer(200, f"accepts {accept}\n".encode())}, seconds=SLOW_SECONDS
+        {"/well": lambda accept: Response(200, f"accepts {accept}\n".encode())}, seconds=SLOW_SECONDS
     )
     yield await server.open(HOST, 0)
     await server.close()
@@ -117,10 +117,10 @@ async def test_bursts_leave_no_connection_behind(port: int) -> None:
 
 
 async def test_a_mistake_behind_one_path_is_told_and_the_others_still_answer() -> None:
-    def broken(_accept: str) -> Answer:
+    def broken(_accept: str) -> Response:
         raise RuntimeError("secret")
 
-    server = HttpServer({"/broken": broken, "/well": lambda _: Answer(200, b"")})
+    server = HttpServer({"/broken": broken, "/well": lambda _: Response(200, b"")})
     port = await server.open(HOST, 0)
     try:
         answer = await say(port, get("/broken"))
@@ -132,7 +132,7 @@ async def test_a_mistake_behind_one_path_is_told_and_the_others_still_answer() -
 
 
 async def test_a_client_that_reads_nothing_harms_nobody() -> None:
-    server = HttpServer({"/much": lambda _: Answer(200, b"x" * 20_000_000)}, seconds=SLOW_SECONDS)
+    server = HttpServer({"/much": lambda _: Response(200, b"x" * 20_000_000)}, seconds=SLOW_SECONDS)
     port = await server.open(HOST, 0)
     _, writer = await asyncio.open_connection(HOST, port, limit=1)
     try:

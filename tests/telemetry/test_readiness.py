@@ -16,7 +16,7 @@ from jsworker.ownership.upgrading import downgrade_database, upgrade_database
 from jsworker.supervisor.fleet_view import PlaceView, View
 from jsworker.supervisor.probes import readyz
 from jsworker.telemetry.figures import write_readiness
-from jsworker.telemetry.http import Answer
+from jsworker.telemetry.http import Response
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
@@ -35,10 +35,10 @@ async def worker(settings: Settings) -> AsyncIterator[Worker]:
         yield started
 
 
-def probe(worker: Worker) -> Answer:
+def probe(worker: Worker) -> Response:
     """Ask for readiness as a supervisor answers it, from what its child has reported."""
-    vitals = worker.vitals()
-    assert vitals is not None
+    status = worker.status()
+    assert status is not None
     place = PlaceView(
         number=1,
         was_ready=True,
@@ -46,7 +46,7 @@ def probe(worker: Worker) -> Answer:
         silent_seconds=0.0,
         patience=2.0,
         report_seconds=0.0,
-        readiness=write_readiness(vitals.readiness),
+        readiness=write_readiness(status.readiness),
     )
     return readyz(View([place], stopping=False, deaths={}, now=0.0))
 

@@ -16,7 +16,7 @@ from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
-from jsworker.stream.wire import WireMessage, encode, message_id, subject_of
+from jsworker.stream.message import WireMessage, encode, message_id, subject_of
 from jsworker.worker.worker import Worker
 from tests.support.fleet import PATIENT, Fleet, fleet_of
 from tests.support.leaks import nothing_left

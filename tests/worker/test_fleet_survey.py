@@ -13,7 +13,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.figures import packed, unpacked
-from jsworker.telemetry.gauges import of_fleet
+from jsworker.telemetry.metrics import of_fleet
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
 from tests.support.contexts import make_context

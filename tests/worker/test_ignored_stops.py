@@ -75,9 +75,9 @@ def the_run(running: Running) -> Run:
 
 def ailing(running: Running) -> str:
     """Return what the worker tells about itself where it is asked whether it is ready."""
-    vitals = running.worker.vitals()
-    assert vitals is not None
-    return " ".join(vitals.readiness.ailing)
+    status = running.worker.status()
+    assert status is not None
+    return " ".join(status.readiness.ailing)
 
 
 @pytest.mark.parametrize("reason", [Stop.TIMEOUT, Stop.NO_PROGRESS, Stop.CANCELLED, Stop.LOST, Stop.FENCED])

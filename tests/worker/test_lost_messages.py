@@ -16,7 +16,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.stream.jetstream import Stream
-from jsworker.stream.wire import WireMessage
+from jsworker.stream.message import WireMessage
 from jsworker.worker.maintenance.throttled_scan import Search
 from jsworker.worker.recovery import lost_messages
 from jsworker.worker.recovery.lost_messages import Repair
@@ -301,7 +301,7 @@ async def test_numbers_alone_tell_what_is_gone_from_a_deep_queue(
 async def test_what_a_kind_s_consumer_has_answered_for_is_gone_behind_others_messages(
     client: JobClient, js: JetStreamContext, rows: Rows, repairing: Repairing
 ) -> None:
-    await repairing.stream.publish(WireMessage(new_job_id(), "another", 1))
+    await repairing.stream.publish_many([WireMessage(new_job_id(), "another", 1)])
     ids = await post(client, rows, 2)
     await answer_for_a_stranger(js, repairing.stream.name, rows, ids)
     assert (await repairing.stream.state()).first_seq == 1

@@ -89,10 +89,10 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
     [degraded] = told(running, "worker.degraded")
     assert degraded["reason"].endswith("maximum messages exceeded")
     assert told(running, "worker.restored") == []
-    vitals = running.worker.vitals()
-    assert vitals is not None
-    assert not vitals.readiness.publishing
-    assert vitals.readiness.pulling
+    status = running.worker.status()
+    assert status is not None
+    assert not status.readiness.publishing
+    assert status.readiness.pulling
     assert await doctor_says(settings) == "error"
     last_seq = (await js.stream_info(settings.stream)).state.last_seq
     await empty(js, settings)
@@ -102,9 +102,9 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
         assert told(running, "worker.restored")
 
     await eventually(publishes_again, seconds=40)
-    vitals = running.worker.vitals()
-    assert vitals is not None
-    assert vitals.readiness.publishing
+    status = running.worker.status()
+    assert status is not None
+    assert status.readiness.publishing
     assert await doctor_says(settings) == "ok"
     ids = await insert(database, 20)
     await all_complete(rows, ids)

@@ -22,7 +22,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.reset import look_for_late
-from jsworker.stream.wire import WireMessage, encode, message_id, subject_of
+from jsworker.stream.message import WireMessage, encode, message_id, subject_of
 from jsworker.worker.pipeline import intake
 from jsworker.worker.pipeline.run import Claiming
 from tests.conftest import FAST

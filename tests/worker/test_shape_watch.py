@@ -8,7 +8,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from jsworker.core.settings import Settings
-from jsworker.stream.shape import INSTALLATION
+from jsworker.stream.topology import INSTALLATION
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.running import StartWorker

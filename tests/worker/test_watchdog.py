@@ -42,9 +42,9 @@ async def test_a_loop_that_stands_still_in_an_application_is_told_with_its_stack
 ) -> None:
     async def block(_: Job[Any]) -> list[str]:
         block_until_told(running.events, "worker.degraded")
-        vitals = running.worker.vitals()
-        assert vitals is not None
-        return list(vitals.readiness.ailing)
+        status = running.worker.status()
+        assert status is not None
+        return list(status.readiness.ailing)
 
     running = await start(scripted(block), with_settings=make_settings(watchdog_timeout=0.5))
     job = await client.enqueue(KIND, {})
@@ -56,9 +56,9 @@ async def test_a_loop_that_stands_still_in_an_application_is_told_with_its_stack
     assert f", at {HERE}, line " in told["reason"]
     assert any(frame.startswith(HERE) and frame.endswith("in block_until_told") for frame in told["stack"])
     assert await running.events.told("worker.restored") == [{"what": "event loop"}]
-    vitals = running.worker.vitals()
-    assert vitals is not None
-    assert vitals.readiness.ailing == []
+    status = running.worker.status()
+    assert status is not None
+    assert status.readiness.ailing == []
 
 
 async def test_a_loop_that_stands_still_as_announced_is_not_told(

@@ -2,8 +2,7 @@
 
 from jsworker.core.settings.loading import check_timing, load_settings, unknown_variables
 from jsworker.core.settings.model import RECOVERY_RULES, Settings
-from jsworker.core.settings.urls import redact_url
-from jsworker.core.settings.variables import variable_of
+from jsworker.core.settings.variables import redact_url, variable_of
 
 __all__ = [
     "RECOVERY_RULES",

@@ -14,9 +14,22 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from jsworker.core.errors import SettingsError
-from jsworker.core.settings.environment import FROM_FILES, HIDDEN, from_environment, no_setting
-from jsworker.core.settings.urls import NATS_SERVER, database_parts, redact_url, shown_url
-from jsworker.core.settings.variables import LONGEST_SECONDS, PREFIX, as_given, broken, refused, variable_of
+from jsworker.core.settings.variables import (
+    FROM_FILES,
+    HIDDEN,
+    LONGEST_SECONDS,
+    NATS_SERVER,
+    PREFIX,
+    as_given,
+    broken,
+    database_parts,
+    from_environment,
+    no_setting,
+    redact_url,
+    refused,
+    shown_url,
+    variable_of,
+)
 
 
 def _between(lowest: int, highest: int) -> AfterValidator:
@@ -126,7 +139,7 @@ class FieldFaults(SettingsError):
 
 
 class Settings(BaseSettings):
-    """What a worker and a client are told from outside; durations are seconds.
+    """The settings of a worker or a client; durations are seconds.
 
     Made by ``load_settings``, which also checks what settings demand of each other. Secrets show in no
     repr, dump or error.
@@ -315,11 +328,11 @@ class Settings(BaseSettings):
         return rules | {"start": rules["start"] and self.recover_on_start}
 
     def redacted_database_url(self) -> str:
-        """Return the database's URL for people: no password."""
+        """Return the database's URL without its password."""
         return redact_url(self.database_dsn())
 
     def redacted_nats_url(self) -> str:
-        """Return the NATS servers for people: no credentials."""
+        """Return the NATS servers without credentials."""
         return ",".join(redact_url(server) for server in self.nats_url.split(","))
 
 

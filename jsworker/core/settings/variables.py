@@ -1,6 +1,10 @@
-"""How a setting is named outside, and how a fault names it: variable, value, rule."""
+"""Environment variables: their names, values (secrets also from files) and URLs, and faults in them."""
 
+import difflib
 import math
+import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +13,21 @@ from pydantic_core import PydanticCustomError
 from jsworker.core.names import printable, shown
 
 PREFIX = "JSWORKER_"
+FROM_FILES = ("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token")
+HIDDEN = frozenset(FROM_FILES) - {"nats_user"}
+_SERVICE_LINK = re.compile(r"\w+_(?:SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(?:TCP|UDP|SCTP)\w*)")
 
 LONGEST_SECONDS = 1_000_000_000
 """Seconds (31 years) that every clock, interval and count of nanoseconds can hold."""
+
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^:/?#@,\s\[\]]{%s})(?::\d{1,5})?"
+_DATABASE_URL = re.compile(
+    r"(?P<scheme>postgresql|postgresql\+psycopg|postgres)://"
+    r"(?:(?P<user>[^:/?#@\s]*)(?::(?P<password>[^/?#@\s]*))?@)?"
+    rf"(?P<place>{_HOST % '0,'}(?:/[^?#@\s]*)?(?:\?[^#@\s]*)?)"
+)
+NATS_SERVER = re.compile(rf"(?:nats|tls)://(?:[^/?#@\s]*@)?{_HOST % '1,'}/?")
+_SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 def variable_of(name: str) -> str:
@@ -38,3 +54,79 @@ def as_given(value: Any) -> str:
     except (TypeError, ValueError, OverflowError):
         number = False
     return printable(str(value).strip(), 80) if number else shown(value)
+
+
+def from_environment(name: str) -> Any:
+    """Return a variable's text, None when it is not set, or the fault that was found on the way."""
+    variable = variable_of(name)
+    value = os.environ.get(variable)
+    if name not in FROM_FILES:
+        return value
+    path = os.environ.get(f"{variable}_FILE")
+    if path and value:
+        return refused(f"{variable} and {variable}_FILE must not be set together: keep one")
+    return _content(f"{variable}_FILE", path) if path else value or None
+
+
+def _content(variable: str, path: str) -> Any:
+    """Return a file's text without the newline at its end, or the fault."""
+    try:
+        text = Path(path).read_text("utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        return refused(f"{variable}={shown(path)} cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        return refused(f"{variable}={shown(path)} must be a text file in UTF-8")
+    return text or refused(f"{variable}={shown(path)} must not be an empty file")
+
+
+def known_variables(names: Iterable[str]) -> list[str]:
+    """Return every variable that sets one of these settings."""
+    return [variable_of(name) for name in names] + [f"{variable_of(name)}_FILE" for name in FROM_FILES]
+
+
+def no_setting(variable: str, names: Iterable[str]) -> str:
+    """Return the line that warns of a variable which is none of these settings, with the likely one."""
+    if variable == "JSWORKER_HEARTBEAT_TIMEOUT":  # the command line's other name for the watchdog's
+        close = ["WATCHDOG_TIMEOUT"]
+    else:
+        known = [one.removeprefix(PREFIX) for one in known_variables(names)]
+        close = difflib.get_close_matches(variable.removeprefix(PREFIX), known, n=1)
+    advice = f": did you mean {PREFIX}{close[0]}?" if close else ""
+    return f"{printable(variable, 200)} is no setting{advice}"
+
+
+def is_service_link(variable: str, value: str) -> bool:
+    """Return whether Kubernetes set it, for a Service whose name begins with jsworker."""
+    return bool(_SERVICE_LINK.fullmatch(variable)) or value.startswith(("tcp://", "udp://", "sctp://"))
+
+
+def redact_url(url: str) -> str:
+    """Return a URL without what may be secret, however malformed it is."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return "***"
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    if not re.fullmatch(r"[\w.%+~-]*", user) or not (colon or scheme.startswith("postgres")):
+        user = "***"  # a NATS user name without a password is a token
+    if not at and not re.match(r"(\[[^\]]*\]|[^:/?#]*)(:\d*)?([/?#]|$)", place):
+        place = place.partition(":")[0] + ":***"  # user:password of a URL without a host
+    secret = f"{user}:***@" if colon and user != "***" else f"{user}@"
+    place = _SECRET_IN_QUERY.sub(r"\1***", place)
+    return f"{scheme}://{secret}{place}" if at else f"{scheme}://{place}"
+
+
+def database_parts(url: str) -> dict[str, str]:
+    """Return scheme, user, password (both still percent-encoded) and place of a database's URL."""
+    if match := _DATABASE_URL.fullmatch(url):
+        return match.groupdict(default="")
+    if url.startswith(("postgresql://", "postgresql+psycopg://", "postgres://")):
+        rule = "must read postgresql://user:password@host:port/database, special characters percent-encoded"
+    else:
+        rule = "must begin with postgresql://, postgresql+psycopg:// or postgres://"
+    raise refused(f"{shown_url('database_url', url)} {rule}")
+
+
+def shown_url(name: str, url: str) -> str:
+    """Return ``VARIABLE=url`` for a fault, without what may be secret."""
+    return f"{variable_of(name)}={shown(redact_url(url))}" if "://" in url else variable_of(name)

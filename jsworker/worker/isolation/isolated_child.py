@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
-from jsworker.core.tracing import TraceContext
+from jsworker.core.trace_context import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker

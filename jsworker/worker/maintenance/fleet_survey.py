@@ -7,8 +7,8 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
-from jsworker.stream.jetstream import ConsumerState
-from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, Queue
+from jsworker.stream.api import ConsumerState
+from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.scan_pace import Pace
 
@@ -79,8 +79,8 @@ def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
     )
 
 
-def _queue(waiting: Waiting, state: ConsumerState | None) -> Queue:
-    return Queue(
+def _queue(waiting: Waiting, state: ConsumerState | None) -> KindQueue:
+    return KindQueue(
         jobs=waiting.jobs,
         oldest_seconds=waiting.oldest_seconds,
         to_publish=waiting.to_publish,

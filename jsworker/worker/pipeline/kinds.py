@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
-from jsworker.core.results import result_type
+from jsworker.core.pydantic_json import result_type
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.transitions.claim import Limits

@@ -8,7 +8,7 @@ from typing import Any
 
 from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.core.processor import Backoff
-from jsworker.core.results import write_result
+from jsworker.core.pydantic_json import write_result
 from jsworker.ownership.refusals import is_behind
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.run import Run, Stop

@@ -8,7 +8,7 @@ from uuid import UUID
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.jetstream import StreamState
+from jsworker.stream.api import StreamState
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import Search
 

@@ -1,16 +1,16 @@
 """How many messages the server still owes: exact in sum, few requests, and nothing forgotten."""
 
-from jsworker.stream.credit import MOST_REQUESTS, Outstanding
+from jsworker.stream.puller import MOST_REQUESTS, Credit
 
 
 def test_at_first_all_the_room_is_asked_for() -> None:
-    assert Outstanding().wanted(10) == 10
-    assert Outstanding().wanted(0) == 0
-    assert Outstanding().wanted(-3) == 0
+    assert Credit().wanted(10) == 10
+    assert Credit().wanted(0) == 0
+    assert Credit().wanted(-3) == 0
 
 
 def test_what_is_outstanding_is_not_asked_for_again() -> None:
-    outstanding = Outstanding()
+    outstanding = Credit()
     outstanding.ask(1, 10, 100.0)
     assert outstanding.wanted(10) == 0
     assert outstanding.wanted(9) == 0
@@ -18,7 +18,7 @@ def test_what_is_outstanding_is_not_asked_for_again() -> None:
 
 
 def test_little_room_is_asked_for_only_when_nothing_is_outstanding() -> None:
-    outstanding = Outstanding()
+    outstanding = Credit()
     outstanding.ask(1, 90, 100.0)
     assert outstanding.wanted(100) == 0, "10 of 100 is less than a quarter"
     assert outstanding.wanted(120) == 30
@@ -28,7 +28,7 @@ def test_little_room_is_asked_for_only_when_nothing_is_outstanding() -> None:
 
 
 def test_an_ended_request_no_longer_counts() -> None:
-    outstanding = Outstanding()
+    outstanding = Credit()
     outstanding.ask(1, 10, 100.0)
     outstanding.ask(2, 5, 100.0)
     outstanding.received()
@@ -39,7 +39,7 @@ def test_an_ended_request_no_longer_counts() -> None:
 
 
 def test_a_message_too_many_does_not_make_it_negative() -> None:
-    outstanding = Outstanding()
+    outstanding = Credit()
     outstanding.received()
     outstanding.ended(7, 3)
     assert outstanding.total == 0
@@ -47,7 +47,7 @@ def test_a_message_too_many_does_not_make_it_negative() -> None:
 
 
 def test_the_number_of_requests_is_limited() -> None:
-    outstanding = Outstanding()
+    outstanding = Credit()
     for request in range(MOST_REQUESTS):
         batch = outstanding.wanted(2 * outstanding.total + 100)
         assert batch == outstanding.total + 100
@@ -60,7 +60,7 @@ def test_the_number_of_requests_is_limited() -> None:
 
 
 def test_a_request_that_never_ends_is_found() -> None:
-    outstanding = Outstanding()
+    outstanding = Credit()
     outstanding.ask(1, 10, 100.0)
     assert not outstanding.overdue(99.0)
     assert outstanding.overdue(101.0)

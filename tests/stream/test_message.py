@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.stream.wire import (
+from jsworker.stream.message import (
     LIMIT_BYTES,
     MalformedMessage,
     WireMessage,

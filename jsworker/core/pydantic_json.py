@@ -1,25 +1,25 @@
-"""Results as JSON text: as pydantic writes what ``process`` is annotated to return."""
+"""The JSON form of results and models, as pydantic writes them."""
 
 import inspect
+import math
 import typing
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Never, NoReturn, get_args, get_origin
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from jsworker.core import strict_json
 from jsworker.core.errors import InvalidJson
-from jsworker.core.plain import is_finite
 
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")  # not silently null
-_CIRCLE: Final = f"result holds a circle, or nests deeper than {strict_json.MAX_DEPTH} levels"
+_CYCLE: Final = f"result holds a circle, or nests deeper than {strict_json.MAX_DEPTH} levels"
 ANYTHING: Final = TypeAdapter[Any](Any, config=_CONFIG)
-"""Writes what nothing is said about."""
+"""Writes results of a ``process`` without a return type."""
 
 
 def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
-    """Return what writes the results of a ``process`` method.
+    """Return the adapter that writes the results of a ``process`` method.
 
     Raises:
         PydanticUserError: its return annotation names a type that has no JSON form.
@@ -43,7 +43,7 @@ def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
 
     Args:
         value: what ``process`` returned.
-        adapter: from ``result_type``; a value of another type is written as what it is.
+        adapter: from ``result_type``; a value of another type is written by its own type.
 
     Raises:
         InvalidJson: it holds what JSON, or PostgreSQL, has no form for.
@@ -52,16 +52,56 @@ def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
         try:
             return strict_json.dumps(value, what="result")
         except InvalidJson:
-            pass  # it may have a JSON form
-    try:  # without warnings: they would show values
-        found = adapter.dump_python(value, mode="json", warnings=False)
-        finite = is_finite(adapter.dump_python(value, warnings=False))
+            pass  # pydantic may know a JSON form
+    try:
+        found, finite = _json_form(value, adapter)
     except (ValueError, RecursionError):
         raise InvalidJson(_why_unwritable(value, adapter)) from None
     text = strict_json.dumps(found, what="result")
-    if not finite:  # pydantic has written null
+    if not finite:
         raise InvalidJson("result holds a number that is not finite")
     return text
+
+
+def model_values(value: Any, *, what: str) -> Any:
+    """Return a pydantic model as the JSON values it is made of, anything else as it is.
+
+    Args:
+        value: a model, or a value that ``strict_json`` checks.
+        what: its name in an error, for example ``payload``.
+
+    Raises:
+        InvalidJson: the model has no JSON form, or holds NaN or an infinity.
+    """
+    if not isinstance(value, BaseModel):
+        return value
+    try:
+        found, finite = _json_form(value, ANYTHING)
+    except (ValueError, RecursionError):
+        raise InvalidJson(f"{what} of type {type(value).__name__} has no JSON form") from None
+    if not finite:
+        raise InvalidJson(f"{what} holds a number that is not finite")
+    return found
+
+
+def _json_form(value: Any, adapter: TypeAdapter[Any]) -> tuple[Any, bool]:
+    """Return a value as pydantic writes it, and whether all its numbers are finite: others became null."""
+    # Without warnings: they would show values.
+    return adapter.dump_python(value, mode="json", warnings=False), _is_finite(
+        adapter.dump_python(value, warnings=False)
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    match value:
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list() | tuple() | set() | frozenset():
+            return all(map(_is_finite, value))
+        case _:
+            return True
 
 
 def _why_unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
@@ -69,9 +109,9 @@ def _why_unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
         parts = adapter.dump_python(value, warnings=False)
         place, part = strict_json.find(parts, lambda part: not _is_writable(part))
     except (ValueError, RecursionError):
-        return _CIRCLE
+        return _CYCLE
     if not place and part is not parts:
-        return _CIRCLE
+        return _CYCLE
     return f"result holds a value of type {type(part).__name__}, which is no JSON{place}"
 
 

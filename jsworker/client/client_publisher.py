@@ -1,0 +1,215 @@
+"""Publishing what a client has enqueued: at once, or in the background; workers publish what it cannot."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
+from jsworker.client.stream_link import StreamLink
+from jsworker.core.batching import Batcher
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, PublishFailed
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import publish
+from jsworker.ownership.transitions.publish import Outgoing, Sent
+from jsworker.ownership.transitions.workers import installation_id
+from jsworker.stream.jetstream import Stream
+
+_OWN_SECONDS: Final = 5.0
+"""For so long relays leave a new job's message to the client that enqueued it."""
+
+_MARK_SECONDS: Final = 0.5
+"""Far less than that. Most jobs have been claimed by then and need no mark; one that came at once would make
+the CLAIM of the very same row wait for its commit."""
+
+_PUBLISH_SECONDS: Final = 2.0
+_CONNECT_SECONDS: Final = 3.0
+_BATCH: Final = 1000
+_AT_ONCE_BESIDE_ENQUEUES: Final = 2
+_MAY_NOT_MARK: Final = (
+    "the login may not note what was published (role jsworker_publisher): workers publish it"
+)
+
+
+class ClientPublisher:
+    """Publishes the jobs of one client over its own connection to NATS.
+
+    Attributes:
+        unpublished_because: why messages were left to workers; None: none was, or the last
+            ``publish_pending`` has published everything.
+        link: the connection to NATS; None before ``open`` and after ``close``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        events: Events,
+        *,
+        died: Callable[[str, BaseException], None],
+    ) -> None:
+        self.unpublished_because: str | None = None
+        self.link: StreamLink | None = None
+        self._settings = settings
+        self._database = database
+        self._events = events
+        self._may_mark = True
+        self._marks: Batcher[Sent, None] = Batcher(
+            "marks", self._mark, limit=500, died=died, linger=_MARK_SECONDS
+        )
+        self._publishing: asyncio.Task[None] | None = None
+        self._wanted_since: float | None = None
+
+    async def open(self) -> None:
+        """Connect. NATS that does not answer is noted in ``unpublished_because``.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused: PostgreSQL cannot be used.
+            StreamRefused: the login or the stream cannot be used as configured.
+        """
+        self._may_mark = await publish.may_mark(self._database)
+        stream = Stream(
+            self._settings,
+            installation_id=await installation_id(self._database),
+            events=self._events,
+            client_name="jsworker client",
+        )
+        self.link = StreamLink(stream, self._events)
+        await self.link.open(_CONNECT_SECONDS)
+        self._reachable_stream()
+
+    async def end_publishing(self) -> None:
+        """Finish publishing in the background, within seconds."""
+        if (publishing := self._publishing) is not None and not publishing.done():
+            await asyncio.wait({publishing}, timeout=self.own_seconds())
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Mark what was published and disconnect."""
+        await self._marks.flush()
+        if self.link is not None:
+            await self.link.close()
+            self.link = None
+
+    def own_seconds(self) -> float:
+        """Return the seconds for which relays leave new messages to this client: 0 when it cannot publish."""
+        return _OWN_SECONDS if self._answering_stream() else 0.0
+
+    async def publish(self, job: Outgoing) -> None:
+        """Publish a job's message; while the stream acknowledges nothing, in the background."""
+        stream = self._answering_stream()
+        if stream is None:
+            self.publish_in_background()
+            return
+        [published] = await publish_traced(stream, [job], timeout=_PUBLISH_SECONDS)
+        if isinstance(published, PublishFailed):
+            # The job is committed; the relay of any worker publishes it in five seconds.
+            self._note(Tally(failed=str(published)))
+        elif self._may_mark:
+            self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
+
+    def publish_in_background(self, *, since: float | None = None) -> None:
+        """Publish what was queued since, or just now; what is older is left to the relays of workers."""
+        if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
+            return
+        began = asyncio.get_running_loop().time() if since is None else since
+        self._wanted_since = began if self._wanted_since is None else min(self._wanted_since, began)
+        if self._publishing is None or self._publishing.done():
+            self._publishing = asyncio.create_task(self._publish_queued(), name="jsworker publish")
+
+    async def publish_pending(self) -> int:
+        """Publish what the outbox holds and return how much; see ``JobClient.publish_pending``."""
+        if not self._may_mark:
+            self.unpublished_because = _MAY_NOT_MARK
+            return 0
+        if self._reachable_stream() is None:
+            return 0
+        stream = self._answering_stream()
+        if stream is None:
+            self.publish_in_background(since=-math.inf)
+            return 0
+        tally = Tally()
+        self.unpublished_because = None
+        await self._publish_all(OutboxPublisher(self._database, stream, limit=_BATCH), tally)
+        self._reachable_stream()  # when the connection was lost meanwhile, not all was published
+        return tally.published
+
+    def _reachable_stream(self) -> Stream | None:
+        """Return the stream when it can be reached; else note why nothing is published."""
+        if self.link is None:
+            return None
+        if self.link.stream is None:
+            self.unpublished_because = self.link.reason
+        return self.link.stream
+
+    def _answering_stream(self) -> Stream | None:
+        """Return the stream when it is worth waiting for: it can be reached and stored the last message."""
+        if self.link is not None and self.link.silent_because is not None:
+            self.unpublished_because = self.link.silent_because
+            return None
+        return self._reachable_stream()
+
+    async def _publish_queued(self) -> None:
+        """Publish until no call has asked for it since the last time, or nothing is acknowledged."""
+        while self._wanted_since is not None and (stream := self._reachable_stream()) is not None:
+            since, self._wanted_since = self._wanted_since, None
+            if not self._may_mark:
+                await self._answers_again(stream)
+                return
+            take = partial(self._take_since, since)
+            if self._answering_stream() is None and not await self._probe(stream, take):
+                return
+            own = OutboxPublisher(
+                self._database,
+                stream,
+                limit=_BATCH,
+                take=partial(take, _BATCH),
+                at_once=_AT_ONCE_BESIDE_ENQUEUES,
+            )
+            await self._publish_all(own, Tally())
+
+    async def _take_since(self, began: float, limit: int) -> list[Outgoing]:
+        """Take what has been queued since then, by the event loop's clock, or a little before."""
+        elapsed = asyncio.get_running_loop().time() - began
+        within = elapsed + _OWN_SECONDS if math.isfinite(elapsed) else None
+        return await publish.take_outgoing(self._database, limit=limit, within=within)
+
+    async def _publish_all(self, outbox_publisher: OutboxPublisher, tally: Tally) -> None:
+        """Publish and note why anything was not; workers publish the rest."""
+        try:
+            await outbox_publisher.publish(tally)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self.unpublished_because = str(error)
+        self._note(tally)
+
+    def _note(self, tally: Tally) -> None:
+        self.unpublished_because = tally.failed or self.unpublished_because
+        if self.link is not None and (tally.published or tally.failed):
+            self.link.silent_because = None if tally.published else tally.failed
+
+    async def _probe(self, stream: Stream, take: Callable[[int], Awaitable[Any]]) -> bool:
+        """Return whether the stream stores messages again; keeps no more than one of them from workers."""
+        tally = Tally()
+        one = OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1))
+        await self._publish_all(one, tally)
+        if tally.published or tally.failed:
+            return tally.published > 0
+        return await self._answers_again(stream)
+
+    async def _answers_again(self, stream: Stream) -> bool:
+        answers = await stream.flush(_PUBLISH_SECONDS)
+        if answers and self.link is not None:
+            self.link.silent_because = None
+        return answers
+
+    async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
+        try:
+            await publish.mark(self._database, sent)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            # Unmarked jobs are published once more by a relay; the stream knows their messages already.
+            self.unpublished_because = str(error)
+        return [None] * len(sent)
