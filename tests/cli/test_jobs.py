@@ -273,7 +273,7 @@ class TestJob:
             )
         shown = cli("job", job_id).ok().lines
         lines = [line for line in shown if line.startswith("run ")]
-        silent = "its heartbeats stopped and nobody answered for it on NATS"
+        silent = "its heartbeats stopped and no process answered for it on NATS"
         fenced = "it stopped itself, because its heartbeats were not answered"
         notes = "gamma-3 skipped a message about it; its late complete was refused"
         ended = "its process was proven to have ended (its process was ended, because job 4711 went on)"
