@@ -50,21 +50,18 @@ class NatsServer:
 
     Attributes:
         place: host and port.
-        name, cluster: what it calls itself; None: it did not say.
+        name: what it calls itself; None: it did not say.
         version: major, minor and patch.
         encrypted: whether TLS is on; None: not learnt.
         local: the connection does not leave this machine.
-        max_payload: largest message in bytes.
         offers_jetstream: whether this very server runs JetStream; another one of its cluster may.
     """
 
     place: str
     name: str | None
-    cluster: str | None
     version: tuple[int, int, int]
     encrypted: bool | None
     local: bool
-    max_payload: int
     offers_jetstream: bool
 
 
@@ -166,11 +163,9 @@ class Inspector:
         return NatsServer(
             place=f"{host}:{port}",
             name=greeting.get("server_name"),
-            cluster=greeting.get("cluster"),
             version=(version.major, version.minor, version.patch),
             encrypted=True if asks_for_tls else told,
             local=_is_loopback(host),
-            max_payload=client.max_payload,
             offers_jetstream=client.offers_jetstream,
         )
 
