@@ -101,7 +101,7 @@ def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, leve
     assert bool(remark.do) is (level != "ok")
 
 
-def test_messages_that_nobody_takes() -> None:
+def test_messages_without_a_consumer() -> None:
     assert only(nats_checks.subjects({})).level == "ok"
     remark = only(nats_checks.subjects({"jobs.b": 2, "jobs.a": 1}))
     assert remark.level == "warning"
@@ -129,7 +129,7 @@ class TestTransactions:
         young = OpenTransaction(7, "psql", "active", 10.0)
         assert only(postgresql_checks.transactions(young, SERVER)).level == "ok"
 
-    def test_an_old_one_is_told_with_its_pid(self) -> None:
+    def test_an_old_one_is_named_with_its_pid(self) -> None:
         old = OpenTransaction(4711, "psql\x1b", "idle in transaction", 7200.0)
         remark = only(postgresql_checks.transactions(old, SERVER))
         assert remark.level == "warning"
