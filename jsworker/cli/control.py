@@ -24,7 +24,7 @@ from jsworker.cli.options import (
     Yes,
     new_app,
 )
-from jsworker.cli.output import Outcome, OutcomeReport, refused
+from jsworker.cli.output import ActionOutcome, OutcomeReport, refused
 from jsworker.cli.selection import (
     age_options,
     check_choice,
@@ -53,7 +53,7 @@ _FILTERS_OF_RUNS = "--status/--kind/--stale-for/--running-for/--no-progress-for"
 Found = Sequence[tuple[UUID, int | None]]
 """Jobs, with the fencing token at which a filter saw them."""
 
-Action = Callable[[Database, Found], AsyncIterator[Outcome]]
+Action = Callable[[Database, Found], AsyncIterator[ActionOutcome]]
 
 app = new_app()
 
@@ -236,19 +236,19 @@ async def _act(action: Action, selection: _Selection, report: OutcomeReport) -> 
                 report.add(outcome)
 
 
-async def _retry(database: Database, found: Found) -> AsyncIterator[Outcome]:
+async def _retry(database: Database, found: Found) -> AsyncIterator[ActionOutcome]:
     for job_id, _ in found:
         try:
             await control.retry(database, job_id)
         except TransitionRefused as error:
             yield refused(job_id, str(error))
         else:
-            yield Outcome(job_id, "queued")
+            yield ActionOutcome(job_id, "queued")
 
 
 async def _cancel(
     database: Database, found: Found, *, statuses: Sequence[str] | None, age: RunAge
-) -> AsyncIterator[Outcome]:
+) -> AsyncIterator[ActionOutcome]:
     """Cancel jobs by their ids, or those of them that are still of one of these statuses, and so old."""
     left = partial(refused, has_changed=statuses is not None)
     done = await control.cancel(database, [job_id for job_id, _ in found], statuses=statuses, age=age)
@@ -264,10 +264,12 @@ async def _cancel(
         elif job_id in done.refused:
             yield refused(job_id, f"job {job_id} cannot be cancelled: {done.refused[job_id]}")
         else:
-            yield Outcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
+            yield ActionOutcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
 
 
-async def _clear(database: Database, found: Found, *, reason: str, age: RunAge) -> AsyncIterator[Outcome]:
+async def _clear(
+    database: Database, found: Found, *, reason: str, age: RunAge
+) -> AsyncIterator[ActionOutcome]:
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {each.id: each for each in _unclearable(found, seen)}
     running = [(job_id, seen[job_id].fencing_token) for job_id, _ in found if job_id not in refusals]
@@ -276,7 +278,7 @@ async def _clear(database: Database, found: Found, *, reason: str, age: RunAge) 
         if job_id in refusals:
             yield refusals[job_id]
         elif job_id in taken:
-            yield Outcome(job_id, taken[job_id].status)
+            yield ActionOutcome(job_id, taken[job_id].status)
         elif job_id in bad:
             yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
         else:
@@ -284,7 +286,7 @@ async def _clear(database: Database, found: Found, *, reason: str, age: RunAge) 
             yield refused(job_id, why, has_changed=bool(age))
 
 
-def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[Outcome]:
+def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[ActionOutcome]:
     for job_id, token in found:
         job, by_filter = seen.get(job_id), token is not None
         if job is None:

@@ -1,11 +1,7 @@
 """``jsworker db``: the tables and their version."""
 
-from typing import Annotated
-
-import typer
-
 from jsworker.cli.failures import remark
-from jsworker.cli.options import new_app
+from jsworker.cli.options import JsonObject, new_app
 from jsworker.cli.output import print_json, print_line
 from jsworker.core.settings import load_settings
 from jsworker.ownership import migrations
@@ -13,8 +9,6 @@ from jsworker.ownership.revision import check_level
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 
 app = new_app(no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.", show_default=False)]
 
 
 @app.callback()
@@ -26,7 +20,7 @@ def _db() -> None:
 
 
 @app.command()
-def upgrade(*, as_json: AsJson = False) -> None:
+def upgrade(*, as_json: JsonObject = False) -> None:
     """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
     revision = upgrade_database(load_settings().database_dsn(), tell=remark)
     if as_json:
@@ -36,7 +30,7 @@ def upgrade(*, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def current(*, as_json: AsJson = False) -> None:
+def current(*, as_json: JsonObject = False) -> None:
     """Show at which migration the database is; exit code 1 when this version cannot work with it."""
     revision = current_revision(load_settings().database_dsn())
     if as_json:

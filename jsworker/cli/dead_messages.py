@@ -9,8 +9,8 @@ import typer
 from rich.table import Column
 
 from jsworker.cli.failures import WrongUsage, remark
-from jsworker.cli.options import Json, Limit, Yes, new_app
-from jsworker.cli.output import Outcome, OutcomeReport, cell, print_json, print_table, refused, since
+from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app
+from jsworker.cli.output import ActionOutcome, OutcomeReport, cell, print_json, print_table, refused, since
 from jsworker.cli.selection import check_choice, confirm, connected_database
 from jsworker.core.errors import InvalidName, StreamRefused
 from jsworker.core.events import Events
@@ -25,7 +25,7 @@ from jsworker.stream.jetstream import Stream
 _BATCH = 500
 _CONNECT_SECONDS = 3.0
 
-Action = Callable[[Database, Sequence[int]], AsyncIterator[Outcome]]
+Action = Callable[[Database, Sequence[int]], AsyncIterator[ActionOutcome]]
 
 app = new_app()
 
@@ -35,13 +35,9 @@ def dead_messages(
     action: Annotated[
         Literal["list", "replay", "drop"], typer.Argument(metavar="ACTION", help="What to do.")
     ] = "list",
-    ids: Annotated[
-        list[int] | None, typer.Argument(metavar="ID", help="For replay and drop.", show_default=False)
-    ] = None,
+    ids: Annotated[list[int] | None, argument("ID", "For replay and drop.")] = None,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", metavar="", help="All of them, instead of ids.", show_default=False)
-    ] = False,
+    everything: Annotated[bool, flag("All of them, instead of ids.", "--all")] = False,
     yes: Yes = False,
     limit: Limit = 50,
     as_json: Json = False,
@@ -112,13 +108,13 @@ async def _act(action: Action, ids: Sequence[int], report: OutcomeReport) -> Non
             report.add(outcome)
 
 
-async def _drop(database: Database, ids: Sequence[int]) -> AsyncIterator[Outcome]:
+async def _drop(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     dropped = set(await dead.drop_dead(database, ids))
     for message_id in ids:
-        yield Outcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
+        yield ActionOutcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
 
 
-async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[Outcome]:
+async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     settings = load_settings()
     async with _connected_stream(settings, database) as stream:
         for start in range(0, len(ids), _BATCH):
@@ -131,7 +127,7 @@ async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[Outco
                     yield _unknown(message_id)
 
 
-async def _replay_one(database: Database, stream: Stream, message: DeadMessage, prefix: str) -> Outcome:
+async def _replay_one(database: Database, stream: Stream, message: DeadMessage, prefix: str) -> ActionOutcome:
     """Publish first, drop then: at worst it is sent twice, which harms no job."""
     if message.truncated:
         return refused(
@@ -146,10 +142,10 @@ async def _replay_one(database: Database, stream: Stream, message: DeadMessage, 
     except StreamRefused as error:
         return refused(message.id, f"message {message.id}: {error}")
     await dead.drop_dead(database, [message.id])
-    return Outcome(message.id, "replayed")
+    return ActionOutcome(message.id, "replayed")
 
 
-def _unknown(message_id: int) -> Outcome:
+def _unknown(message_id: int) -> ActionOutcome:
     return refused(message_id, f"no dead message has id {message_id}")
 
 

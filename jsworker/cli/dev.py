@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from jsworker.cli.failures import remark
-from jsworker.cli.options import new_app
+from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import print_line
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
@@ -31,19 +29,11 @@ app = new_app()
 @app.command(context_settings={"allow_interspersed_args": False})
 def dev(
     command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="COMMAND",
-            help="Run it with the servers' variables; write -- before it.",
-            show_default=False,
-        ),
+        list[str] | None, argument("COMMAND", "Run it with the servers' variables; write -- before it.")
     ] = None,
     *,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Data folder; default: jsworker/dev in your cache folder.", show_default=False
-        ),
+        Path | None, option("DIR", "Data folder; default: jsworker/dev in your cache folder.")
     ] = None,
 ) -> int:
     """Start NATS and PostgreSQL with migrated tables, on free ports of this machine.

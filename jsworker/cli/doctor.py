@@ -6,12 +6,11 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated
 
-import typer
 from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli.failures import DONE, FAILED
-from jsworker.cli.options import new_app
+from jsworker.cli.options import flag, new_app, option
 from jsworker.cli.output import console, print_json
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings, load_settings
@@ -39,24 +38,16 @@ _AREAS = {
 @app.command()
 def doctor(
     *,
-    fix: Annotated[
-        bool,
-        typer.Option(
-            "--fix", metavar="", help="Mend what is safe to mend, and say what was done.", show_default=False
-        ),
-    ] = False,
+    fix: Annotated[bool, flag("Mend what is safe to mend, and say what was done.", "--fix")] = False,
     nats_monitoring: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Monitoring address of a nats-server, http://host:8222: only there it shows how often it "
+        option(
+            "URL",
+            "Monitoring address of a nats-server, http://host:8222: only there it shows how often it "
             "syncs to the disk. May be given for each server.",
-            show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print a JSON array of findings.", show_default=False)
-    ] = False,
+    as_json: Annotated[bool, flag("Print a JSON array of findings.", "--json")] = False,
 ) -> int:
     """Check settings, servers, tables and streams, and say what to do.
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from jsworker.cli.failures import WrongUsage, remark
-from jsworker.cli.options import new_app
+from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar
 from jsworker.cli.targets import load_processor_class
 from jsworker.client import Enqueued, JobClient
@@ -22,17 +21,6 @@ from jsworker.core.names import check_kind, shown
 _BATCH = 10_000
 _LARGE_COUNT = 20_000
 _MOST_JOBS = 10_000_000
-
-_Attempts = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=1_000_000, metavar="N", help="Instead of the processor's own.", show_default=False
-    ),
-]
-_Stalls = Annotated[
-    int | None,
-    typer.Option(min=1, max=100, metavar="N", help="Instead of the processor's own.", show_default=False),
-]
 
 app = new_app()
 
@@ -49,29 +37,19 @@ class _Request:
 
 @app.command()
 def enqueue(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND", help="The jobs' kind, or MODULE:CLASS of its processor.", show_default=False
-        ),
-    ],
+    kind: Annotated[str, argument("KIND", "The jobs' kind, or MODULE:CLASS of its processor.")],
     *,
     payload: Annotated[
         str, typer.Option(metavar="JSON", help="What the processor gets; @FILE reads a file, - reads stdin.")
     ] = "{}",
     count: Annotated[int, typer.Option(min=1, max=_MOST_JOBS, metavar="N", help="So many equal jobs.")] = 1,
-    delay: Annotated[
-        float, typer.Option(metavar="SECONDS", help="The jobs are due only then.", show_default=False)
-    ] = 0.0,
-    unique_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="At most one live job of the kind has it.", show_default=False),
+    delay: Annotated[float, option("SECONDS", "The jobs are due only then.")] = 0.0,
+    unique_key: Annotated[str | None, option("KEY", "At most one live job of the kind has it.")] = None,
+    max_attempts: Annotated[
+        int | None, option("N", "Instead of the processor's own.", min=1, max=1_000_000)
     ] = None,
-    max_attempts: _Attempts = None,
-    max_stalls: _Stalls = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print an array of {id, created}.", show_default=False)
-    ] = False,
+    max_stalls: Annotated[int | None, option("N", "Instead of the processor's own.", min=1, max=100)] = None,
+    as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
 
@@ -130,7 +108,8 @@ async def _enqueue(request: _Request, unique_key: str | None, take: Callable[[li
 
 
 async def _enqueue_many(client: JobClient, request: _Request, take: Callable[[list[Enqueued]], Any]) -> None:
-    with _progress(request.count) as advance:
+    is_shown = request.count >= _LARGE_COUNT and sys.stderr.isatty() and not sys.stdout.isatty()
+    with progress_bar("enqueued", request.count if is_shown else 0) as advance:
         for start in range(0, request.count, _BATCH):
             payloads = [request.payload] * min(_BATCH, request.count - start)
             take(await client.enqueue_many(request.kind, payloads, **request.options))
@@ -140,14 +119,3 @@ async def _enqueue_many(client: JobClient, request: _Request, take: Callable[[li
 def _print_ids(enqueued: list[Enqueued]) -> None:
     for each in enqueued:
         print_line(str(each.id))
-
-
-@contextmanager
-def _progress(count: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr for people who wait."""
-    if count < _LARGE_COUNT or not sys.stderr.isatty() or sys.stdout.isatty():
-        yield lambda _: None
-        return
-    with progress_bar("enqueued") as bar:
-        task = bar.add_task("enqueued", total=count)
-        yield lambda done: bar.advance(task, done)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-import typer
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -24,6 +23,8 @@ from jsworker.cli.options import (
     RunningFor,
     Stack,
     StaleFor,
+    argument,
+    flag,
     new_app,
 )
 from jsworker.cli.output import (
@@ -207,25 +208,12 @@ def _progress(job: Mapping[str, Any]) -> Iterator[str]:
 
 @app.command()
 def job(
-    job_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The job's id, or its last eight digits.", show_default=False)
-    ],
+    job_id: Annotated[str, argument("ID", "The job's id, or its last eight digits.")],
     *,
-    all_columns: Annotated[
-        bool, typer.Option("--all", metavar="", help="Show every column that is set.", show_default=False)
-    ] = False,
-    traceback: Annotated[
-        bool,
-        typer.Option("--traceback", metavar="", help="Show the last error's traceback.", show_default=False),
-    ] = False,
+    all_columns: Annotated[bool, flag("Show every column that is set.", "--all")] = False,
+    traceback: Annotated[bool, flag("Show the last error's traceback.", "--traceback")] = False,
     full_traceback: Annotated[
-        bool,
-        typer.Option(
-            "--full-traceback",
-            metavar="",
-            help="The same, from jsworker's own frames on.",
-            show_default=False,
-        ),
+        bool, flag("The same, from jsworker's own frames on.", "--full-traceback")
     ] = False,
     stack: Stack = False,
     as_json: Json = False,

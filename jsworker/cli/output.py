@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -51,15 +52,21 @@ def console(*, piped_columns: int = _UNCUT) -> Console:
     return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
 
 
-def progress_bar(what: str, *more: ProgressColumn) -> Progress:
-    """Return a bar on stderr that disappears at its end."""
+@contextmanager
+def progress_bar(what: str, total: int, *more: ProgressColumn) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr for people who wait; yields what moves it on. None is shown for a total of 0."""
+    if not total:
+        yield lambda _: None
+        return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *more)
     # rich would redirect stdout, where the results go, to the bar's own console.
-    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionOutcome:
     """What became of a job or a message that a command acted on.
 
     Attributes:
@@ -74,9 +81,9 @@ class Outcome:
     has_changed: bool = False
 
 
-def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Outcome:
+def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> ActionOutcome:
     """Return the outcome of something that was left as it was."""
-    return Outcome(subject, _REFUSED, why, has_changed)
+    return ActionOutcome(subject, _REFUSED, why, has_changed)
 
 
 class OutcomeReport:
@@ -87,7 +94,7 @@ class OutcomeReport:
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[ActionOutcome] = []
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +110,7 @@ class OutcomeReport:
         elif left:
             remark(f"{left} jobs were left out: they had changed since they were found")
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ActionOutcome) -> None:
         """Take one outcome; a refusal is written to stderr."""
         self._outcomes.append(outcome)
         if outcome.refusal is not None:

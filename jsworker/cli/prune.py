@@ -4,16 +4,14 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 from rich.progress import TimeRemainingColumn
 
 from jsworker.cli.failures import WrongUsage, remark
-from jsworker.cli.options import Json, OnlyKind, OnlyStatus, new_app
+from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar
 from jsworker.cli.selection import choose_statuses, connected_database
 from jsworker.core.errors import SettingsError
@@ -52,17 +50,11 @@ def prune(
     *,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Jobs that ended longer ago than this; default: JSWORKER_RETENTION.",
-            show_default=False,
-        ),
+        option("SECONDS", "Jobs that ended longer ago than this; default: JSWORKER_RETENTION."),
     ] = None,
     status: OnlyStatus = None,
     kind: OnlyKind = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar="", help="Only count them.", show_default=False)
-    ] = False,
+    dry_run: Annotated[bool, flag("Only count them.", "--dry-run")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete ended jobs, with their timelines: completed, failed and cancelled ones.
@@ -130,7 +122,7 @@ async def _prune(request: _Request, done: _Done) -> None:
         # Read once: jobs that end while this runs are left for the next time, however long it takes.
         ended = await _ended(database, request)
         total = await pruning.count_old(database, ended) if sys.stderr.isatty() else 0
-        with _progress(total) as advance:
+        with progress_bar("deleted", total, TimeRemainingColumn()) as advance:
             await _prune_all(database, ended, done, advance, interrupted)
     if interrupted.is_set():
         raise asyncio.CancelledError
@@ -186,14 +178,3 @@ def _on_interrupt() -> asyncio.Event:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
     return interrupted
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], Any]]:
-    """Show a bar on stderr for people who wait."""
-    if not total:
-        yield lambda _: None
-        return
-    with progress_bar("deleted", TimeRemainingColumn()) as bar:
-        task = bar.add_task("deleted", total=total)
-        yield lambda deleted: bar.advance(task, deleted)

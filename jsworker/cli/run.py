@@ -1,6 +1,6 @@
 """``jsworker run``: the parent of worker processes, from its settings to its exit code."""
 
-from jsworker.cli import lean_structlog  # noqa: F401, I001 -- before anything else imports structlog
+from jsworker.cli import lean_structlog  # noqa: F401, I001 -- before anybody else imports structlog
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ def _leave_no_core_dumps() -> None:
 
 def _command(targets: Sequence[str]) -> list[str]:
     """Return the command of a child: this interpreter, with its flags."""
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing public returns them
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing public tells them
     # A file of the working directory must not pass for one of Python's, unless jsworker lies there too.
     safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
     return [sys.executable, *flags, *safe, "-m", "jsworker.cli.child", *targets]

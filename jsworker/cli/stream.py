@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, Any
 
-import typer
-
-from jsworker.cli.options import new_app
+from jsworker.cli.options import JsonObject, argument, new_app
 from jsworker.cli.output import print_json, print_line
 from jsworker.cli.selection import connected_database
 from jsworker.cli.targets import load_processor_class
@@ -30,16 +28,9 @@ def _stream() -> None:
 
 @app.command()
 def ensure(
-    kinds: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KIND", help="Kinds, or MODULE:CLASS of their processors.", show_default=False
-        ),
-    ],
+    kinds: Annotated[list[str], argument("KIND", "Kinds, or MODULE:CLASS of their processors.")],
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print a JSON object.", show_default=False)
-    ] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Make the stream and a consumer for each of these kinds, or bring them into shape, as a worker would.
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-import typer
 from rich.table import Column
 
 from jsworker.cli.failures import WrongUsage, remark
-from jsworker.cli.options import Json, Limit, Stack, new_app
+from jsworker.cli.options import Json, Limit, Stack, argument, new_app
 from jsworker.cli.output import cell, print_json, print_line, print_table, seconds_in_words, since
 from jsworker.cli.selection import connected_database, find_job
 from jsworker.core.errors import JsworkerError
@@ -31,9 +30,7 @@ class NoStack(JsworkerError):
 
 @app.command()
 def workers(
-    worker_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="The worker that --stack asks.", show_default=False)
-    ] = None,
+    worker_id: Annotated[str | None, argument("ID", "The worker that --stack asks.")] = None,
     *,
     stack: Stack = False,
     limit: Limit = 50,

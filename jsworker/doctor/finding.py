@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 Level: TypeAlias = Literal["ok", "info", "warning", "error"]
 
+_MOST_NAMES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -77,10 +79,10 @@ def counted(number: int, noun: str, *, plural: str | None = None, bound: int | N
     return f"{number:,} {noun if number == 1 else many}"
 
 
-def listed(names: Sequence[str], *, most: int = 8) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return names in a row, not too many of them."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
 def seconds(value: float) -> str:

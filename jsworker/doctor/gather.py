@@ -47,29 +47,13 @@ Learnt: TypeAlias = T | Unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PostgresFacts:
-    """What was learnt of PostgreSQL.
-
-    Attributes:
-        oldest: the oldest open transaction; None: there is none, or none that may be seen.
-        revision: the migration at which the database is; None: never migrated.
-    """
-
-    server: Learnt[Server]
-    link: Learnt[Link]
-    oldest: Learnt[OpenTransaction | None]
-    revision: Learnt[str | None]
-    rights: Learnt[list[MissingRight]]
-    schema: Learnt[Schema]
-    rows: Learnt[Rows]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts(PostgresFacts):
-    """What was learnt.
+class Facts:
+    """What was learnt; of PostgreSQL, of NATS, and of monitoring ports.
 
     Attributes:
         place: where PostgreSQL is, for messages.
+        oldest: the oldest open transaction; None: there is none, or none that may be seen.
+        revision: the migration at which the database is; None: never migrated.
         account: known when JetStream answers.
         stream: None: there is none of this name.
         unconsumed: messages by subject, of subjects that no consumer takes.
@@ -79,6 +63,13 @@ class Facts(PostgresFacts):
 
     settings: Settings
     place: str
+    server: Learnt[Server]
+    link: Learnt[Link]
+    oldest: Learnt[OpenTransaction | None]
+    revision: Learnt[str | None]
+    rights: Learnt[list[MissingRight]]
+    schema: Learnt[Schema]
+    rows: Learnt[Rows]
     nats: Learnt[NatsServer]
     account: Learnt[object]
     stream: Learnt[StreamReport | None]
@@ -115,13 +106,13 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
         configurations = asyncio.create_task(_of_monitoring(monitoring))
         try:
             nats = await _learn(_connect(inspector))
-            found = await postgres
+            of_postgres = await postgres
             return Facts(
                 settings=settings,
                 place=database.place,
-                **{name: getattr(found, name) for name in PostgresFacts.__dataclass_fields__},
+                **of_postgres,
                 nats=nats,
-                **await _of_nats(inspector, nats, found.rows),
+                **await _of_nats(inspector, nats, of_postgres["rows"]),
                 monitoring=await configurations,
             )
         finally:
@@ -131,31 +122,31 @@ async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
             await inspector.close()
 
 
-async def _of_postgres(database: Database) -> PostgresFacts:
+def served_kinds(rows: Rows) -> list[str]:
+    """Return the kinds of the workers that are alive."""
+    return sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds})
+
+
+async def _of_postgres(database: Database) -> dict[str, Learnt[Any]]:
     server = await _learn(read_server(database))
     if isinstance(server, Unknown):
-        away = Unknown("PostgreSQL cannot be used")
-        others = dict.fromkeys(("link", "oldest", "revision", "rights", "schema", "rows"), away)
-        return PostgresFacts(server=server, **others)
+        names = ("link", "oldest", "revision", "rights", "schema", "rows")
+        return {"server": server} | dict.fromkeys(names, Unknown("PostgreSQL cannot be used"))
     revision = await _learn(database.migrated_to())
-    rights: Learnt[list[MissingRight]]
-    schema: Learnt[Schema]
-    rows: Learnt[Rows]
-    if (no_tables := _why_no_tables(revision)) is not None:
-        rights = schema = rows = no_tables
-    else:
-        rights = await _learn(read_missing_rights(database))
-        schema = await _learn(read_schema(database))
-        rows = await _learn(read_rows(database, late_after=LATE_SECONDS))
-    return PostgresFacts(
-        server=server,
-        link=await _learn(read_link(database)),
-        oldest=await _learn(read_oldest_transaction(database)),
-        revision=revision,
-        rights=rights,
-        schema=schema,
-        rows=rows,
-    )
+    facts: dict[str, Learnt[Any]] = {
+        "server": server,
+        "link": await _learn(read_link(database)),
+        "oldest": await _learn(read_oldest_transaction(database)),
+        "revision": revision,
+    }
+    no_tables = _why_no_tables(revision)
+    if no_tables is not None:
+        return facts | dict.fromkeys(("rights", "schema", "rows"), no_tables)
+    return facts | {
+        "rights": await _learn(read_missing_rights(database)),
+        "schema": await _learn(read_schema(database)),
+        "rows": await _learn(read_rows(database, late_after=LATE_SECONDS)),
+    }
 
 
 def _why_no_tables(revision: Learnt[str | None]) -> Unknown | None:
@@ -180,21 +171,22 @@ async def _of_nats(
     if isinstance(nats, Unknown):
         names = ("account", "stream", "consumers", "unconsumed", "refused")
         return dict.fromkeys(names, Unknown("NATS cannot be used"))
-    alive = [] if isinstance(rows, Unknown) else [worker for worker in rows.workers if worker.alive]
+    kinds = [] if isinstance(rows, Unknown) else served_kinds(rows)
     found: dict[str, Learnt[Any]] = {
         "account": await _learn(inspector.account()),
         "stream": await _learn(inspector.stream()),
-        "refused": await _learn(inspector.refused([worker.id for worker in alive[:_ASKED]])),
     }
     if isinstance(rows, Unknown):
         found["refused"] = Unknown("which workers there are is not known")
+    else:
+        alive = [worker.id for worker in rows.workers if worker.alive]
+        found["refused"] = await _learn(inspector.refused(alive[:_ASKED]))
     match found["stream"]:
         case Unknown():
             consumers: Learnt[Any] = Unknown("the stream cannot be looked at")
         case None:
             consumers = Unknown("there is no stream")
         case _:
-            kinds = sorted({kind for worker in alive for kind in worker.kinds})
             consumers = await _learn(inspector.consumers(kinds))
     unconsumed = consumers if isinstance(consumers, Unknown) else await _learn(inspector.unconsumed())
     return found | {"consumers": consumers, "unconsumed": unconsumed}

@@ -6,7 +6,7 @@ from typing import Final
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
-from jsworker.doctor.gather import LATE_SECONDS
+from jsworker.doctor.gather import LATE_SECONDS, served_kinds
 from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows, SilentOwner
 
 _FEW_ENDED: Final = 20
@@ -54,9 +54,8 @@ def workers(rows: Rows) -> Iterator[Remark]:
             "Finish the roll-out; versions beside each other work meanwhile.",
         )
     if alive:
-        kinds = sorted({kind for worker in alive for kind in worker.kinds})
         processes = counted(len(alive), "worker process", plural="worker processes")
-        yield ok(f"{processes} alive, for {listed(kinds)}")
+        yield ok(f"{processes} alive, for {listed(served_kinds(rows))}")
     elif rows.queues or rows.overdue.jobs or rows.silent_owners:
         yield warning("no worker is alive, and jobs wait", _RUN_A_WORKER)
     else:
@@ -80,7 +79,7 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
 
 def queues(rows: Rows) -> Iterator[Remark]:
     """Whether there are workers for every kind that waits."""
-    served = {kind for worker in rows.workers if worker.alive for kind in worker.kinds}
+    served = served_kinds(rows)
     for queue in rows.queues:
         kind = printable(queue.kind, 64)
         jobs = counted(queue.jobs, "queued job", bound=BOUND)

@@ -6,7 +6,7 @@ from typing import Final
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, seconds, unchecked, warning
-from jsworker.doctor.gather import Facts, Learnt, Unknown
+from jsworker.doctor.gather import Facts, Learnt, Unknown, served_kinds
 from jsworker.doctor.monitoring import ServerConfiguration
 from jsworker.ownership.queries.job_report import Rows
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
@@ -285,7 +285,7 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Remark]:
 
 def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Remark]:
     """Whether each consumer has workers, and each kind of the workers its consumer."""
-    served = {kind for worker in rows.workers if worker.alive for kind in worker.kinds}
+    served = served_kinds(rows)
     idle = [report for report in consumers if report.name not in served and not report.requests]
     for report in idle:
         waiting = report.pending + report.unanswered
@@ -301,7 +301,7 @@ def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> 
                 f"consumer {name} is empty, and no worker of this kind is alive",
                 f"If the kind is gone: `nats consumer rm {settings.stream} {name}`.",
             )
-    missing = sorted(served - {report.name for report in consumers})
+    missing = sorted(set(served) - {report.name for report in consumers})
     for kind in missing:
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",

@@ -73,7 +73,7 @@ def standby(server: Server) -> Iterator[Remark]:
     elif server.settings.get("default_transaction_read_only") == "on":
         yield error(
             "default_transaction_read_only is on: nothing can be written",
-            f"ALTER ROLE {quoted(server.role)} SET default_transaction_read_only = off",
+            f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
         )
     else:
         yield ok("the server takes writes")
@@ -92,7 +92,7 @@ def durability(server: Server) -> Iterator[Remark]:
     if "synchronous_commit" in off:
         yield error(
             "synchronous_commit is off: acknowledged jobs and outcomes get lost when the server crashes",
-            f"ALTER ROLE {quoted(server.role)} SET synchronous_commit = on",
+            f"ALTER ROLE {_quoted(server.role)} SET synchronous_commit = on",
         )
     if not off:
         yield ok("a commit is on the disk before it is acknowledged")
@@ -113,7 +113,7 @@ def transactions(oldest: OpenTransaction | None, server: Server) -> Iterator[Rem
     elif not server.sees_all:
         yield info(
             f"only transactions of role {printable(server.role, 60)} could be looked at",
-            f"GRANT pg_read_all_stats TO {quoted(server.role)}, to let doctor see those of others.",
+            f"GRANT pg_read_all_stats TO {_quoted(server.role)}, to let doctor see those of others.",
         )
     else:
         yield ok("no transaction is open for long")
@@ -185,7 +185,7 @@ def role(server: Server) -> Iterator[Remark]:
 
 def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
     """Whether the role may do what a worker must."""
-    who = quoted(server.role)
+    who = _quoted(server.role)
     by_table: dict[str | None, list[str]] = {}
     for each in rights:
         by_table.setdefault(each.table, []).append(each.privilege)
@@ -199,7 +199,7 @@ def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
         yield ok(f"role {printable(server.role, 60)} may do all that a worker needs")
 
 
-def quoted(name: str) -> str:
+def _quoted(name: str) -> str:
     """Return a name as SQL quotes it."""
     return '"' + printable(name, 100).replace('"', '""') + '"'
 

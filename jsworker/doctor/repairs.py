@@ -1,10 +1,10 @@
 """Repairs: what may be mended at any time, twice too. Each is what workers do by themselves sooner or later.
 
-Nothing here takes a job from its owner, ends one, or touches data that is not jsworker's own bookkeeping.
+Nothing here takes a job from its owner, ends one, or touches data that is not jsworker's own bookkeeping. A
+repair returns in one line what it did, None when the facts do not ask for it or do not allow it.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 from jsworker.client import JobClient
@@ -13,7 +13,7 @@ from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted
-from jsworker.doctor.gather import Facts, Unknown, opened
+from jsworker.doctor.gather import Facts, Unknown, opened, served_kinds
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
@@ -24,54 +24,26 @@ _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Something that can be mended.
-
-    Attributes:
-        name: as findings name it.
-        wanted: whether these facts ask for it, and allow it.
-        mend: does it and says in one line what it did.
-    """
-
-    name: str
-    wanted: Callable[[Facts], bool]
-    mend: Callable[[Facts], Awaitable[str]]
-
-
 async def repair(facts: Facts) -> list[Finding]:
     """Mend what these facts ask for and return what was done."""
-    done = [await _attempt(each, facts) for each in REPAIRS if each.wanted(facts)]
-    return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
+    done = [await _attempt(name, mend, facts) for name, mend in _REPAIRS.items()]
+    nothing = Finding("fix.nothing", "ok", "there was nothing that may be mended without you")
+    return [finding for finding in done if finding is not None] or [nothing]
 
 
-async def _attempt(wanted: Repair, facts: Facts) -> Finding:
+async def _attempt(name: str, mend: Callable[[Facts], Awaitable[str | None]], facts: Facts) -> Finding | None:
     try:
-        return Finding(wanted.name, "ok", await wanted.mend(facts))
+        done = await mend(facts)
     except JsworkerError as error:
-        return Finding(
-            wanted.name,
-            "error",
-            f"could not be mended: {' '.join(str(error).split())}",
-            "See the findings below.",
-        )
+        says = f"could not be mended: {' '.join(str(error).split())}"
+        return Finding(name, "error", says, "See the findings below.")
+    return None if done is None else Finding(name, "ok", done)
 
 
-def _stream_differs(facts: Facts) -> bool:
-    """Return whether a worker that starts would make or change anything, and would not be refused."""
-    if isinstance(facts.stream, Unknown) or isinstance(facts.rows, Unknown):
-        return False
-    report = facts.stream
-    if report is None:
-        return True
-    if report.installation not in {None, str(facts.rows.installation)}:
-        return False
-    if any(not each.changeable for each in report.differences):
-        return False
-    return bool(report.differences) or bool(_kinds_to_ensure(facts))
-
-
-async def _ensure_stream(facts: Facts) -> str:
+async def _ensure_stream(facts: Facts) -> str | None:
+    """Make stream and consumers, or change them, as a worker that starts would."""
+    if not _may_ensure(facts):
+        return None
     changes: list[Event] = []
     ack_waits, events = _kinds_to_ensure(facts), Events()
     events.on("stream.changed", changes.append)
@@ -90,6 +62,20 @@ async def _ensure_stream(facts: Facts) -> str:
     return "; ".join([*map(_change, changes), *made]) or "a worker was faster to mend the stream"
 
 
+def _may_ensure(facts: Facts) -> bool:
+    """Return whether a worker that starts would make or change anything, and would not be refused."""
+    if isinstance(facts.stream, Unknown) or isinstance(facts.rows, Unknown):
+        return False
+    report = facts.stream
+    if report is None:
+        return True
+    if report.installation not in {None, str(facts.rows.installation)}:
+        return False
+    if any(not each.changeable for each in report.differences):
+        return False
+    return bool(report.differences) or bool(_kinds_to_ensure(facts))
+
+
 def _kinds_to_ensure(facts: Facts) -> dict[str, float]:
     """Return the consumers to make or change, each with the longer of its own and the settings' ack wait."""
     if isinstance(facts.rows, Unknown) or isinstance(facts.stream, Unknown):
@@ -103,8 +89,8 @@ def _kinds_to_ensure(facts: Facts) -> dict[str, float]:
         if is_kind(report.name) and _changes(report, facts.settings)
     }
     there = {report.name for report in reports}
-    served = {kind for worker in facts.rows.workers if worker.alive for kind in worker.kinds}
-    return kinds | dict.fromkeys(sorted(served - there), asked_for)
+    missing = [kind for kind in served_kinds(facts.rows) if kind not in there]
+    return kinds | dict.fromkeys(missing, asked_for)
 
 
 def _reports(facts: Facts) -> list[ConsumerReport]:
@@ -130,13 +116,9 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-def _jobs_are_late(facts: Facts) -> bool:
-    return not isinstance(facts.rows, Unknown) and bool(
-        facts.rows.unpublished.jobs or facts.rows.overdue.jobs
-    )
-
-
-async def _queue_and_publish(facts: Facts) -> str:
+async def _queue_and_publish(facts: Facts) -> str | None:
+    if isinstance(facts.rows, Unknown) or not (facts.rows.unpublished.jobs or facts.rows.overdue.jobs):
+        return None
     queued = 0
     async with opened(facts.settings) as database:
         refused_rows = RefusedRows(database, worker_id=None)
@@ -154,18 +136,16 @@ async def _queue_and_publish(facts: Facts) -> str:
     return f"{done}, published {counted(published, 'message')}{refused}"
 
 
-def _rows_are_refused(facts: Facts) -> bool:
-    return not isinstance(facts.rows, Unknown) and bool(facts.rows.refused)
-
-
-async def _try_refused_rows(facts: Facts) -> str:
+async def _try_refused_rows(facts: Facts) -> str | None:
+    if isinstance(facts.rows, Unknown) or not facts.rows.refused:
+        return None
     async with opened(facts.settings) as database:
         found = await try_again(database)
     return f"{counted(found, 'refused row')} tried again by the workers' next rounds"
 
 
-REPAIRS: Final = (
-    Repair("fix.stream", _stream_differs, _ensure_stream),
-    Repair("fix.jobs", _jobs_are_late, _queue_and_publish),
-    Repair("fix.refused_rows", _rows_are_refused, _try_refused_rows),
-)
+_REPAIRS: Final = {
+    "fix.stream": _ensure_stream,
+    "fix.jobs": _queue_and_publish,
+    "fix.refused_rows": _try_refused_rows,
+}

@@ -26,7 +26,6 @@ from jsworker.stream.topology import (
 )
 
 _NAME: Final = "jsworker doctor"
-_API_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 10.0
 """For all pages of consumers; a cluster that misses a server takes four seconds for each."""
 _PAGE: Final = 256
@@ -45,21 +44,18 @@ class NatsServer:
 
     Attributes:
         place: host and port.
-        name, cluster: its own names; None: not given.
+        name: its own name; None: not given.
         version: major, minor and patch.
         encrypted: whether TLS is on; None: unknown.
         local: the connection does not leave this machine.
-        max_payload: largest message in bytes.
         offers_jetstream: whether this very server runs JetStream; another one of its cluster may.
     """
 
     place: str
     name: str | None
-    cluster: str | None
     version: tuple[int, int, int]
     encrypted: bool | None
     local: bool
-    max_payload: int
     offers_jetstream: bool
 
 
@@ -144,11 +140,9 @@ class Inspector:
         return NatsServer(
             place=f"{host}:{port}",
             name=info.get("server_name"),
-            cluster=info.get("cluster"),
             version=(version.major, version.minor, version.patch),
             encrypted=bool(info.get("tls_required")),
             local=_is_loopback(host),
-            max_payload=client.max_payload,
             offers_jetstream=client.offers_jetstream,
         )
 

@@ -180,7 +180,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             found = os.read(self._master, 65_536)
-        except OSError:  # how Linux says that nobody has the terminal open any more
+        except OSError:  # how Linux says that no process has the terminal open any more
             return False
         self._collected += found
         return bool(found)

@@ -35,7 +35,7 @@ def test_every_command_of_the_list_exists_and_explains_itself(name: str, cli: Cl
     assert get_command(app.app).commands.keys() == app._COMMANDS.keys()  # type: ignore[attr-defined]
 
 
-def test_the_version_is_told(cli: Cli) -> None:
+def test_the_version_is_shown(cli: Cli) -> None:
     assert cli("--version").ok().out == f"jsworker {__version__}\n"
 
 
@@ -98,7 +98,7 @@ def test_a_missing_setting_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         assert cli(*command).refused(2).startswith("JSWORKER_DATABASE_URL must be set")
 
 
-def test_wrong_settings_are_told_line_by_line(
+def test_wrong_settings_are_shown_line_by_line(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
 ) -> None:
     monkeypatch.setenv("JSWORKER_ACK_WAIT", "200")

@@ -120,7 +120,7 @@ class TestClear:
         assert found.lines == [f"{hung} queued"]
         assert status(sql, working) == "processing"
 
-    def test_a_row_that_somebody_writes_is_refused(
+    def test_a_row_that_is_being_written_is_refused(
         self, cli: Cli, sql: Sql, cli_environment: Mapping[str, str]
     ) -> None:
         running = insert_job(sql, "processing")

@@ -9,7 +9,7 @@ from tests.ownership.rows import Sql, read_value
 from .commands import Cli, Keyboard
 
 
-def bury(sql: Sql, subject: str, data: bytes = b"{}", *, truncated: bool = False) -> int:
+def insert_message(sql: Sql, subject: str, data: bytes = b"{}", *, truncated: bool = False) -> int:
     row = sql.execute(
         """
         INSERT INTO jsworker.dead_messages (subject, stream_seq, reason, data, truncated)
@@ -48,7 +48,10 @@ def subject(cli_environment: Mapping[str, str]) -> str:
 
 class TestList:
     def test_the_newest_first_without_their_content(self, cli: Cli, sql: Sql) -> None:
-        first, second = bury(sql, "jobs.a", b"secret"), bury(sql, "jobs.b", b"x" * 4096, truncated=True)
+        first, second = (
+            insert_message(sql, "jobs.a", b"secret"),
+            insert_message(sql, "jobs.b", b"x" * 4096, truncated=True),
+        )
         for arguments in (("dead-messages",), ("dead-messages", "list")):
             found = cli(*arguments).ok()
             assert found.lines[0].split() == ["ID", "AGE", "SUBJECT", "BYTES", "REASON"]
@@ -67,7 +70,7 @@ class TestList:
 
 class TestDrop:
     def test_by_id(self, cli: Cli, sql: Sql) -> None:
-        first, second = bury(sql, "jobs.a"), bury(sql, "jobs.a")
+        first, second = insert_message(sql, "jobs.a"), insert_message(sql, "jobs.a")
         found = cli("dead-messages", "drop", first, first + 1_000_000)
         assert (found.code, found.lines) == (1, [f"{first} dropped"])
         assert found.errors == [f"no dead message has id {first + 1_000_000}"]
@@ -76,7 +79,7 @@ class TestDrop:
         ]
 
     def test_all_after_a_question(self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-        ids = [bury(sql, "jobs.a"), bury(sql, "jobs.a")]
+        ids = [insert_message(sql, "jobs.a"), insert_message(sql, "jobs.a")]
         monkeypatch.setattr("sys.stdin", Keyboard("no\n"))
         refused = cli("dead-messages", "drop", "--all")
         assert (refused.code, refused.err) == (1, "drop 2 messages? [y/N] Nothing was done.\n")
@@ -96,16 +99,16 @@ class TestReplay:
     def test_a_message_goes_to_its_subject_as_it_was(
         self, cli: Cli, sql: Sql, subject: str, cli_environment: Mapping[str, str]
     ) -> None:
-        message_id = bury(sql, subject, b"\x00not json")
+        message_id = insert_message(sql, subject, b"\x00not json")
         found = cli("dead-messages", "replay", message_id, "--json").ok()
         assert found.json == [{"id": message_id, "outcome": "replayed"}]
         assert last_message(cli_environment) == (subject, b"\x00not json")
         assert left(sql) == 0
 
     def test_what_cannot_be_sent_is_refused_and_kept(self, cli: Cli, sql: Sql, subject: str) -> None:
-        cut = bury(sql, subject, truncated=True)
-        strange = bury(sql, "somebody.elses")
-        good = bury(sql, subject)
+        cut = insert_message(sql, subject, truncated=True)
+        strange = insert_message(sql, "somebody.elses")
+        good = insert_message(sql, subject)
         found = cli("dead-messages", "replay", cut, strange, good, good + 1)
         assert (found.code, found.lines) == (1, [f"{good} replayed"])
         assert found.errors == [
@@ -118,7 +121,7 @@ class TestReplay:
     def test_without_nats_nothing_is_dropped(
         self, cli: Cli, sql: Sql, subject: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        bury(sql, subject)
+        insert_message(sql, subject)
         monkeypatch.setenv("JSWORKER_NATS_URL", "nats://no-such-host.invalid:4222")
         monkeypatch.setattr("jsworker.cli.dead_messages._CONNECT_SECONDS", 0.2)
         found = cli("dead-messages", "replay", "--all", "--yes")

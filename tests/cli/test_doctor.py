@@ -168,7 +168,7 @@ def world(sound: Sound, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         yield World(cli, sql, name, name, sound.nats.monitoring)
 
 
-def told(findings: list[dict[str, Any]], check: str) -> dict[str, Any]:
+def the_finding(findings: list[dict[str, Any]], check: str) -> dict[str, Any]:
     """The one finding of a check."""
     [found] = [finding for finding in findings if finding["check"] == check]
     return found
@@ -198,7 +198,7 @@ class TestSound:
         assert {finding["level"] for finding in found} <= {"ok", "info"}
         assert {finding["check"] for finding in found} == {check.name for check in CHECKS}
         assert [each for each in found if "not checked" in each["says"]] == []
-        assert told(found, "nats.sync_interval")["level"] == "ok"
+        assert the_finding(found, "nats.sync_interval")["level"] == "ok"
 
     def test_findings_are_one_array_with_the_same_fields(self, world: World) -> None:
         found = json.loads(world.doctor("--json").out)
@@ -215,17 +215,17 @@ class TestSound:
         assert shown.lines[-1] == "0 errors, 0 warnings"
 
     def test_in_a_pipe_its_lines_are_for_reading(self, world: World) -> None:
-        insert_job(world.sql, "queued", kind="nobodys")
+        insert_job(world.sql, "queued", kind="unserved")
         lines = world.doctor().lines
         assert max(map(len, lines)) <= 120
-        assert "Run a worker for nobodys" in " ".join(" ".join(lines).split())
+        assert "Run a worker for unserved" in " ".join(" ".join(lines).split())
 
     def test_warnings_alone_are_no_failure(self, world: World) -> None:
         world.start_worker(KIND)
-        insert_job(world.sql, "queued", kind="nobodys")
+        insert_job(world.sql, "queued", kind="unserved")
         shown = world.doctor().ok()
         assert shown.lines[-1] == "0 errors, 1 warning"
-        assert any(line.strip().startswith("do: Run a worker for nobodys") for line in shown.lines)
+        assert any(line.strip().startswith("do: Run a worker for unserved") for line in shown.lines)
 
     def test_nothing_is_written_without_fix(self, world: World) -> None:
         late_message(world)
@@ -242,8 +242,10 @@ class TestSound:
         before = everything()
         found = world.findings()
         assert everything() == before
-        assert told(found, "nats.stream")["level"] == "warning"
-        assert told(world.findings(), "nats.stream") == told(found, "nats.stream")  # still there is none
+        assert the_finding(found, "nats.stream")["level"] == "warning"
+        assert the_finding(world.findings(), "nats.stream") == the_finding(
+            found, "nats.stream"
+        )  # still there is none
 
 
 class TestUnsoundServers:
@@ -257,16 +259,16 @@ class TestUnsoundServers:
             "jobs.outbox",
             "nats.pairing",
         ):
-            assert told(found.json, check)["says"].startswith("not checked because ")
-        assert told(found.json, "nats.connection")["level"] == "ok"
+            assert the_finding(found.json, check)["says"].startswith("not checked because ")
+        assert the_finding(found.json, "nats.connection")["level"] == "ok"
 
     def test_no_nats(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://{NO_ONE}")
         found = world.cli("doctor", "--json")
         assert_only_error(found, "nats.connection", f"NATS at {NO_ONE} refused the connection")
         for check in ("nats.version", "nats.jetstream", "nats.stream", "nats.consumers", "nats.publishing"):
-            assert told(found.json, check)["says"].startswith("not checked because ")
-        assert told(found.json, "postgresql.connection")["level"] == "ok"
+            assert the_finding(found.json, check)["says"].startswith("not checked because ")
+        assert the_finding(found.json, "postgresql.connection")["level"] == "ok"
 
     def test_nothing_at_all(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://postgres@{NO_ONE}/jobs")
@@ -298,7 +300,7 @@ class TestUnsoundServers:
         found = world.doctor("--json")
         error = assert_only_error(found, "postgresql.migration", "the database has no jsworker schema")
         assert "jsworker db upgrade" in error["do"]
-        assert told(found.json, "tables.indexes")["says"].startswith("not checked because ")
+        assert the_finding(found.json, "tables.indexes")["says"].startswith("not checked because ")
 
     def test_a_role_without_a_right_gets_the_grant_that_repairs_it(self, world: World) -> None:
         world.sql.execute(SQL("REVOKE UPDATE ON jsworker.jobs FROM {}").format(Identifier(world.role)))
@@ -325,18 +327,18 @@ class TestUnsoundServers:
         monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
         found = world.doctor("--json")
         assert_only_error(found, "postgresql.durability", "fsync and full_page_writes off")
-        assert told(found.json, "postgresql.role")["level"] == "warning"
+        assert the_finding(found.json, "postgresql.role")["level"] == "warning"
 
-    def test_wrong_settings_are_told_as_by_every_command(
+    def test_wrong_settings_are_shown_as_by_every_command(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("JSWORKER_ACK_WAIT", "200")
         line = "JSWORKER_ACK_WAIT=200 must exceed JSWORKER_STALE_THRESHOLD=300 + 2 × JSWORKER_SCAN_INTERVAL=5"
         assert world.cli("doctor", "--json").refused(2) == line
 
-    def test_a_variable_that_nobody_reads(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_variable_that_is_no_setting(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JSWORKER_ACK_WIAT", "700")
-        found = told(world.findings(), "settings.variables")
+        found = the_finding(world.findings(), "settings.variables")
         assert (found["level"], found["says"]) == (
             "warning",
             "JSWORKER_ACK_WIAT is no setting: did you mean JSWORKER_ACK_WAIT?",
@@ -409,41 +411,41 @@ def test_tables_out_of_shape(world: World, statement: str, check: str, level: st
     assert says in finding["says"]
     if "Restore" not in finding["do"]:
         world.sql.execute(finding["do"].encode())
-        assert told(world.findings(), check)["level"] == "ok"
+        assert the_finding(world.findings(), check)["level"] == "ok"
 
 
 def late_message(world: World) -> UUID:
-    """Leave a queued job whose message nobody publishes."""
+    """Leave a queued job whose message is not published."""
     return insert_job(world.sql, "queued", needs_publish=True, publish_after=ago(HOUR))
 
 
 class TestJobs:
-    def test_a_message_that_nobody_publishes_is_published_by_fix(self, world: World) -> None:
+    def test_a_late_message_is_published_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
         job_id = late_message(world)
         found = world.doctor("--json")
         assert found.code == 0
-        finding = told(found.json, "jobs.outbox")
+        finding = the_finding(found.json, "jobs.outbox")
         assert finding["level"] == "warning"
         assert finding["says"].startswith("1 queued job not published, the oldest due for 60 min")
         mended = world.findings("--fix")
-        assert told(mended, "fix.jobs")["says"] == "queued 0 scheduled jobs, published 1 message"
-        assert told(mended, "jobs.outbox")["level"] == "ok"
+        assert the_finding(mended, "fix.jobs")["says"] == "queued 0 scheduled jobs, published 1 message"
+        assert the_finding(mended, "jobs.outbox")["level"] == "ok"
         row = world.sql.execute("SELECT needs_publish, stream_seq FROM jsworker.jobs WHERE id = %s", [job_id])
         assert row.fetchone() == {"needs_publish": False, "stream_seq": 1}
 
-    def test_a_scheduled_job_that_nobody_queues_is_queued_by_fix(self, world: World) -> None:
+    def test_a_late_scheduled_job_is_queued_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
         job_id = insert_job(world.sql, "scheduled", run_at=ago(HOUR))
         insert_job(world.sql, "scheduled")  # not due
-        finding = told(world.findings(), "jobs.promotion")
+        finding = the_finding(world.findings(), "jobs.promotion")
         assert finding["level"] == "warning"
         assert finding["says"].startswith("1 scheduled job due and not queued, the oldest for 60 min")
         mended = world.findings("--fix")
-        assert told(mended, "fix.jobs")["says"] == "queued 1 scheduled job, published 1 message"
+        assert the_finding(mended, "fix.jobs")["says"] == "queued 1 scheduled job, published 1 message"
         assert read_value(world.sql, "SELECT status FROM jsworker.jobs WHERE id = %s", job_id) == "queued"
 
-    def test_queued_jobs_of_a_kind_that_nobody_works_on(self, world: World) -> None:
+    def test_queued_jobs_of_a_kind_without_workers(self, world: World) -> None:
         world.start_worker("other")
         for _ in range(3):
             insert_job(world.sql, "queued", queued_at=ago(HOUR))
@@ -459,28 +461,28 @@ class TestJobs:
             "INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at) "
             "SELECT uuidv7(), 'many', '{}', 'queued', 1, now() FROM generate_series(1, 1500)"
         )
-        assert told(world.findings(), "jobs.queues")["says"].startswith(
+        assert the_finding(world.findings(), "jobs.queues")["says"].startswith(
             "more than 1,000 queued jobs of kind many"
         )
 
     def test_no_worker_while_jobs_wait(self, world: World) -> None:
         world.start_worker(KIND, seen=HOUR)
-        assert told(world.findings(), "jobs.workers")["level"] == "info"
+        assert the_finding(world.findings(), "jobs.workers")["level"] == "info"
         insert_job(world.sql, "queued")
-        assert told(world.findings(), "jobs.workers")["level"] == "warning"
+        assert the_finding(world.findings(), "jobs.workers")["level"] == "warning"
 
     def test_jobs_of_an_owner_without_signs_of_life(self, world: World) -> None:
         world.start_worker(KIND)
         insert_job(world.sql, "processing", worker_id="gone-1-aaaa", last_activity_at=ago(HOUR))
         insert_job(world.sql, "processing", worker_id="alive-1-aaaa")  # its row comes with its next heartbeat
-        finding = told(world.findings(), "jobs.owners")
+        finding = the_finding(world.findings(), "jobs.owners")
         assert finding["level"] == "warning"
         line = "1 running job of worker gone-1-aaaa, which is not in the registry, silent for 60 min"
         assert finding["says"] == line
 
-    def test_refused_rows_are_told_and_tried_again_by_fix(self, world: World) -> None:
+    def test_refused_rows_are_shown_and_tried_again_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
-        assert told(world.findings(), "jobs.refused_rows")["level"] == "ok"
+        assert the_finding(world.findings(), "jobs.refused_rows")["level"] == "ok"
         job_id = insert_job(world.sql, "scheduled", run_at=ago(3600))
         mark = (
             "INSERT INTO jsworker.refused_rows (job_id, attempted, kind, status, fencing_token, dispatch,"
@@ -489,18 +491,18 @@ class TestJobs:
         )
         world.sql.execute(mark, [job_id, "promote", "P0001", None])
         found = world.findings()
-        says = told(found, "jobs.refused_rows")["says"]
+        says = the_finding(found, "jobs.refused_rows")["says"]
         assert says.startswith("1 job set aside: PostgreSQL refuses to promote, SQLSTATE P0001, first ")
         assert says.endswith(f"one of them {job_id}")
-        assert told(found, "jobs.promotion")["level"] == "ok"  # no relay is missing
+        assert the_finding(found, "jobs.promotion")["level"] == "ok"  # no relay is missing
         mended = world.findings("--fix")
         assert (
-            told(mended, "fix.refused_rows")["says"]
+            the_finding(mended, "fix.refused_rows")["says"]
             == "1 refused row tried again by the workers' next rounds"
         )
         assert read_value(world.sql, "SELECT count(*) FROM jsworker.refused_rows") == 0
         world.sql.execute(mark, [job_id, "prune", "23503", "their_key"])
-        kept = told(world.findings(), "jobs.refused_rows")
+        kept = the_finding(world.findings(), "jobs.refused_rows")
         assert kept["level"] == "info"
         assert kept["says"].endswith("a foreign key refers to them, their_key")
 
@@ -511,22 +513,22 @@ class TestJobs:
         insert_job(world.sql, "completed", finished_at=ago(30 * 86_400))
         world.sql.execute("INSERT INTO jsworker.dead_messages (subject, reason, data) VALUES ('s', 'r', '')")
         found = world.findings()
-        assert told(found, "jobs.failures")["says"].startswith("20 of the last 21 ended jobs failed")
-        assert told(found, "jobs.pruning")["says"].startswith("the oldest ended job is 30 d old")
-        assert told(found, "jobs.dead_messages")["says"].startswith("1 dead message, the newest ")
+        assert the_finding(found, "jobs.failures")["says"].startswith("20 of the last 21 ended jobs failed")
+        assert the_finding(found, "jobs.pruning")["says"].startswith("the oldest ended job is 30 d old")
+        assert the_finding(found, "jobs.dead_messages")["says"].startswith("1 dead message, the newest ")
         for check in ("jobs.failures", "jobs.pruning", "jobs.dead_messages"):
-            assert told(found, check)["level"] == "warning"
+            assert the_finding(found, check)["level"] == "warning"
 
 
 class TestNats:
     def test_a_missing_stream_is_made_by_fix(self, world: World) -> None:
         world.sql.execute(WORKER_ROW, ["alpha", [KIND], 0])
-        assert told(world.findings(), "nats.stream")["level"] == "warning"
+        assert the_finding(world.findings(), "nats.stream")["level"] == "warning"
         mended = world.findings("--fix")
-        assert f"made stream {world.stream}" in told(mended, "fix.stream")["says"]
-        assert f"made consumer {KIND}" in told(mended, "fix.stream")["says"]
+        assert f"made stream {world.stream}" in the_finding(mended, "fix.stream")["says"]
+        assert f"made consumer {KIND}" in the_finding(mended, "fix.stream")["says"]
         for check in ("nats.stream", "nats.pairing", "nats.consumers", "nats.service"):
-            assert told(mended, check)["level"] == "ok"
+            assert the_finding(mended, check)["level"] == "ok"
 
     def test_a_stream_of_another_installation_is_left_alone(self, world: World) -> None:
         world.start_worker(KIND)
@@ -539,7 +541,7 @@ class TestNats:
             f"this database is {own}",
         )
         assert "JSWORKER_STREAM" in error["do"]
-        assert told(world.findings("--fix"), "fix.nothing")
+        assert the_finding(world.findings("--fix"), "fix.nothing")
 
     def test_a_wrong_discard_policy_is_changed_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
@@ -550,7 +552,9 @@ class TestNats:
         world.change_stream(discard_old)
         assert_only_error(world.doctor("--json"), "nats.stream", "discard=old, must be new")
         mended = world.findings("--fix")
-        assert told(mended, "fix.stream")["says"] == f"stream {world.stream}: discard is new now, was old"
+        assert (
+            the_finding(mended, "fix.stream")["says"] == f"stream {world.stream}: discard is new now, was old"
+        )
         assert errors(mended) == set()
 
     def test_a_stream_that_cannot_be_used(self, world: World) -> None:
@@ -567,7 +571,7 @@ class TestNats:
         found = world.doctor("--json", "--fix")
         assert found.code == 1
         assert "retention=limits, must be workqueue" in str(found.json)
-        assert told(found.json, "fix.nothing")
+        assert the_finding(found.json, "fix.nothing")
 
     def test_a_consumer_that_delivers_again_too_early_is_changed_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
@@ -577,28 +581,28 @@ class TestNats:
             world.doctor("--json"), "nats.consumers", f"consumer {KIND} has ack_wait=100 s", line
         )
         mended = world.findings("--fix")
-        assert "ack_wait is 600 now, was 100" in told(mended, "fix.stream")["says"]
+        assert "ack_wait is 600 now, was 100" in the_finding(mended, "fix.stream")["says"]
         assert errors(mended) == set()
 
     def test_a_consumer_that_waits_longer_is_left_alone(self, world: World) -> None:
         world.start_worker(KIND)
         world.change_consumer(KIND, ack_wait=4000.0)
         assert errors(world.findings()) == set()
-        assert told(world.findings("--fix"), "fix.nothing")
+        assert the_finding(world.findings("--fix"), "fix.nothing")
 
-    def test_a_consumer_that_nobody_uses(self, world: World) -> None:
+    def test_a_consumer_without_workers(self, world: World) -> None:
         world.start_worker("gone")
         world.sql.execute("DELETE FROM jsworker.workers")
         world.start_worker(KIND)
-        finding = told(world.findings(), "nats.service")
+        finding = the_finding(world.findings(), "nats.service")
         assert finding["level"] == "info"
         assert finding["says"] == "consumer gone is empty, and no worker of this kind is alive"
 
     def test_messages_that_no_consumer_takes(self, world: World) -> None:
         world.start_worker(KIND)
-        assert told(world.findings(), "nats.subjects")["level"] == "ok"
+        assert the_finding(world.findings(), "nats.subjects")["level"] == "ok"
         world.cli("enqueue", "ghost", "--count", "3")
-        finding = told(world.findings(), "nats.subjects")
+        finding = the_finding(world.findings(), "nats.subjects")
         assert finding["level"] == "warning"
         assert finding["says"].startswith("3 messages of 1 subject that no consumer takes: ")
         assert finding["says"].endswith(".ghost")
@@ -619,7 +623,7 @@ class TestNats:
             found, "nats.stream", "permissions violation", f"$js.api.stream.info.{world.stream}"
         )
         assert "permission" in error["do"]
-        assert told(found.json, "nats.jetstream")["level"] == "ok"
+        assert the_finding(found.json, "nats.jetstream")["level"] == "ok"
 
     def test_a_wrong_nats_password(
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -635,7 +639,7 @@ class TestNats:
         assert_only_error(found, "nats.connection", "refused the login: authorization violation")
         assert CANARY not in found.out
         assert (
-            told(found.json, "nats.sync_interval")["level"] == "ok"
+            the_finding(found.json, "nats.sync_interval")["level"] == "ok"
         )  # the monitoring port asks for no login
 
     def test_without_jetstream(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,7 +654,8 @@ class TestNats:
                 server.kill()
         assert found.code == 1
         assert (
-            told(found.json, "nats.jetstream")["says"] == f"NATS at 127.0.0.1:{port} has JetStream disabled"
+            the_finding(found.json, "nats.jetstream")["says"]
+            == f"NATS at 127.0.0.1:{port} has JetStream disabled"
         )
 
 
@@ -664,7 +669,7 @@ class TestSyncInterval:
             found = world.cli("doctor", "--json", "--nats-monitoring", server.monitoring)
         finally:
             server.nats.stop()
-        finding = told(found.json, "nats.sync_interval")
+        finding = the_finding(found.json, "nats.sync_interval")
         assert found.code == 0
         assert finding["level"] == "warning"
         assert "syncs every 2 min (the default)" in finding["says"]
@@ -673,24 +678,24 @@ class TestSyncInterval:
         assert "sync_interval: always" in finding["do"]
 
     def test_always_is_fine(self, world: World) -> None:
-        finding = told(world.doctor("--json").json, "nats.sync_interval")
+        finding = the_finding(world.doctor("--json").json, "nats.sync_interval")
         assert finding["level"] == "ok"
         assert "syncs every message before it acknowledges it" in finding["says"]
 
     def test_what_was_not_asked_is_not_known(self, world: World) -> None:
-        finding = told(world.findings(), "nats.sync_interval")
+        finding = the_finding(world.findings(), "nats.sync_interval")
         assert finding["level"] == "info"
         assert "not known" in finding["says"]
         assert "--nats-monitoring" in finding["do"]
 
-    def test_nobody_at_the_address(self, world: World) -> None:
-        finding = told(world.findings("--nats-monitoring", f"http://{NO_ONE}"), "nats.sync_interval")
+    def test_nothing_at_the_address(self, world: World) -> None:
+        finding = the_finding(world.findings("--nats-monitoring", f"http://{NO_ONE}"), "nats.sync_interval")
         assert finding["level"] == "warning"
         assert f"http://{NO_ONE} cannot be read: nothing listens there" in finding["says"]
 
-    def test_somebody_else_at_the_address(self, world: World, sound: Sound) -> None:
+    def test_another_server_at_the_address(self, world: World, sound: Sound) -> None:
         other = f"http://127.0.0.1:{sound.nats.nats.port}"  # speaks, and no HTTP
-        finding = told(world.findings("--nats-monitoring", other), "nats.sync_interval")
+        finding = the_finding(world.findings("--nats-monitoring", other), "nats.sync_interval")
         assert finding["level"] == "warning"
         assert f"{other} cannot be read: " in finding["says"]
 
@@ -715,5 +720,5 @@ class TestSyncInterval:
 
 def test_the_environment_is_that_of_every_command(cli: Cli, cli_environment: Mapping[str, str]) -> None:
     found = cli("doctor", "--json")
-    assert told(found.json, "postgresql.connection")["level"] == "ok"
-    assert cli_environment["JSWORKER_STREAM"] in told(found.json, "nats.stream")["says"]
+    assert the_finding(found.json, "postgresql.connection")["level"] == "ok"
+    assert cli_environment["JSWORKER_STREAM"] in the_finding(found.json, "nats.stream")["says"]

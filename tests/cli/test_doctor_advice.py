@@ -1,4 +1,4 @@
-"""What doctor tells people to do can be done: its commands, settings, events and documents exist."""
+"""What doctor advises can be done: its commands, settings, events and documents exist."""
 
 import ast
 import re
@@ -67,8 +67,8 @@ def test_settings_exist() -> None:
 
 
 def test_events_exist() -> None:
-    told = advised(r"\b(?:worker|job|prune|stream|row|message)\.[a-z]+\b")
-    assert {"prune.failed", "worker.degraded"} <= told - {"job.transaction"} <= EVENT_NAMES
+    named = advised(r"\b(?:worker|job|prune|stream|row|message)\.[a-z]+\b")
+    assert {"prune.failed", "worker.degraded"} <= named - {"job.transaction"} <= EVENT_NAMES
 
 
 def test_documents_exist() -> None:

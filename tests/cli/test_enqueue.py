@@ -8,7 +8,7 @@ from tests.ownership.rows import Sql, read_value
 
 from .commands import Cli, Keyboard
 
-NOBODY_LISTENS = "nats://127.0.0.1:1"
+NO_SERVER = "nats://127.0.0.1:1"
 
 
 def count(sql: Sql) -> int:
@@ -126,7 +126,7 @@ class TestManyJobs:
 def test_without_nats_jobs_are_stored_all_the_same(
     cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JSWORKER_NATS_URL", NOBODY_LISTENS)
+    monkeypatch.setenv("JSWORKER_NATS_URL", NO_SERVER)
     found = cli("enqueue", "double", "--count", 3)
     assert (found.code, len(found.lines), count(sql)) == (0, 3, 3)
     [line] = found.errors
@@ -137,7 +137,7 @@ def test_without_nats_jobs_are_stored_all_the_same(
 def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
     cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JSWORKER_NATS_URL", NOBODY_LISTENS)
+    monkeypatch.setenv("JSWORKER_NATS_URL", NO_SERVER)
     cli("enqueue", "double", "--delay", 60).ok()
     assert count(sql) == 1
 

@@ -89,11 +89,11 @@ def test_a_reader_that_has_gone_is_no_traceback(
     insert_job(sql, "failed", last_error="long " * words)
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "wb") as nobody:
+    with os.fdopen(writing, "wb") as gone:
         done = subprocess.run(
             [*COMMAND, "jobs", "--json"],
             env=os.environ | cli_environment | {"PYTHONUNBUFFERED": ""},  # a few words are written at the end
-            stdout=nobody,
+            stdout=gone,
             stderr=subprocess.PIPE,
             text=True,
             check=False,

@@ -64,7 +64,7 @@ class TestJobs:
             f"{ids['scheduled']} count-lines scheduled 0/- 0s due in 2h, OSError: full",
         ]
 
-    def test_short_runs_are_told_in_milliseconds(self, cli: Cli, sql: Sql) -> None:
+    def test_short_runs_are_shown_in_milliseconds(self, cli: Cli, sql: Sql) -> None:
         insert_job(sql, "completed", claimed_at=ago(0.5), finished_at=ago(0.47))
         assert " took 30ms" in cli("jobs").ok().out
 
@@ -94,8 +94,8 @@ class TestJobs:
         )
         says = "PostgreSQL refuses to promote: SQLSTATE 23514 their_rule"
         assert f"{says}, due in 2h" in cli("jobs").ok().out
-        [told] = [line for line in cli("job", job_id).ok().lines if line.startswith(says)]
-        assert re.fullmatch(r"; first \d+s ago, tries: 1, again in (2h|1h ?59m)", told.removeprefix(says))
+        [shown] = [line for line in cli("job", job_id).ok().lines if line.startswith(says)]
+        assert re.fullmatch(r"; first \d+s ago, tries: 1, again in (2h|1h ?59m)", shown.removeprefix(says))
         for found in (cli("jobs", "--json").ok().json[0], cli("job", job_id, "--json").ok().json):
             [mark] = found["refused"]
             assert (mark["job_id"], mark["sqlstate"], mark["tries"]) == (str(job_id), "23514", 1)
@@ -273,7 +273,7 @@ class TestJob:
             )
         shown = cli("job", job_id).ok().lines
         lines = [line for line in shown if line.startswith("run ")]
-        silent = "its heartbeats stopped and nobody answered for it on NATS"
+        silent = "its heartbeats stopped and no process answered for it on NATS"
         fenced = "it stopped itself, because its heartbeats were not answered"
         notes = "gamma-3 skipped a message about it; its late complete was refused"
         ended = "its process was proven to have ended (its process was ended, because job 4711 went on)"
@@ -286,8 +286,8 @@ class TestJob:
             f"run 5 by alpha-4: taken back by supervisor-5, because {ended}; not counted as a stall",
             "run 6 by beta-2: completed",
         ]
-        told = [" ".join(line.split()).split(" ", 2)[2] for line in shown if re.match(r"\d{4}-", line)]
-        assert told == [
+        entries = [" ".join(line.split()).split(" ", 2)[2] for line in shown if re.match(r"\d{4}-", line)]
+        assert entries == [
             "1 gamma-3 skipped a message about it: alpha-1 has it",
             f"1 taken back by beta-2, because {silent}; stall 1",
             "2 claimed by beta-2 for attempt 2",
@@ -341,9 +341,9 @@ class TestJob:
         job_id = insert_job(sql, status, **columns)
         lines = cli("job", job_id).ok().lines
         assert lines[0].split() == ["job", "count-lines", str(job_id)]
-        name, told = lines[1].split(maxsplit=1)
+        name, value = lines[1].split(maxsplit=1)
         assert name == "status"
-        assert re.fullmatch(f"{status}: {says}", told.rstrip()), told
+        assert re.fullmatch(f"{status}: {says}", value.rstrip()), value
         assert not any(line.startswith(("fencing_token", "dispatch", "stream_seq")) for line in lines)
 
     def test_a_completed_job_names_who_ran_it(self, cli: Cli, sql: Sql) -> None:

@@ -35,11 +35,11 @@ def test_bytes_have_no_place_in_json() -> None:
     ("seconds", "words"),
     [(-1, "0s"), (0.4, "0s"), (59.4, "59s"), (60, "1m"), (3599, "60m"), (7200, "2h"), (200_000, "2d")],
 )
-def test_durations_are_told_in_their_largest_unit(seconds: float, words: str) -> None:
+def test_durations_are_shown_in_their_largest_unit(seconds: float, words: str) -> None:
     assert seconds_in_words(seconds) == words
 
 
-def test_instants_are_told_as_distances() -> None:
+def test_instants_are_shown_as_distances() -> None:
     now = datetime.now(UTC)
     assert since(now - timedelta(hours=2)) == "2h"
     assert until(now + timedelta(hours=3)) == "3h"

@@ -98,7 +98,7 @@ class TestWhatGoes:
 
 
 class TestRefused:
-    def test_what_a_foreign_key_keeps_is_told_and_the_others_go(self, cli: Cli, sql: Sql) -> None:
+    def test_what_a_foreign_key_keeps_is_named_and_the_others_go(self, cli: Cli, sql: Sql) -> None:
         kept, _ = insert_old(sql), insert_old(sql)
         sql.execute("CREATE TABLE orders (job_id uuid CONSTRAINT of_job REFERENCES jsworker.jobs)")
         try:

@@ -67,7 +67,7 @@ def unfit(
     role_with_password: str,
     nats_without_jetstream: str,
 ) -> dict[str, tuple[dict[str, str], str]]:
-    """Variables that lead to something unfit, and the line that tells so."""
+    """Variables that lead to something unfit, and the line that says so."""
     name = secrets.token_hex(4)
     url = cli_environment["JSWORKER_DATABASE_URL"]
     guarded = as_role(url, role_with_password)

@@ -1,4 +1,4 @@
-"""``job ID --stack`` and ``workers ID --stack``: where a run and a worker are, and why nobody tells."""
+"""``job ID --stack`` and ``workers ID --stack``: where a run and a worker are, and why it is not known."""
 
 import os
 import signal
@@ -37,25 +37,25 @@ def test_where_runs_and_their_worker_are(cli: Cli, sql: Sql, spawn: Spawn) -> No
     assert lines[2] == "  thread, the innermost call last:"
     assert lines[3].endswith(" in StuckThread.process")
 
-    told = cli("job", sleepy, "--stack", "--json").ok().json
-    assert (told["worker_id"], told["job"]["job_id"]) == (owner, sleepy)
+    answer = cli("job", sleepy, "--stack", "--json").ok().json
+    assert (answer["worker_id"], answer["job"]["job_id"]) == (owner, sleepy)
     text = cli("workers", owner, "--stack").ok().out
     assert all(f"job {job_id} of kind " in text for job_id in (sleepy, stuck, thread))
     assert "thread, the innermost call last:" in text
     assert "task of the worker, waiting for " in text
 
     worker.popen.send_signal(signal.SIGKILL)
-    os.kill(int(told["pid"]), signal.SIGKILL)
+    os.kill(int(answer["pid"]), signal.SIGKILL)
     worker.popen.wait()
 
     def is_gone() -> bool:
         found = cli("workers", owner, "--stack")
         return found.code == 1 and found.errors[0].startswith(f"nothing listens for worker {owner} on NATS")
 
-    wait_until(is_gone, "nobody answers for the dead worker")
+    wait_until(is_gone, "nothing answers for the dead worker")
 
 
-def test_a_blocked_event_loop_is_told_as_such(cli: Cli, sql: Sql, spawn: Spawn) -> None:
+def test_a_blocked_event_loop_is_named_as_such(cli: Cli, sql: Sql, spawn: Spawn) -> None:
     [blocking] = cli("enqueue", "blocking").lines
     spawn("run", "cli_jobs:Blocking", *FAST)
     wait_for_stage(sql, "blocking")
@@ -76,8 +76,8 @@ def test_only_a_job_that_runs_has_a_stack(cli: Cli, sql: Sql) -> None:
 
 
 def test_a_worker_is_named(cli: Cli, sql: Sql) -> None:
-    line = cli("workers", "nobody", "--stack").refused(1)
-    assert line == "no worker has id nobody: `jsworker workers` lists them"
+    line = cli("workers", "alpha", "--stack").refused(1)
+    assert line == "no worker has id alpha: `jsworker workers` lists them"
     insert_worker(sql, "alpha-1-0badf00d")
     line = cli("workers", "alpha-1-0badf00d", "--stack").refused(1)
     assert "(last heartbeat 0s ago)" in line or "(last heartbeat 1s ago)" in line

@@ -113,7 +113,7 @@ class TestFullTables:
         marked = QUEUED if name == "queued" else 0
         assert rows_read(table, statement, parameters) <= marked + 5 * job_report.BOUND
 
-    async def test_what_they_tell(self, table: Connection) -> None:
+    async def test_what_they_show(self, table: Connection) -> None:
         database = Database(table.engine.url.render_as_string(hide_password=False), statement_timeout=10.0)
         try:
             rows = await job_report.read_rows(database, late_after=30.0)
@@ -187,9 +187,9 @@ async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
     assert "PostgreSQL at 127.0.0.1" in facts.server.because
     assert isinstance(facts.nats, Unknown)
     assert "did not answer" in facts.nats.because
-    told = facts.monitoring[monitoring]
-    assert isinstance(told, Unknown)
-    assert "no answer within 3 s" in told.because
+    learnt = facts.monitoring[monitoring]
+    assert isinstance(learnt, Unknown)
+    assert "no answer within 3 s" in learnt.because
 
 
 async def test_an_examination_that_is_given_up_waits_for_the_end_of_what_it_began(
@@ -248,7 +248,7 @@ VALUES ('worker-1', 'h', 1, %s, 10, '1', '5 s', 'running', now())
 
 @pytest.fixture
 async def many_consumers(settings: Settings, database_url: str) -> AsyncIterator[None]:
-    """More consumers than a server tells at once, the last of them wrong and without a worker."""
+    """More consumers than a server lists at once, the last of them wrong and without a worker."""
     stream = Stream(settings, installation_id=None, events=Events(), client_name="test")
     await stream.connect()
     await stream.ensure(KINDS)
@@ -294,9 +294,9 @@ class TestManyConsumers:
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute("UPDATE jsworker.workers SET kinds = %s", [[*KINDS[:PAGE], KINDS[-2]]])
         found = await found_of_stream(settings)
-        [told] = found["nats.consumers"]
-        assert told.level == "info"
-        assert told.says == f"no more than {PAGE + 1} consumers were looked at; there may be others"
+        [remark] = found["nats.consumers"]
+        assert remark.level == "info"
+        assert remark.says == f"no more than {PAGE + 1} consumers were looked at; there may be others"
         assert found["nats.service"] == []  # the consumer of a worker is asked for by name
 
     async def test_a_list_that_takes_too_long_is_given_up(

@@ -47,7 +47,7 @@ ROWS = Rows(
     newest_dead_message=None,
     ended=Ended(0, 0, None, None),
 )
-NATS = NatsServer("nats:4222", "n1", None, (2, 15, 1), True, False, 1_048_576, True)
+NATS = NatsServer("nats:4222", "n1", (2, 15, 1), True, False, True)
 STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0)
 
 
@@ -101,7 +101,7 @@ def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, leve
     assert bool(remark.do) is (level != "ok")
 
 
-def test_messages_that_nobody_takes() -> None:
+def test_messages_without_a_consumer() -> None:
     assert only(nats_checks.subjects({})).level == "ok"
     remark = only(nats_checks.subjects({"jobs.b": 2, "jobs.a": 1}))
     assert remark.level == "warning"
@@ -129,7 +129,7 @@ class TestTransactions:
         young = OpenTransaction(7, "psql", "active", 10.0)
         assert only(postgresql_checks.transactions(young, SERVER)).level == "ok"
 
-    def test_an_old_one_is_told_with_its_pid(self) -> None:
+    def test_an_old_one_is_named_with_its_pid(self) -> None:
         old = OpenTransaction(4711, "psql\x1b", "idle in transaction", 7200.0)
         remark = only(postgresql_checks.transactions(old, SERVER))
         assert remark.level == "warning"
@@ -261,7 +261,7 @@ def test_words() -> None:
     assert [counted(0, "job"), counted(1, "job"), counted(1234, "job")] == ["0 jobs", "1 job", "1,234 jobs"]
     assert counted(1001, "job", bound=1001) == "more than 1,000 jobs"
     assert counted(2, "entry", plural="entries") == "2 entries"
-    assert listed(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert listed("abcdefghij") == "a, b, c, d, e, f, g, h and 2 more"
     assert [seconds(each) for each in (0.0123, 1, 42, 119, 120, 7200, 172_800)] == [
         *("0.012 s", "1 s", "42 s", "119 s", "2 min", "2 h", "2 d")
     ]
