@@ -30,8 +30,8 @@ _CLIENT_STATEMENT_SECONDS = 4.0
 """For the demo's own statements: a look that comes late harms no job."""
 
 
-class FolderUnusable(Exception):
-    """A folder cannot be written to, or another demo uses it."""
+class CannotRun(Exception):
+    """A folder cannot be written to, another demo uses it, or the tables cannot be made."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NoRepository as error:
         complain(str(error))
         return _WRONG_USAGE
-    except (GitError, FolderUnusable, WorkerEnded, JsworkerError) as error:
+    except (GitError, CannotRun, WorkerEnded, JsworkerError) as error:
         complain(str(error))
         return _FAILED
     return _DONE if well else _FAILED
@@ -87,7 +87,9 @@ def _run(repositories: Sequence[Repository], *, kill: bool, data: Path, console:
         short = {f"JSWORKER_{name.upper()}": str(seconds) for name, seconds in SHORT.items()}
         environment = {**os.environ, **servers.environment(), **short}
         upgrade = [sys.executable, "-P", "-m", "jsworker", "db", "upgrade"]
-        subprocess.run(upgrade, env=environment, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 -- ours
+        done = subprocess.run(upgrade, env=environment, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 -- ours
+        if done.returncode:
+            raise CannotRun(f"jsworker db upgrade failed in {shown(data)}")
         return asyncio.run(_work(repositories, environment, kill=kill, logs=data / "logs", console=console))
 
 
@@ -129,9 +131,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FolderUnusable(f"folder {shown(folder)} cannot be used: {error.strerror}") from error
+        raise CannotRun(f"folder {shown(folder)} cannot be used: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
-        raise FolderUnusable(f"folder {shown(folder)}: no permission to write")
+        raise CannotRun(f"folder {shown(folder)}: no permission to write")
 
 
 @contextmanager
@@ -142,10 +144,8 @@ def _only_demo_in(data: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            taken = (
-                f"another demo runs in {shown(data)}: wait for its end, or take another folder with --data"
-            )
-            raise FolderUnusable(taken) from None
+            hint = "wait for its end, or take another folder with --data"
+            raise CannotRun(f"another demo runs in {shown(data)}: {hint}") from None
         yield
 
 

@@ -19,7 +19,7 @@ _COMPLETED_BEFORE_KILL = 3
 
 _KILL_SECONDS = 20.0
 _KILL_STEP_SECONDS = 0.002
-"""Shorter than any job: a worker goes on for so long between two attempts to catch it with jobs."""
+"""Shorter than any job: a worker goes on for so long, or as long as it was frozen, between two attempts."""
 
 _SETTLE_SECONDS = 0.05
 """What a frozen worker sent just before it froze is committed by then."""
@@ -112,10 +112,11 @@ class Run:
     async def _kill_a_worker(self) -> None:
         give_up_at = time.monotonic() + _KILL_SECONDS
         look_at = 0.0
-        while time.monotonic() < give_up_at:
+        while (froze_at := time.monotonic()) < give_up_at:
             if kill := await try_to_kill(self._workers, self._client):
                 self.watch.kill = kill
                 return
+            await asyncio.sleep(max(_KILL_STEP_SECONDS, time.monotonic() - froze_at))
             if time.monotonic() > look_at:
                 await self._look()
                 look_at = time.monotonic() + _WATCH_SECONDS
@@ -123,7 +124,6 @@ class Run:
                 if not self._reserve:
                     return
                 await self._enqueue(len(self._reserve))
-            await asyncio.sleep(_KILL_STEP_SECONDS)
 
     async def _look(self) -> None:
         await self.watch.look()

@@ -10,23 +10,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from code_evolution.git import shown
 
-SHORT: Mapping[str, float] = MappingProxyType(
-    {
-        "heartbeat_interval": 0.5,
-        "statement_timeout": 0.4,
-        "crash_threshold": 1.5,
-        "stale_threshold": 2.0,
-        "scan_interval": 0.5,
-        "watchdog_timeout": 1.9,
-        "relay_interval": 0.1,
-        "ack_wait": 6.0,
-        "shutdown_timeout": 2.0,
-    }
-)
+SHORT: Mapping[str, float] = {
+    "heartbeat_interval": 0.5,
+    "statement_timeout": 0.4,
+    "crash_threshold": 1.5,
+    "stale_threshold": 2.0,
+    "scan_interval": 0.5,
+    "watchdog_timeout": 1.9,
+    "relay_interval": 0.1,
+    "ack_wait": 6.0,
+    "shutdown_timeout": 2.0,
+}
 """Seconds by the setting's name: so short that a recovery takes seconds to watch and not minutes."""
 
 _EXAMPLES = Path(__file__).parents[1]

@@ -240,7 +240,7 @@ class EmbeddedNats(EmbeddedServer):
         return self.data
 
     def _prepare(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- no program is started here
-        # By a new name at every start this server is told from another one on the same port.
+        # A new name at every start distinguishes this server from another one on the same port.
         self._server_name = f"embedded-{secrets.token_hex(4)}"
         store = json.dumps(str(self.data / "store"), ensure_ascii=False)
         sync = "sync_interval: always" if self._sync_always else ""

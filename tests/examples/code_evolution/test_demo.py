@@ -15,6 +15,8 @@ from tests.support.servers import new_servers_folder
 from .demo_process import DemoProcess, nothing_is_left_of, processes_of, run_demo_process
 from .repositories import START, commit, damage, git, new_repository, object_file
 
+pytestmark = pytest.mark.timeout(600)
+
 COMMITS = 26
 EXTENSIONS = {".py": "Python", ".go": "Go"}
 
@@ -119,9 +121,10 @@ def test_sigkill_leaves_no_process_and_no_work_for_the_next_demo(
     [
         ("killed with SIGKILL", [signal.SIGINT]),
         ("killed with SIGKILL", [signal.SIGINT, signal.SIGINT]),
+        ("killed with SIGKILL", [signal.SIGTERM]),
         ("Starting NATS", [signal.SIGTERM]),
     ],
-    ids=["ctrl-c", "ctrl-c twice", "sigterm"],
+    ids=["ctrl-c", "ctrl-c twice", "sigterm", "sigterm while the servers start"],
 )
 def test_a_signal_ends_it_with_one_line(
     data: Path, project: Path, tmp_path: Path, moment: str, signals: list[signal.Signals]

@@ -46,7 +46,7 @@ def client_that_answers(*answers: list[dict[str, Any]]) -> Any:
 
 def all_are(state: str, workers: Sequence[WorkerProcess]) -> bool:
     """Return whether all processes soon are in a state: a signal takes a moment to arrive."""
-    give_up_at = time.monotonic() + 5.0
+    give_up_at = time.monotonic() + 30.0
     while any(psutil.Process(worker.process.pid).status() != state for worker in workers):
         if time.monotonic() > give_up_at:
             return False

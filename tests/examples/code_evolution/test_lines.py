@@ -212,7 +212,7 @@ class TestBrokenRepositories:
         for listed in git(folder, "ls-tree", head).splitlines():
             damage(folder / ".git", listed.split()[2])
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(GitError, match="is missing or damaged"):
                 await count(folder, head)
 
@@ -268,7 +268,7 @@ class TestEndingEarly:
         counting = asyncio.create_task(
             count_lines(str(folder / ".git"), head, memory={}, progress=stop_reading)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await reading.wait()
         return counting
 
@@ -277,7 +277,7 @@ class TestEndingEarly:
         running.suspend()  # it will not end by itself
 
         stuck.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(asyncio.CancelledError):
                 await stuck
 
@@ -343,5 +343,5 @@ def test_a_worker_killed_in_the_middle_leaves_no_git_behind(tmp_path: Path) -> N
 
         worker.kill()
 
-        _, alive = psutil.wait_procs([running], timeout=10)
+        _, alive = psutil.wait_procs([running], timeout=60)
         assert alive == []

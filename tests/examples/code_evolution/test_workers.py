@@ -59,7 +59,7 @@ async def test_a_worker_stops_when_the_demo_is_gone_also_where_no_signal_says_so
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.stdout.readline()
             process.stdin.close()
             assert await process.wait() == 0
@@ -79,7 +79,7 @@ def test_a_frozen_worker_does_not_outlive_a_demo_that_is_killed(settings: Settin
 
         demo.kill()
 
-        assert psutil.wait_procs([worker], timeout=20)[1] == []
+        assert psutil.wait_procs([worker], timeout=60)[1] == []
     assert nothing_is_left_of(tmp_path)
 
 
