@@ -16,11 +16,11 @@ from jsworker.cli.failures import WrongUsage
 from jsworker.cli.options import new_app
 from jsworker.cli.output import print_json, print_line
 from jsworker.cli.remarks import tell
-from jsworker.cli.targets import load_processor_class
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
 from jsworker.core import strict_json
 from jsworker.core.names import check_kind, shown
+from jsworker.core.targets import load_processor_class
 
 _BATCH = 10_000
 _LARGE_COUNT = 20_000

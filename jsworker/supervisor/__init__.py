@@ -1,5 +1,5 @@
-"""The parent of worker processes: starts them, watches them, kills what hangs, and buries the dead.
+"""Parent and children of ``jsworker run``: the parent starts, watches, restarts and kills worker processes.
 
-Parent and child each speak over one end of a socket pair. ``parent`` and what it uses load neither SQLAlchemy
-nor NATS before the first burial; ``birth`` and ``link`` are the child's side.
+Each has one end of a socket pair. The parent (``parent``, ``child_process``, ``dead_children``, ``probes``) loads
+neither SQLAlchemy nor NATS before the first reset; the rest of ``child_*`` is the child's side, from ``child_main``.
 """

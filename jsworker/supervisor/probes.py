@@ -1,4 +1,4 @@
-"""What the supervisor answers to Kubernetes and Prometheus, from what its children have told it.
+"""What the supervisor answers to Kubernetes and Prometheus, from its children's reports.
 
 No answer touches a server or waits for a child: a child that hangs cannot fake health, and a client that asks
 too often costs nothing but the parent's own time.
@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 import jsworker
-from jsworker.supervisor.fleet_view import DEATHS, PlaceView, View
+from jsworker.supervisor.fleet_view import DEATHS, FleetView, PlaceView
 from jsworker.telemetry.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
 from jsworker.telemetry.gauges import of_logs
 from jsworker.telemetry.http import Answer, Route
@@ -19,7 +19,7 @@ from jsworker.telemetry.metrics import STALLS
 from jsworker.telemetry.worker_status import Readiness
 
 FRESH_SECONDS: Final = 5.0
-"""A report that is older is none any more."""
+"""An older report does not count."""
 FRESH_FIGURES_SECONDS: Final = 60.0
 """Older figures are not shown: none are better than wrong ones."""
 
@@ -32,7 +32,7 @@ _REBUILT_AFTER_SECONDS: Final = 1.0
 class Probes:
     """The paths of the HTTP port."""
 
-    def __init__(self, look: Callable[[], View]) -> None:
+    def __init__(self, look: Callable[[], FleetView]) -> None:
         """Answer from what ``look`` returns."""
         self._look = look
         self._shown: dict[bool, tuple[float, Answer]] = {}
@@ -49,7 +49,7 @@ class Probes:
 
     async def _metrics(self, accept: str) -> Answer:
         as_openmetrics = wants_openmetrics(accept)
-        async with self._building:  # whoever asks meanwhile gets the same answer
+        async with self._building:  # requests that come meanwhile get the same answer
             view = self._look()
             kept_at, kept = self._shown.get(as_openmetrics, (0.0, None))
             if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
@@ -60,27 +60,27 @@ class Probes:
             return answer
 
 
-def livez(view: View) -> Answer:
-    """Tell whether the supervisor does its work: a child that hangs is killed in time.
+def livez(view: FleetView) -> Answer:
+    """Answer whether the supervisor does its work: a child that hangs is killed in time.
 
     A child that is being restarted, or one that cannot reach its servers, is no reason to kill the pod.
     """
     lines = [
         f"process {place.number}: its event loop has not come round for {place.silent_seconds:.0f} s, "
-        f"although the supervisor kills after {place.patience:g} s"
+        f"although the supervisor kills after {place.limit:g} s"
         for place in view.places
-        if place.silent_seconds > 2 * place.patience
+        if place.silent_seconds > 2 * place.limit
     ]
     return _answer(lines)
 
 
-def startupz(view: View) -> Answer:
-    """Tell whether every child has worked once."""
+def startupz(view: FleetView) -> Answer:
+    """Answer whether every child has worked once."""
     return _answer([f"process {place.number}: starting" for place in view.places if not place.was_ready])
 
 
-def readyz(view: View) -> Answer:
-    """Tell whether at least one child can do everything; what the others cannot is named as well."""
+def readyz(view: FleetView) -> Answer:
+    """Answer whether at least one child can do everything; what the others cannot is named as well."""
     if view.stopping:
         return _answer(["draining"])
     complaints = {place.number: list(complaints_of(place)) for place in view.places}
@@ -112,7 +112,7 @@ def remarks_on(place: PlaceView) -> Iterator[str]:
         yield "publishing: JetStream stores no messages; jobs are claimed from the table"
 
 
-def families(view: View) -> list[Metric]:
+def families(view: FleetView) -> list[Metric]:
     """Return the figures of all children, and the supervisor's own."""
     processes = {
         str(place.number): _unpacked(place.figures)
@@ -147,7 +147,7 @@ def families(view: View) -> list[Metric]:
     return [*merged(processes), wanted, ready, age, deaths, build]
 
 
-def _exposition(view: View, *, as_openmetrics: bool) -> Answer:
+def _exposition(view: FleetView, *, as_openmetrics: bool) -> Answer:
     return Answer(200, *exposition(families(view), as_openmetrics=as_openmetrics))
 
 
@@ -163,9 +163,9 @@ def _degraded(readiness: Readiness) -> Iterator[str]:
     yield from readiness.ailing
 
 
-def _all_well(view: View) -> Answer:
-    told = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
-    migrations = sorted({readiness.migration for readiness in told if readiness.migration is not None})
+def _all_well(view: FleetView) -> Answer:
+    reported = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
+    migrations = sorted({readiness.migration for readiness in reported if readiness.migration is not None})
     lines = ["postgresql: ok", "nats: ok", f"migration: {' '.join(migrations)}", "pulling: ok"]
     return _answer(lines, able=True)
 

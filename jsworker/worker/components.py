@@ -41,7 +41,7 @@ from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.recovery.dead_owners import Burial
+from jsworker.worker.recovery.dead_owners import DeadOwners
 from jsworker.worker.recovery.late_rows import LateRows
 from jsworker.worker.recovery.lost_messages import Repair
 from jsworker.worker.recovery.reconciler import Reconciler
@@ -145,7 +145,7 @@ class Components:
             events=around.events,
             died=around.died,
         )
-        self.burial = Burial(
+        self.dead_owners = DeadOwners(
             worker_id=around.me.id,
             statement_timeout=around.settings.statement_timeout,
             database=around.database,

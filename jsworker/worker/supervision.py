@@ -1,8 +1,28 @@
-"""What ties a worker to whoever supervises its process."""
+"""What a worker and the supervisor of its process tell each other."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class DeadOwner:
+    """A worker that is proven to have ended.
+
+    Attributes:
+        worker_id: the owner of what is to be taken back.
+        reason: given to the next runs of its jobs.
+        settled_at: boot time from which on no CLAIM of its own can commit any more.
+        counted: whether the stalls count.
+        culprits: if there are any, only these jobs' stalls count.
+    """
+
+    worker_id: str
+    reason: str
+    settled_at: float
+    counted: bool = True
+    culprits: tuple[UUID, ...] = ()
 
 
 class Supervision(Protocol):

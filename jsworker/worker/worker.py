@@ -37,11 +37,10 @@ from jsworker.worker.components import Components, WorkerContext
 from jsworker.worker.identity import identify
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
-from jsworker.worker.recovery.dead_owners import Death
 from jsworker.worker.recovery.duplicate_ids import refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.status import check_up
-from jsworker.worker.supervision import Supervision
+from jsworker.worker.supervision import DeadOwner, Supervision
 from jsworker.worker.watchdog import told_while_slow
 
 T = TypeVar("T")
@@ -190,10 +189,10 @@ class Worker:
             )
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
-    def bury(self, death: Death) -> None:
+    def take_back(self, dead: DeadOwner) -> None:
         """Take back the jobs of a worker that is proven to have ended, without waiting for it."""
         if self._closing is not None and not self._stopping.is_set():
-            self._components.burial.begin(death)
+            self._components.dead_owners.begin(dead)
 
     def wake_relay(self) -> None:
         """Publish what waits now: somebody else has put jobs back into the queue."""

@@ -12,7 +12,7 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workers import WorkerRow
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.recovery.evidence import death_of
-from jsworker.worker.recovery.reports import report
+from jsworker.worker.recovery.reports import report_taken
 
 FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
 """A worker that has been silent for a day, and holds nothing, is of interest to nobody."""
@@ -95,7 +95,7 @@ class Reconciler:
             reason=f"worker {owner} has ended: {proof}",
             in_line=self._in_line,
         )
-        resets = await report(
+        resets = await report_taken(
             taken,
             cause="dead",
             events=self._events,

@@ -17,7 +17,7 @@ from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.maintenance.throttled_scan import Search
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import LateRows, Proof
-from jsworker.worker.recovery.reports import report
+from jsworker.worker.recovery.reports import report_taken
 
 _LOOKED_AT = 5000
 """Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
@@ -153,7 +153,7 @@ class Sweeper:
 
     async def _tell(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
-        await report(
+        await report_taken(
             taken,
             cause=cause,
             events=self._events,
