@@ -21,7 +21,7 @@ from jsworker.ownership.queries.server_report import (
 )
 from jsworker.ownership.revision import check_level
 from jsworker.stream.diagnostics import AccountState, ConsumerReport, Inspector, NatsServer
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import forget_workers, installation_id
 from jsworker.stream.diagnostics import ConsumerReport
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
-from jsworker.worker.pipeline.run import InFlight, Phase, Run, Stop
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.run import Phase, Run, Stop
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
-from jsworker.worker.supervision import Supervision
 
 _GRACE_HEARTBEATS: Final = 2
 """For so many intervals a run may go on after it was told to stop; the fence leaves as much time."""
@@ -27,36 +26,25 @@ class Fence:
 
     def __init__(
         self,
+        context: WorkerContext,
         *,
-        heartbeat_interval: float,
-        statement_timeout: float,
-        in_flight: InFlight,
         heard_at: Callable[[], float],
         presence: Presence,
-        supervision: Supervision | None,
         on_ignored: Callable[[Run], None],
-        events: Events,
     ) -> None:
-        """Wire the fence.
+        """Prepare the fence.
 
         Args:
-            heartbeat_interval: seconds.
-            statement_timeout: seconds.
-            hand: what this process has in hand.
-            heard_at: boot time at which the last answered heartbeat was sent.
-            presence: whether others who ask find this worker.
-            supervision: to whom it is told that a run ignores its stop; None: nobody can end it.
+            context: the worker's.
+            heard_at: returns the boot time at which the last answered heartbeat was sent.
+            presence: whether other workers that ask find this one.
             on_ignored: called once with each run that ignores its stop.
-            events: the worker's own.
         """
-        self._heartbeat_interval = heartbeat_interval
-        self._statement_timeout = statement_timeout
-        self._in_flight = in_flight
+        self._context = context
+        self._heartbeat_interval = context.settings.heartbeat_interval
         self._heard_at = heard_at
         self._presence = presence
-        self._supervision = supervision
         self._on_ignored = on_ignored
-        self._events = events
 
     async def step(self) -> None:
         """Look at every run, also while a heartbeat waits for its answer."""
@@ -64,7 +52,7 @@ class Fence:
         unheard = now - self._heard_at() > 1.5 * self._heartbeat_interval
         gone = unheard and not self._presence.reachable()
         ignoring: list[Run] = []
-        for run in self._in_flight.runs.values():
+        for run in self._context.in_flight.runs.values():
             if run.is_overdue(now):
                 run.signal(Stop.TIMEOUT)
             if unheard:
@@ -73,7 +61,7 @@ class Fence:
                 ignoring.append(run)
         if ignoring:
             self._condemn(ignoring)
-        for run in self._in_flight.given_up:
+        for run in self._context.in_flight.given_up:
             if now - run.cancelled_at > self._grace_of(run):
                 run.cancel_again()
 
@@ -86,7 +74,7 @@ class Fence:
         """
         limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
         stale, crash = limits.stale_after, limits.crash_after
-        margin = 2 * self._heartbeat_interval + self._statement_timeout
+        margin = 2 * self._heartbeat_interval + self._context.settings.statement_timeout
         too_old = stale is not None and silent > stale - margin
         unbelieved = crash is not None and silent > crash + BELIEVED_SECONDS - margin
         if (
@@ -95,7 +83,9 @@ class Fence:
             or (gone and crash is not None and silent > crash - self._heartbeat_interval)
         ):
             if run.stop is None and run.phase is not Phase.SETTLING:
-                self._events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
+                self._context.events.emit(
+                    "job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3)
+                )
             run.signal(Stop.FENCED)
 
     def _ignores_its_stop(self, run: Run, told_at: float, now: float) -> bool:
@@ -122,7 +112,9 @@ class Fence:
         for run in runs:
             if not run.ignores_stop:
                 self._on_ignored(run)
-        if self._supervision is not None:
+        if self._context.supervision is not None:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
-            self._supervision.condemn([run.held for run in runs], f"its process was ended, because {named}")
+            self._context.supervision.condemn(
+                [run.held for run in runs], f"its process was ended, because {named}"
+            )

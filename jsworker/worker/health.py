@@ -14,6 +14,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Events
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions.refused_rows import RefusedRow
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
@@ -21,14 +22,34 @@ _CALM_SECONDS: Final = 60.0
 """A stream that refuses again sooner is tried as seldom as before."""
 
 
+class Notifier:
+    """Calls its subscribers when something has happened."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[], None]] = []
+
+    def subscribe(self, *subscribers: Callable[[], None]) -> None:
+        """Call these from now on, in their order; each returns at once."""
+        self._subscribers.extend(subscribers)
+
+    def notify(self) -> None:
+        """Call every subscriber."""
+        for subscriber in self._subscribers:
+            subscriber()
+
+
 class DatabaseHealth:
-    """The last known state of the database, told by whoever uses it."""
+    """The last known state of the database, as those find it who use it.
+
+    Attributes:
+        changed: notified when the database stops answering, and when it answers again.
+    """
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._up = asyncio.Event()
         self._up.set()
-        self._changed: list[Callable[[bool], None]] = []
+        self.changed = Notifier()
         self._failed_at = -math.inf
         self._refusals: set[str] = set()
 
@@ -41,10 +62,6 @@ class DatabaseHealth:
         """Tell whether a statement went unanswered within the last ``seconds``."""
         return boottime() - self._failed_at < seconds
 
-    def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call ``callback`` with True when the database answers again, with False when it stops answering."""
-        self._changed.append(callback)
-
     def failed(self, error: JsworkerError) -> None:
         """Note that a statement was not answered. A refused row is an answer: told once for each reason."""
         if isinstance(error, RowRefused):
@@ -54,14 +71,14 @@ class DatabaseHealth:
         if self._up.is_set():
             self._up.clear()
             self._events.emit("worker.degraded", what="postgresql", reason=str(error))
-            self._tell(up=False)
+            self.changed.notify()
 
     def answered(self) -> None:
         """Note that a statement was answered."""
         if not self._up.is_set():
             self._up.set()
             self._events.emit("worker.restored", what="postgresql")
-            self._tell(up=True)
+            self.changed.notify()
 
     async def wait_until_up(self) -> None:
         """Wait until the database answers again."""
@@ -86,9 +103,18 @@ class DatabaseHealth:
                 "row.refused", job_id=None, sqlstate=error.sqlstate, constraint=error.constraint
             )
 
-    def _tell(self, *, up: bool) -> None:
-        for callback in self._changed:
-            callback(up)
+
+def report_refused_row(events: Events, row: RefusedRow) -> None:
+    """Report a row that PostgreSQL refuses to write."""
+    events.emit(
+        "row.refused",
+        job_id=str(row.job_id),
+        kind=row.kind,
+        attempted=row.attempted,
+        sqlstate=row.sqlstate,
+        constraint=row.constraint,
+        jobs=row.jobs,
+    )
 
 
 class PublishingHealth:
@@ -96,11 +122,15 @@ class PublishingHealth:
 
     A stream that is full stores a message now and then, as others are acknowledged: trials of it become rarer
     the sooner it refuses again.
+
+    Attributes:
+        changed: notified when messages are refused, and when they are stored again.
+        refused: whether messages are refused.
     """
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._changed: list[Callable[[], None]] = []
+        self.changed = Notifier()
         self._pause = _FIRST_PAUSE_SECONDS
         self._try_at = 0.0
         self._stored_at = -math.inf
@@ -110,10 +140,6 @@ class PublishingHealth:
     def is_trial_due(self) -> bool:
         """Whether it should be tried whether messages are stored again."""
         return boottime() >= self._try_at
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when messages are refused, and when they are stored again."""
-        self._changed.append(callback)
 
     def failed(self, reason: str) -> None:
         """Note that messages are not stored."""
@@ -126,7 +152,7 @@ class PublishingHealth:
         if not self.refused:
             self.refused = True
             self._events.emit("worker.degraded", what="publishing", reason=reason)
-            self._tell()
+            self.changed.notify()
 
     def put_off(self) -> None:
         """Note that there was nothing to try with."""
@@ -138,8 +164,4 @@ class PublishingHealth:
             self.refused = False
             self._stored_at = boottime()
             self._events.emit("worker.restored", what="publishing")
-            self._tell()
-
-    def _tell(self) -> None:
-        for callback in self._changed:
-            callback()
+            self.changed.notify()

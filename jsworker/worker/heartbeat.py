@@ -11,22 +11,17 @@ from functools import partial
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.settle import Settled
-from jsworker.ownership.transitions.workers import WorkerRow
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.fence import Fence
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.throttled_scan import Search
-from jsworker.worker.pipeline.run import InFlight, Phase, Run, Stop
+from jsworker.worker.pipeline.run import Phase, Run, Stop
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.supervision import Supervision
 
 _UNHEARD = (DatabaseUnavailable, DatabaseRefused)
 _STRAYS_EVERY_HEARTBEATS = 12
@@ -44,67 +39,39 @@ class Heartbeat:
 
     def __init__(
         self,
+        context: WorkerContext,
         *,
-        worker: WorkerRow,
-        statement_timeout: float,
-        ack_wait: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        in_flight: InFlight,
         settler: Settler,
         presence: Presence,
-        supervision: Supervision | None,
-        events: Events,
-        on_requeued: Callable[[], None],
-        on_ignored: Callable[[Run], None],
-        search: Search,
         quiet: QuietPhases,
+        search: Search,
+        on_ignored: Callable[[Run], None],
     ) -> None:
-        """Wire the heartbeat.
+        """Prepare the heartbeat.
 
         Args:
-            worker: who beats; its interval is the loop's.
-            statement_timeout: seconds until a heartbeat counts as unheard.
-            ack_wait: seconds after which JetStream redelivers a message that nobody speaks for.
-            database, health, refused_rows, in_flight, settler, presence, events: the worker's own.
-            supervision: whoever supervises this process.
-            on_requeued: called when a row in nobody's hand went back to the queue.
+            context: the worker's.
+            settler: releases orphaned claims.
+            presence: whether other workers that ask find this one.
+            quiet: keeps the limits of silence that quiet phases need.
+            search: for orphaned claims.
             on_ignored: called once with each run that ignores its stop.
-            search: for rows in nobody's hand.
-            quiet: keeps up the patience that quiet phases need.
         """
-        self._worker = worker
-        self.fence = Fence(
-            heartbeat_interval=worker.heartbeat_interval,
-            statement_timeout=statement_timeout,
-            in_flight=in_flight,
-            heard_at=lambda: self.heard_at,
-            presence=presence,
-            supervision=supervision,
-            on_ignored=on_ignored,
-            events=events,
-        )
-        self._statement_timeout = statement_timeout
-        self._ack_wait = ack_wait
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
+        self._context = context
+        self.fence = Fence(context, heard_at=lambda: self.heard_at, presence=presence, on_ignored=on_ignored)
+        self._interval = context.settings.heartbeat_interval
         self._refused: set[Held] = set()
         """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
-        self._in_flight = in_flight
         self._settler = settler
         self._presence = presence
-        self._events = events
-        self._on_requeued = on_requeued
-        self._search = search
         self._quiet = quiet
+        self._search = search
         self.state = "running"
         self._heard_since: float | None = None
         self.heard_at = boottime()
         self._gap_at = -math.inf
         self._heard_before = False
-        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * worker.heartbeat_interval
+        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._interval
         self._doubted_at = -math.inf
         self._wants_orphaned_claims = False
 
@@ -136,20 +103,23 @@ class Heartbeat:
             DatabaseUnavailable, DatabaseRefused: it was not noted.
         """
         await workers.seen(
-            self._database, self._worker, state=state or self.state, answers=self._presence.answers
+            self._context.database,
+            self._context.me,
+            state=state or self.state,
+            answers=self._presence.answers,
         )
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in hand and act on the answer."""
         started = boottime()
-        runs = {run.held: run for run in self._in_flight.runs.values()}
+        runs = {run.held: run for run in self._context.in_flight.runs.values()}
         try:
             # The runs first: whatever is wrong with the worker's own row must not silence them.
             self._refused &= runs.keys()
             refusals: dict[Held, RowRefused] = {}
             beat = await heartbeat.heartbeat(
-                self._database,
-                worker_id=self._worker.id,
+                self._context.database,
+                worker_id=self._context.worker_id,
                 in_flight=runs,
                 besides=self._refused,
                 refusals=refusals,
@@ -160,7 +130,7 @@ class Heartbeat:
             self._unheard(error)
             return
         self._hear(started)
-        self._health.answered()
+        self._context.health.answered()
         self._release_strays(strays)
         if refusals:
             await self._set_aside(refusals)
@@ -176,7 +146,7 @@ class Heartbeat:
         self.heard_at = started
 
     def _is_gap(self, now: float) -> bool:
-        return now - self.heard_at > 3 * self._worker.heartbeat_interval
+        return now - self.heard_at > 3 * self._interval
 
     def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
         self._renew((runs[held] for held in beat.alive - beat.locked), started)
@@ -189,21 +159,26 @@ class Heartbeat:
         self._refused |= refusals.keys()
         refused = {job_id: error for (job_id, _), error in refusals.items()}
         try:
-            await self._refused_rows.note("heartbeat", refused.items())
+            await self._context.refused_rows.note("heartbeat", refused.items())
         except _UNHEARD as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         self._heard_since = None
-        self._health.failed(error)
-        self._events.emit("heartbeat.failed", reason=str(error), in_hand=len(self._in_flight.runs))
-        for run in self._in_flight.runs.values():
+        self._context.health.failed(error)
+        self._context.events.emit(
+            "heartbeat.failed", reason=str(error), in_hand=len(self._context.in_flight.runs)
+        )
+        for run in self._context.in_flight.runs.values():
             self.fence.check(run)
 
     def _renew(self, runs: Iterable[Run], started: float) -> None:
         for run in runs:
             run.beaten_at = max(run.beaten_at, started)
-            if run.delivery is not None and started - run.in_progress_at > self._ack_wait / 3:
+            if (
+                run.delivery is not None
+                and started - run.in_progress_at > self._context.settings.ack_wait / 3
+            ):
                 run.in_progress_at = started
                 run.delivery.in_progress()
 
@@ -237,7 +212,7 @@ class Heartbeat:
         started = boottime()
         try:
             renewed = await heartbeat.heartbeat_alone(
-                self._database, worker_id=self._worker.id, held=run.held
+                self._context.database, worker_id=self._context.worker_id, held=run.held
             )
         except _UNHEARD:
             return  # still locked; asked again with the next heartbeat
@@ -260,28 +235,28 @@ class Heartbeat:
             try:
                 await self.seen()
             except RowRefused as error:  # this worker's own row: the jobs' are renewed
-                self._health.failed(error)
+                self._context.health.failed(error)
         found = await self._search.make(self._strays) if looks else None
         if found is None:
             return {}
         self._wants_orphaned_claims = False
-        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._worker.heartbeat_interval
+        self._look_for_strays_at = boottime() + _STRAYS_EVERY_HEARTBEATS * self._interval
         return found
 
     def _is_doubtful(self) -> bool:
         """Tell whether the answer of a claim may have been lost."""
-        doubtful = 4 * self._statement_timeout + 4 * self._worker.heartbeat_interval
-        return self._health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
+        doubtful = 4 * self._context.settings.statement_timeout + 4 * self._interval
+        return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
     async def _strays(self, _: float) -> dict[Held, bool]:
         ended: set[Held] = set()
         found = await heartbeat.strays(
-            self._database,
-            worker_id=self._worker.id,
-            in_flight=self._in_flight.held(),
-            claiming=list(self._in_flight.claiming),
-            older_than=2 * self._statement_timeout,
-            past_refused=self._refused_rows.any_of("release", "fail"),
+            self._context.database,
+            worker_id=self._context.worker_id,
+            in_flight=self._context.in_flight.held(),
+            claiming=list(self._context.in_flight.claiming),
+            older_than=2 * self._context.settings.statement_timeout,
+            past_refused=self._context.refused_rows.any_of("release", "fail"),
             ended=ended,
         )
         return {held: held in ended for held in found}
@@ -289,13 +264,13 @@ class Heartbeat:
     def _release_strays(self, strays: dict[Held, bool]) -> None:
         """Release them without waiting for it: heartbeats must go on, whatever becomes of one row."""
         for held, ended in strays.items():
-            if held[0] not in self._in_flight and held not in self._in_flight.releasing:
-                self._in_flight.releasing.add(held)
+            if held[0] not in self._context.in_flight and held not in self._context.in_flight.releasing:
+                self._context.in_flight.releasing.add(held)
                 release = self._settler.let_go(held, "claimed, but the claim's answer was lost", ended=ended)
                 release.add_done_callback(partial(self._released, held))
 
     def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
-        self._in_flight.releasing.discard(held)
+        self._context.in_flight.releasing.discard(held)
         if release.cancelled() or release.exception() is not None:
             return
         settled = release.result()
@@ -304,5 +279,7 @@ class Heartbeat:
         if settled is not Settled.QUEUED:
             return
         job_id, token = held
-        self._events.emit("job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand")
-        self._on_requeued()
+        self._context.events.emit(
+            "job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand"
+        )
+        self._context.requeued.notify()

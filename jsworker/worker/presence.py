@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 
 from jsworker.core.clock import boottime
-from jsworker.stream.jetstream import Stream
 from jsworker.stream.liveness import REFUSED, WELL, Answer
+from jsworker.worker.context import WorkerContext
 
 
 class Presence:
@@ -14,30 +14,21 @@ class Presence:
         answers: whether a question to this worker was ever answered; only then its silence means anything.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        *,
-        worker_id: str,
-        heartbeat_interval: float,
-        tell_stacks: Callable[[bytes], Awaitable[bytes]],
-    ) -> None:
-        """Begin; nothing is sent before the first ``step``.
+    def __init__(self, context: WorkerContext, tell_stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Prepare; nothing is sent before the first ``step``.
 
         Args:
-            stream: the worker's connection.
-            worker_id: who is asked.
-            heartbeat_interval: seconds between two proofs.
+            context: the worker's.
             tell_stacks: returns the worker's stacks for a question.
         """
-        self._stream = stream
-        self._witness = stream.witness(worker_id, tell_stacks)
-        self._interval = heartbeat_interval
-        self._patience = min(1.0, heartbeat_interval / 2)
+        self._stream = context.stream
+        self._witness = context.stream.witness(context.worker_id, tell_stacks)
+        self._interval = context.settings.heartbeat_interval
+        self._patience = min(1.0, self._interval / 2)
         self._connected_since: float | None = None
         self._proven_at: float | None = None
         self.answers = False
-        stream.on_disconnect(self._lose)
+        self._stream.on_disconnect(self._lose)
 
     def reachable(self) -> bool:
         """Tell whether others who ask find this worker, as far as it knows itself.

@@ -6,12 +6,11 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
-from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.heartbeat import Held
-from jsworker.worker.pipeline.run import InFlight, Phase, Run
-from jsworker.worker.supervision import Supervision
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.run import Phase, Run
 
 _PAUSE_SECONDS: Final = 0.02
 """Before rows are tried again that a heartbeat, say, had locked, and between looks at claims on their way."""
@@ -25,29 +24,9 @@ class QuietPhases:
         until: boot time at which the last phase of this process ends; 0: there is none.
     """
 
-    def __init__(
-        self,
-        *,
-        worker_id: str,
-        statement_timeout: float,
-        database: Database,
-        in_flight: InFlight,
-        supervision: Supervision | None,
-    ) -> None:
-        """Begin without a quiet phase.
-
-        Args:
-            worker_id: the owner.
-            statement_timeout: seconds.
-            database: where the rows are.
-            hand: what this process has in hand.
-            supervision: whoever supervises this process, and is told when its event loop may be silent.
-        """
-        self._worker_id = worker_id
-        self._patience_seconds = 2 * statement_timeout
-        self._database = database
-        self._in_flight = in_flight
-        self._supervision = supervision
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._patience_seconds = 2 * context.settings.statement_timeout
         self.until = 0.0
 
     @property
@@ -58,8 +37,8 @@ class QuietPhases:
     def announce(self) -> None:
         """Note that a phase has begun or ended, and tell whoever supervises the process."""
         self._look()
-        if self._supervision is not None:
-            self._supervision.quiet_until(self.until)
+        if self._context.supervision is not None:
+            self._context.supervision.quiet_until(self.until)
 
     async def cover_others(self) -> None:
         """Give the other runs of this process as much patience as the phase that has just been announced.
@@ -78,7 +57,7 @@ class QuietPhases:
     async def follow(self) -> None:
         """Take back patience that is needed no more, and give it to runs that lack it; once a heartbeat."""
         self._look()
-        over = [run for run in self._in_flight.runs.values() if self._is_over(run)]
+        over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
         try:
             await self._end_own(run for run in over if run.quiet_until)
             await self._write([run for run in over if not run.quiet_until and self._is_over(run)], 0.0)
@@ -88,13 +67,13 @@ class QuietPhases:
 
     def _look(self) -> None:
         """Find the end of the last phase: a run in quarantine is quiet in a process of its own."""
-        ends = (run.quiet_until for run in self._in_flight.runs.values() if run.is_quiet_here)
+        ends = (run.quiet_until for run in self._context.in_flight.runs.values() if run.is_quiet_here)
         self.until = max(ends, default=0.0)
 
     async def _wait_for_claims(self) -> None:
-        under_way = set(self._in_flight.claiming)
+        under_way = set(self._context.in_flight.claiming)
         for _ in range(int(self._patience_seconds / _PAUSE_SECONDS)):
-            if not under_way & self._in_flight.claiming.keys():
+            if not under_way & self._context.in_flight.claiming.keys():
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -105,7 +84,7 @@ class QuietPhases:
         # What is being changed at this moment may be the end of an earlier phase.
         lacking = [
             run
-            for run in self._in_flight.runs.values()
+            for run in self._context.in_flight.runs.values()
             if run.quiet_seconds < seconds or run.patience_lock.locked()
         ]
         return not await self._write(lacking, seconds)
@@ -122,7 +101,7 @@ class QuietPhases:
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
             patience = {held: run.patience(seconds) for held, run in meant.items()}
             written = await heartbeat.set_patience_beside(
-                self._database, worker_id=self._worker_id, patience=patience
+                self._context.database, worker_id=self._context.worker_id, patience=patience
             )
             for held in written:
                 free[held].quiet_seconds = seconds
@@ -145,8 +124,8 @@ class QuietPhases:
     async def _end(self, run: Run) -> None:
         try:
             await heartbeat.set_patience(
-                self._database,
-                worker_id=self._worker_id,
+                self._context.database,
+                worker_id=self._context.worker_id,
                 held=run.held,
                 **run.patience(0.0),
                 announced=False,

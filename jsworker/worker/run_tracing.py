@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,12 +11,11 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.tracing import TraceContext
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.run_spans import RunContext, note_runs
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.stream.wire import subject_of
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.outcomes import Failed, Outcome
 from jsworker.worker.pipeline.run import Run
 
@@ -29,20 +28,11 @@ _BATCH: Final = 500
 class RunTracing:
     """Traces runs, if the application has set up OpenTelemetry; else it does nothing."""
 
-    def __init__(
-        self,
-        *,
-        worker_id: str,
-        subject_prefix: str,
-        database: Database,
-        health: DatabaseHealth,
-        died: Callable[[str, BaseException], None],
-    ) -> None:
-        self._worker_id = worker_id
-        self._prefix = subject_prefix
-        self._database = database
-        self._health = health
-        self._notes: Batcher[RunContext, None] = Batcher("run contexts", self._write, limit=_BATCH, died=died)
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._notes: Batcher[RunContext, None] = Batcher(
+            "run contexts", self._write, limit=_BATCH, died=context.died
+        )
         self._noting: dict[Held, asyncio.Future[None]] = {}
 
     def begin(self, run: Run) -> None:
@@ -55,12 +45,12 @@ class RunTracing:
         claimed = run.claimed
         now_ns, now = time.time_ns(), boottime()
         begun = spans.run(
-            subject_of(self._prefix, run.kind.name),
+            subject_of(self._context.settings.subject_prefix, run.kind.name),
             claimed.id,
             TraceContext(claimed.traceparent, claimed.tracestate),
             {
                 "messaging.consumer.group.name": run.kind.name,
-                "jsworker.worker_id": self._worker_id,
+                "jsworker.worker_id": self._context.worker_id,
                 "jsworker.fencing_token": claimed.fencing_token,
                 "jsworker.attempt": claimed.attempt,
                 "jsworker.cleared": claimed.cleared,
@@ -98,11 +88,11 @@ class RunTracing:
         await self._notes.close()
 
     async def _write(self, runs: Sequence[RunContext]) -> Sequence[None]:
-        if self._health.up:
+        if self._context.health.up:
             try:
-                await note_runs(self._database, worker_id=self._worker_id, runs=runs)
+                await note_runs(self._context.database, worker_id=self._context.worker_id, runs=runs)
             except DatabaseUnavailable as error:
-                self._health.failed(error)
+                self._context.health.failed(error)
             except DatabaseRefused:  # a later run lacks its link, no more
                 pass
         return [None] * len(runs)

@@ -1,13 +1,12 @@
 """The end of a worker's life, step by step: drain, hand back, publish, and only then fall silent."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from jsworker.core.errors import JsworkerError
-from jsworker.core.settings import Settings
 from jsworker.stream.puller import Puller
 from jsworker.worker.components import Components
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.run import Stop
 
 _LEAST_FLUSH_SECONDS: Final = 0.5
@@ -16,26 +15,12 @@ _LEAST_FLUSH_SECONDS: Final = 0.5
 class Shutdown:
     """Ends what ``Components`` does. A part that fails keeps none of the others from ending."""
 
-    def __init__(
-        self,
-        components: Components,
-        settings: Settings,
-        *,
-        forced: asyncio.Event,
-        died: Callable[[str, BaseException], None],
-    ) -> None:
-        """Prepare the end.
-
-        Args:
-            parts: what is to end.
-            settings: how long running jobs may take.
-            forced: set when nobody wants to wait for running jobs any more.
-            died: told name and error of a part that had ended in an error.
-        """
+    def __init__(self, context: WorkerContext, components: Components, forced: asyncio.Event) -> None:
+        """Prepare the end; ``forced`` is set when running jobs are not to be waited for any more."""
+        self._context = context
         self._components = components
-        self._settings = settings
+        self._settings = context.settings
         self._forced = forced
-        self._died = died
 
     async def work(self) -> int:
         """Take every step and return how many runs did not end; others take their jobs back later."""
@@ -52,7 +37,7 @@ class Shutdown:
         try:
             await puller.stop()
         except Exception as error:  # noqa: BLE001 -- what killed its loop; the rest is still to be stopped
-            self._died("pull loop", error)
+            self._context.died("pull loop", error)
 
     async def _stop_pulling(self) -> None:
         """What was delivered and not claimed goes back at once; claims on their way are still decided."""
@@ -69,7 +54,7 @@ class Shutdown:
 
     async def _drain(self) -> None:
         """Tell every run to stop and wait for its end, at most the shutdown time-out."""
-        for run in self._components.in_flight.runs.values():
+        for run in self._context.in_flight.runs.values():
             run.drain()
         forced = asyncio.create_task(self._forced.wait())
         drained = asyncio.create_task(self._components.executor.wait(self._settings.shutdown_timeout))
@@ -80,11 +65,11 @@ class Shutdown:
 
     async def _hand_back(self) -> int:
         """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
-        for run in self._components.in_flight.runs.values():
+        for run in self._context.in_flight.runs.values():
             run.signal(Stop.SHUTDOWN)
         # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
         if not await self._components.executor.wait(self._settings.statement_timeout):
-            for run in self._components.in_flight.runs.values():
+            for run in self._context.in_flight.runs.values():
                 run.cancel_again()
             await self._components.executor.wait(self._settings.statement_timeout)
         return await self._components.executor.abandon()
@@ -112,9 +97,9 @@ class Shutdown:
         except TimeoutError:
             pass  # what was taken is due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
-            self._died("relay", error)
+            self._context.died("relay", error)
         await components.dead_letters.close(ends_at - clock())
-        await components.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
+        await self._context.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
 
     async def _end_loops(self) -> None:
         """Heartbeat last: a long drain must not look like a death."""
@@ -127,11 +112,11 @@ class Shutdown:
         await components.presences.stop()
         await components.fences.stop()
         await components.beats.stop()
-        if components.health.up:
+        if self._context.health.up:
             await self._sign_off()
 
     async def _sign_off(self) -> None:
         try:
             await self._components.heartbeat.seen("stopped")
         except JsworkerError as error:
-            self._components.health.failed(error)
+            self._context.health.failed(error)

@@ -19,7 +19,8 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import is_ours
 from jsworker.telemetry.logs import bound_facts
-from jsworker.worker.pipeline.run import InFlight, Phase, Run
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.run import Phase, Run
 
 _MOST_PLACES: Final = 60
 """Of one stack: the innermost ones."""
@@ -43,22 +44,17 @@ class Stacks:
     """Tells where a worker's runs are, and what else it does."""
 
     def __init__(
-        self,
-        *,
-        worker_id: str,
-        in_flight: InFlight,
-        ask_alone: Callable[[Run], Awaitable[list[Stack] | None]],
+        self, context: WorkerContext, ask_isolated: Callable[[Run], Awaitable[list[Stack] | None]]
     ) -> None:
         """Prepare.
 
         Args:
-            worker_id: whose.
-            hand: the runs.
-            ask_alone: asks the process in which a run is alone for its stacks; None: it does not answer.
+            context: the worker's.
+            ask_isolated: asks the process in which a run is isolated for its stacks; None: no answer.
         """
-        self._facts = {"worker_id": worker_id, "pid": os.getpid()}
-        self._in_flight = in_flight
-        self._ask_alone = ask_alone
+        self._facts = {"worker_id": context.worker_id, "pid": os.getpid()}
+        self._in_flight = context.in_flight
+        self._ask_isolated = ask_isolated
 
     async def answer(self, question: bytes) -> bytes:
         """Return a JSON object: for a job's id as question where its run is, else where everything is."""
@@ -73,7 +69,7 @@ class Stacks:
 
     async def _of_run(self, run: Run) -> dict[str, Any]:
         if run.quarantined and run.phase is Phase.RUNNING:
-            return _facts_of(run) | {"stacks": await self._ask_alone(run)}
+            return _facts_of(run) | {"stacks": await self._ask_isolated(run)}
         return _facts_of(run) | {"stacks": within_bounds(of_run(run))}
 
     def _of_all(self) -> dict[str, Any]:

@@ -1,47 +1,41 @@
 """What a worker knows of itself at this moment; nobody is asked."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.telemetry.worker_status import PoolUse, Readiness, WorkerStatus
 from jsworker.worker.components import Components
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.run import InFlight
 from jsworker.worker.watchdog import Watchdog
 
 _NAMED: Final = 5
 """Kinds or jobs that are named; there may be hundreds."""
 
 
-def check_up(components: Components, *, draining: bool, recovers_by: Mapping[str, bool]) -> WorkerStatus:
-    """Look at the parts of a worker that has started.
-
-    Args:
-        parts: everything that works in it.
-        draining: whether it was told to stop.
-        recovers_by: the rules of recovery, and whether each is on.
-    """
+def check_up(context: WorkerContext, components: Components, *, draining: bool) -> WorkerStatus:
+    """Return the status of a worker that has started; ``draining``: whether it is to stop."""
     not_pulled = [puller.kind for puller in components.pullers if not puller.is_pulling]
     readiness = Readiness(
-        postgresql=components.health.up,
-        nats=components.stream.connected,
+        postgresql=context.health.up,
+        nats=context.stream.connected,
         migration=components.schema.revision,
         pulling=not not_pulled and not draining,
         draining=draining,
-        ailing=[*_in_words(not_pulled), *_ignoring(components), *_blocked(components.watchdog)],
+        ailing=[*_in_words(not_pulled), *_ignoring(context.in_flight), *_blocked(components.watchdog)],
         misfit=components.schema.misfit,
-        publishing=not components.publishing.refused,
+        publishing=not context.publishing.refused,
     )
     return WorkerStatus(
         readiness=readiness,
-        in_flight=_in_flight(components),
+        in_flight=_in_flight(context),
         heartbeat_lag=boottime() - components.heartbeat.heard_at,
         event_loop_lag=components.lag.seconds,
         pools={
-            name: PoolUse(pool.in_use, pool.limit)
-            for name, pool in components.database.pools_by_name().items()
+            name: PoolUse(pool.in_use, pool.limit) for name, pool in context.database.pools_by_name().items()
         },
-        recovers_by=recovers_by,
+        recovers_by=context.settings.recovers_by(),
     )
 
 
@@ -51,8 +45,8 @@ def _in_words(not_pulled: list[str]) -> list[str]:
     return [f"not pulled: {named}{more}"] if not_pulled else []
 
 
-def _ignoring(components: Components) -> list[str]:
-    runs = [*components.in_flight.runs.values(), *components.in_flight.given_up]
+def _ignoring(in_flight: InFlight) -> list[str]:
+    runs = [*in_flight.runs.values(), *in_flight.given_up]
     ignoring = [f"job {run.id}" for run in runs if run.ignores_stop]
     named = ", ".join(ignoring[:_NAMED])
     more = f" and {len(ignoring) - _NAMED} more" if len(ignoring) > _NAMED else ""
@@ -64,7 +58,7 @@ def _blocked(watchdog: Watchdog) -> list[str]:
     return [f"its event loop has not come round for {seconds:.0f} s"] if seconds else []
 
 
-def _in_flight(components: Components) -> dict[str, int]:
+def _in_flight(context: WorkerContext) -> dict[str, int]:
     # A list at once: whoever collects figures may do so in another thread.
-    running = Counter(run.kind.name for run in list(components.in_flight.runs.values()))
-    return {consumer.kind.name: running[consumer.kind.name] for consumer in components.consumers}
+    running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
+    return {kind: running[kind] for kind in context.kinds}

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.core.tracebacks import innermost, stack_of_task, stack_of_thread
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.loop_lag import LoopLag
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.tick_watch import Silence
@@ -55,20 +55,19 @@ def told_while_slow(tell: Callable[..., None], **facts: object) -> Iterator[None
 class Watchdog:
     """Watches, in a process that nobody supervises, whether the event loop comes round; it only tells."""
 
-    def __init__(self, *, timeout: float, lag: LoopLag, quiet: QuietPhases, events: Events) -> None:
+    def __init__(self, context: WorkerContext, *, lag: LoopLag, quiet: QuietPhases) -> None:
         """Prepare; nothing is watched yet.
 
         Args:
-            timeout: seconds for which the loop may stand still.
+            context: the worker's; its events are emitted from the watchdog's thread.
             lag: counts the rounds of the loop.
             quiet: while a phase lasts, the loop may stand still.
-            events: told, from the watchdog's thread, when the loop stands still and when it goes on.
         """
-        self._timeout = timeout
+        self._context = context
+        self._timeout = context.settings.watchdog_timeout
         self._lag = lag
         self._quiet = quiet
-        self._events = events
-        self._silence = Silence(timeout)
+        self._silence = Silence(self._timeout)
         self._over = threading.Event()
         self._loops_thread = 0
         self.blocked_seconds = 0.0
@@ -99,7 +98,7 @@ class Watchdog:
         was_late, self.blocked_seconds = bool(self.blocked_seconds), self._silence.seconds if is_late else 0.0
         if is_late and not was_late:
             stack = stack_of_thread(self._loops_thread)
-            self._events.emit(
+            self._context.events.emit(
                 "worker.degraded",
                 what="event loop",
                 reason=f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(stack)}",
@@ -108,4 +107,4 @@ class Watchdog:
                 ],
             )
         elif was_late and not is_late:
-            self._events.emit("worker.restored", what="event loop")
+            self._context.events.emit("worker.restored", what="event loop")

@@ -31,13 +31,16 @@ from jsworker.core.tracebacks import raised_at
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
-from jsworker.worker.components import Components, WorkerContext
+from jsworker.worker.components import HEARTBEAT, Components
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.health import DatabaseHealth, PublishingHealth, report_refused_row
 from jsworker.worker.identity import identify
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
-from jsworker.worker.recovery.duplicate_ids import refuse_live_duplicate
+from jsworker.worker.recovery.earlier_lives import refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.status import check_up
 from jsworker.worker.supervision import DeadOwner, Supervision
@@ -123,9 +126,7 @@ class Worker:
         """Return how this worker is; None before it has started and after it has stopped."""
         if self._closing is None or self._closing.done():
             return None
-        return check_up(
-            self._components, draining=self._stopping.is_set(), recovers_by=self._settings.recovers_by()
-        )
+        return check_up(self._context, self._components, draining=self._stopping.is_set())
 
     def fleet(self) -> Fleet | None:
         """Return what the last survey found; None: no surveys, or no answer within the last minute."""
@@ -197,7 +198,7 @@ class Worker:
     def wake_relay(self) -> None:
         """Publish what waits now: somebody else has put jobs back into the queue."""
         if self._closing is not None:
-            self._components.wake_relay()
+            self._context.requeued.notify()
 
     async def close(self, *, force: bool = False) -> int:
         """Stop working and hand back what has not ended.
@@ -243,24 +244,26 @@ class Worker:
                 )
 
     def _wire(self) -> None:
-        self._components = Components(
-            WorkerContext(
-                settings=self._settings,
-                kinds=self._kinds,
-                me=self._me,
-                migration=self._migration,
-                database=self._database,
-                sessions=self._sessions,
-                stream=self._stream,
-                events=self.events,
-                supervision=self._supervision,
-                siblings=self.siblings,
-                died=self._died,
-                heart_died=self._heart_died,
-                surveys=self._surveys,
-            )
+        self._context = WorkerContext(
+            settings=self._settings,
+            kinds=self._kinds,
+            me=self._me,
+            database=self._database,
+            sessions=self._sessions,
+            stream=self._stream,
+            events=self.events,
+            supervision=self._supervision,
+            health=DatabaseHealth(self.events),
+            publishing=PublishingHealth(self.events),
+            refused_rows=RefusedRows(
+                self._database, worker_id=self.id, tell=partial(report_refused_row, self.events)
+            ),
+            died=self._died,
         )
-        self._shutdown = Shutdown(self._components, self._settings, forced=self._forced, died=self._died)
+        self._components = Components(
+            self._context, migration=self._migration, siblings=self.siblings, surveys=self._surveys
+        )
+        self._shutdown = Shutdown(self._context, self._components, forced=self._forced)
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
@@ -318,9 +321,7 @@ class Worker:
     async def _refuse_namesake(self, name: str) -> None:
         components = self._components
         try:
-            await refuse_live_duplicate(
-                self._database, worker=self._me, name=name, presence=components.presence
-            )
+            await refuse_live_duplicate(self._context, name=name, presence=components.presence)
         except SettingsError:
             await components.heartbeat.seen("stopped")
             raise
@@ -333,7 +334,7 @@ class Worker:
 
     async def _close_once_stopped(self) -> int:
         await self._stopping.wait()
-        self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._components.in_flight.runs))
+        self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._context.in_flight.runs))
         self._watch.cancel()
         await asyncio.wait({self._watch})
         try:
@@ -343,11 +344,9 @@ class Worker:
         self.events.emit("worker.stopped", worker_id=self.id, left=left)
         return left
 
-    def _heart_died(self, name: str, error: BaseException) -> None:
-        self._forced.set()  # a drain without heartbeats would look like a death
-        self._died(name, error)
-
     def _died(self, name: str, error: BaseException) -> None:
+        if name == HEARTBEAT:  # a drain without heartbeats would look like a death
+            self._forced.set()
         if self._error is None:
             self._error = WorkerDied(f"{name} ended in {type(error).__name__}: {error}")
             self._error.__cause__ = error

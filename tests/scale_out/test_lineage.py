@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import psycopg
 
@@ -9,9 +10,9 @@ from jsworker.core.events import Event, Events
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
 from jsworker.ownership.failover import Lineage, read_lineage
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.failover_watch import FailoverWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
+from tests.support.contexts import make_context
 from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder
 
 
@@ -32,10 +33,9 @@ class Watched:
         self.told: list[Event] = []
         events.on("database.changed", self.told.append)
         events.on("worker.degraded", self.told.append)
-        self.health = DatabaseHealth(events)
-        self.watch = FailoverWatch(
-            database=database, health=self.health, events=events, on_changed=lambda: None
-        )
+        context = make_context(database, events=events)
+        self.health = context.health
+        self.watch = FailoverWatch(context, on_changed=lambda: None)
 
     async def look(self) -> list[Event]:
         """Look once and return everything that was told so far."""
@@ -79,7 +79,7 @@ async def test_a_standby_in_between_changes_nothing() -> None:
     ):
         watched = Watched(primary)
         for database in (primary, standby, primary):
-            watched.watch._database = database
+            watched.watch._context = replace(watched.watch._context, database=database)
             assert await watched.look() == []
 
 

@@ -240,7 +240,7 @@ async def test_a_table_that_takes_no_dead_messages_stops_no_job(
     assert degraded["what"] == "dead messages"
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
-    assert running.worker._components.health.up
+    assert running.worker._context.health.up
     await rows.query("ALTER TABLE jsworker.dead_messages DROP CONSTRAINT dead_messages_reason_check")
     await dead_messages_told(running, 1)
     await running.stream_is_empty()
@@ -451,7 +451,7 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
         assert (await publisher.waiting())[0] > copies
 
     await eventually(all_were_delivered)
-    claim = running.worker._components.in_flight.claiming[job.id]
+    claim = running.worker._context.in_flight.claiming[job.id]
     assert len(claim.deliveries) == intake._MOST_COPIES
     allowed.set()
     row = await rows.becomes(job.id, "completed")

@@ -162,7 +162,7 @@ async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
     assert (row["fencing_token"], row["attempts"]) == (2, 1)
     assert running.events.names(job.id).count("job.started") == 1
     await running.stream_is_empty()
-    assert not running.worker._components.in_flight.runs
+    assert not running.worker._context.in_flight.runs
 
 
 async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
@@ -178,7 +178,7 @@ async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
     await client.cancel(waiting.id)
 
     async def told() -> None:
-        run = running.worker._components.in_flight.runs.get(waiting.id)
+        run = running.worker._context.in_flight.runs.get(waiting.id)
         assert run is None or run.cancelled
 
     await eventually(told)

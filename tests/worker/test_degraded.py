@@ -168,7 +168,7 @@ async def test_after_two_thresholds_without_a_database_nobody_has_stalled(
 
     async def runs_are_stopped() -> None:
         for each in workers:
-            assert all(run.phase is Phase.SETTLING for run in each.worker._components.in_flight.runs.values())
+            assert all(run.phase is Phase.SETTLING for run in each.worker._context.in_flight.runs.values())
 
     await eventually(runs_are_stopped)
 
@@ -256,8 +256,8 @@ async def test_with_both_back_work_goes_on_at_once(
 
     async def stands_still() -> None:
         assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") < len(before)
-        assert all(run.phase is Phase.SETTLING for run in running.worker._components.in_flight.runs.values())
-        assert not running.worker._components.in_flight.claiming
+        assert all(run.phase is Phase.SETTLING for run in running.worker._context.in_flight.runs.values())
+        assert not running.worker._context.in_flight.claiming
 
     await eventually(stands_still)
     last = await client.enqueue(LOAD, {"seconds": 0.0})

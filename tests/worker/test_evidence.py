@@ -1,5 +1,6 @@
 """A starting worker takes back what earlier lives held whose end this machine can prove, and no more."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -12,10 +13,9 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth
-from jsworker.worker.recovery.evidence import death_of
-from jsworker.worker.recovery.reconciler import Reconciler
+from jsworker.worker.recovery.dead_owners import DeadOwners
+from jsworker.worker.recovery.earlier_lives import Reconciler, death_of
+from tests.support.contexts import make_context
 from tests.support.fleet import Fleet, fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
@@ -148,34 +148,29 @@ async def test_recovery_at_the_start_can_be_turned_off(
 
 
 async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
-    lives: Lives, database: Database, rows: Rows
+    lives: Lives, database: Database, rows: Rows, settings: Settings
 ) -> None:
     await lives.add("gone", pid=ended_pid())
     events, heard, done, requeued = Events(), Recorder(), list[float](), list[None]()
     events.on("*", heard)
+    context = make_context(
+        database, events=events, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 2.0})
+    )
+    context.requeued.subscribe(lambda: requeued.append(None))
     reconciler = Reconciler(
-        worker=lives.me,
-        siblings=[],
-        statement_timeout=0.3,
-        database=database,
-        health=DatabaseHealth(events),
-        refused_rows=RefusedRows(database, worker_id=lives.me.id),
-        events=events,
-        on_requeued=lambda: requeued.append(None),
-        done=lambda: done.append(time.monotonic()),
+        context, DeadOwners(context), siblings=[], done=lambda: done.append(time.monotonic())
     )
     began = time.monotonic()
-    await reconciler.step()
-    assert await lives.kept() == set()
+    step = asyncio.create_task(reconciler.step())
+
+    async def is_taken_back() -> None:
+        assert await lives.kept() == set()
+
+    await eventually(is_taken_back)
     assert (len(requeued), done) == (1, [])
     late_claim = await lives.hold("gone")  # what was on its way when its process died
-
-    async def is_done() -> None:
-        await reconciler.step()
-        assert done
-
-    await eventually(is_done)
-    assert done[0] - began >= 0.3
+    await step
+    assert done[0] - began >= 2.0
     assert (await rows.job(late_claim))["status"] == "queued"
     assert heard.of("reconcile.completed") == [{"jobs": 2, "workers": ["gone"]}]
     assert len(requeued) == 2
@@ -184,27 +179,25 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
 
 
 async def test_what_a_sibling_held_is_left_to_the_parent_until_the_last_round(
-    lives: Lives, database: Database
+    lives: Lives, database: Database, settings: Settings
 ) -> None:
     await lives.add("gone", pid=ended_pid())
     await lives.add("sibling", pid=ended_pid())
     done: list[None] = []
-    reconciler = Reconciler(
-        worker=lives.me,
-        siblings=["sibling"],
-        statement_timeout=600.0,
-        database=database,
-        health=DatabaseHealth(Events()),
-        refused_rows=RefusedRows(database, worker_id=lives.me.id),
-        events=Events(),
-        on_requeued=lambda: None,
-        done=lambda: done.append(None),
+    context = make_context(
+        database, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 2.0})
     )
-    for _ in range(2):
-        await reconciler.step()
+    reconciler = Reconciler(
+        context, DeadOwners(context), siblings=["sibling"], done=lambda: done.append(None)
+    )
+    step = asyncio.create_task(reconciler.step())
+
+    async def only_the_siblings_is_left() -> None:
         assert await lives.kept() == {"sibling"}
-    reconciler._until = 0.0
-    await reconciler.step()
+
+    await eventually(only_the_siblings_is_left)
+    assert not done
+    await step
     assert await lives.kept() == set()
     assert done
 

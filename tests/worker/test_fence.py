@@ -65,7 +65,7 @@ class Fenced:
 
     async def silence_at_stop(self, running: Running) -> float:
         """Return for how long the run had given no sign of life when it was stopped."""
-        [run] = running.worker._components.in_flight.runs.values()
+        [run] = running.worker._context.in_flight.runs.values()
         async with asyncio.timeout(10):
             stopped_at: float = await self.stopped_at
         assert run.stop is Stop.FENCED
@@ -184,7 +184,7 @@ async def test_without_nats_alone_nothing_is_stopped(
         looks = count_rounds(running.worker._components.fences)
         await rounds_pass(looks, int(1.5 * FAST["stale_threshold"] / LOOK))
         assert not running.worker._components.presence.reachable()
-        [run] = running.worker._components.in_flight.runs.values()
+        [run] = running.worker._context.in_flight.runs.values()
         assert run.stop is None
         gate.open()
         assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
@@ -242,7 +242,7 @@ async def test_a_thread_that_ignores_its_stop_is_condemned_with_its_process(
         assert supervision.condemned == []
         await client.cancel(culprit.id, slow.id)
         await eventually(lambda: is_condemned(supervision))
-        told_at = running.worker._components.in_flight.runs[culprit.id].told_at
+        told_at = running.worker._context.in_flight.runs[culprit.id].told_at
         assert told_at is not None
         at, culprits, reason = supervision.condemned[0]
         assert 2 * BEAT < at - told_at < 2 * BEAT + LOOK + SLACK_SECONDS
@@ -269,7 +269,7 @@ async def test_a_thread_that_is_told_to_drain_is_not_condemned(
     async with tied(scripted(stubborn.process), settings=settings) as (running, supervision):
         await client.enqueue("scripted", {})
         await running.events.told("job.started")
-        [run] = running.worker._components.in_flight.runs.values()
+        [run] = running.worker._context.in_flight.runs.values()
         looks = count_rounds(running.worker._components.fences)
         run.signal(Stop.SHUTDOWN)
         await rounds_pass(looks, 2 * 4 + 4)
@@ -286,7 +286,7 @@ async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
     async with tied(perilous.Stubborn, settings=settings) as (running, supervision):
         job = await client.enqueue("stubborn", {})
         await running.events.told("job.started")
-        run = running.worker._components.in_flight.runs[job.id]
+        run = running.worker._context.in_flight.runs[job.id]
 
         async def timed_out() -> None:
             assert run.stop is Stop.TIMEOUT
@@ -294,7 +294,7 @@ async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
         await eventually(timed_out)
         await rounds_pass(count_rounds(running.worker._components.fences), 2 * 4 + 4)
         assert supervision.condemned == []
-        assert running.worker._components.in_flight.runs == {job.id: run}
+        assert running.worker._context.in_flight.runs == {job.id: run}
 
 
 async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, settings: Settings) -> None:

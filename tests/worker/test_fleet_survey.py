@@ -15,8 +15,8 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.figures import packed, unpacked
 from jsworker.telemetry.gauges import of_fleet
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
+from tests.support.contexts import make_context
 from tests.support.proxy import Proxy, proxied
 from tests.worker.rows import Rows
 
@@ -47,7 +47,7 @@ async def test_a_silent_stream_hides_nothing_of_the_table(
     await client.enqueue("elsewhere", {}, delay=60)
     await register(rows, ["elsewhere"])
     await rows.query("UPDATE jsworker.jobs SET queued_at = now() - interval '1 h' WHERE kind = 'here'")
-    survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
+    survey = FleetSurvey(make_context(database, stream=stream, kinds=dict.fromkeys(KINDS)))
     assert survey.latest is None
     await survey.step()
     found = survey.latest
@@ -97,7 +97,7 @@ async def test_kinds_that_no_worker_is_for_are_counted_together(
     )
     await client.enqueue("here", {})
     await register(rows, ["elsewhere", *(f"served-{n:03}" for n in range(300))])
-    survey = FleetSurvey(KINDS, database=database, health=DatabaseHealth(Events()), stream=stream)
+    survey = FleetSurvey(make_context(database, stream=stream, kinds=dict.fromkeys(KINDS)))
     await survey.step()
     found = survey.latest
     assert found is not None
@@ -127,7 +127,7 @@ async def test_a_count_that_takes_too_long_is_not_repeated_soon(
     _, stream = cut_off
     async with proxied(settings.database_url) as (proxy, url):
         slow = Database(url, statement_timeout=0.2)
-        survey = FleetSurvey(KINDS, database=slow, health=DatabaseHealth(Events()), stream=stream)
+        survey = FleetSurvey(make_context(slow, stream=stream, kinds=dict.fromkeys(KINDS)))
         proxy.black_hole()
         await survey.step()
         proxy.restore()

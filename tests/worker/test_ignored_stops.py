@@ -69,7 +69,7 @@ async def swallower() -> AsyncIterator[Swallower]:
 
 
 def the_run(running: Running) -> Run:
-    [run] = running.worker._components.in_flight.runs.values()
+    [run] = running.worker._context.in_flight.runs.values()
     return run
 
 
@@ -190,7 +190,7 @@ async def test_inside_an_application_a_lost_job_is_let_go(
     await rows.take_back(job.id)
     await running.events.told("job.lost")
     assert running.events.of("job.stop_ignored")
-    assert not running.worker._components.in_flight.runs
+    assert not running.worker._context.in_flight.runs
     await running.stream_is_empty()
     swallower.end()
 
@@ -206,7 +206,7 @@ async def test_a_worker_closes_although_a_run_that_it_gave_up_goes_on(
     running = await start(processor, with_settings=make_settings(shutdown_timeout=600.0))
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "scheduled")
-    [run] = running.worker._components.in_flight.given_up
+    [run] = running.worker._context.in_flight.given_up
     assert run.left_task is not None
     assert await asyncio.wait_for(running.worker.close(), 30.0) == 0
     assert not run.left_task.done()

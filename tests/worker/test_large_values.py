@@ -110,7 +110,7 @@ async def test_a_job_that_is_lost_while_its_payload_comes_does_not_run(
     assert lost["job_id"] == str(job.id)
     assert tried in ([0, 1], [0, 1, 2])  # a heartbeat may tell it first
     assert gate._arrived.empty()
-    assert job.id not in running.worker._components.in_flight
+    assert job.id not in running.worker._context.in_flight
 
 
 @pytest.mark.usefixtures("patient")

@@ -50,7 +50,7 @@ async def test_a_run_whose_job_was_taken_back_is_stopped_with_the_next_heartbeat
     assert await rows.job(job.id) == taken
     assert [lost_job.id for lost_job in processor.lost] == [job.id]
     assert processor.failed == []
-    assert job.id not in running.worker._components.in_flight
+    assert job.id not in running.worker._context.in_flight
 
 
 async def test_an_operators_clear_runs_the_job_again_with_the_reason(

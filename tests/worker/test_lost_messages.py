@@ -15,14 +15,13 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.enqueue import new_job_id
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.wire import WireMessage
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance.throttled_scan import Search
 from jsworker.worker.recovery import lost_messages
 from jsworker.worker.recovery.lost_messages import Repair
 from tests.stream.nats_server import NatsServer
+from tests.support.contexts import make_context
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -227,22 +226,14 @@ async def test_jobs_outlive_the_store_of_their_server(
 class Repairing:
     """A repair of the test's own, scan by scan."""
 
-    def __init__(self, database: Database, stream: Stream) -> None:
+    def __init__(self, database: Database, stream: Stream, settings: Settings) -> None:
         self.stream = stream
         events = Events()
         self.heard = Recorder()
         events.on("*", self.heard)
-        self.repair = Repair(
-            worker_id="repairing",
-            scan_interval=0.4,
-            database=database,
-            health=DatabaseHealth(events),
-            refused_rows=RefusedRows(database, worker_id="repairing"),
-            stream=stream,
-            events=events,
-            on_requeued=lambda: None,
-            search=Search("it", statement_timeout=5.0, database=database, events=events, rest=0),
-        )
+        settings = settings.model_copy(update={"scan_interval": 0.4, "statement_timeout": 5.0})
+        context = make_context(database, stream=stream, events=events, settings=settings)
+        self.repair = Repair(context, Search(context, "it", rest=0))
 
     async def scan(self, times: int) -> None:
         for _ in range(times):
@@ -254,8 +245,8 @@ class Repairing:
 
 
 @pytest.fixture
-def repairing(database: Database, stream: Stream) -> Repairing:
-    return Repairing(database, stream)
+def repairing(database: Database, stream: Stream, settings: Settings) -> Repairing:
+    return Repairing(database, stream, settings)
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ async def test_postgres_stops_under_load(
     proxy.cut()  # until the test has looked around, also when PostgreSQL is back
 
     await eventually(lambda: only_outcomes_are_left(running))
-    kept = [run.id for run in running.worker._components.in_flight.runs.values()]
+    kept = [run.id for run in running.worker._context.in_flight.runs.values()]
     stored = await jobs_with_messages(running.worker._stream)
     await eventually(lambda: nothing_is_asked_for(running))
     await asyncio.to_thread(servers.postgres.start)
@@ -178,7 +178,7 @@ def stop_at_once(servers: TestServers) -> None:
 
 
 async def only_outcomes_are_left(running: Running) -> None:
-    in_flight = running.worker._components.in_flight
+    in_flight = running.worker._context.in_flight
     assert not in_flight.claiming
     assert all(run.phase is Phase.SETTLING for run in in_flight.runs.values())
 
@@ -215,7 +215,7 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
             assert await rows.silence(job.id) > settings.stale_threshold + settings.scan_interval
 
     await eventually(both_are_stale)
-    assert {run.phase for run in running.worker._components.in_flight.runs.values()} == {Phase.SETTLING}
+    assert {run.phase for run in running.worker._context.in_flight.runs.values()} == {Phase.SETTLING}
     proxy.restore()
 
     completed = await rows.becomes(finishing.id, "completed")
@@ -423,7 +423,7 @@ async def nats_is_missed(running: Running) -> None:
 
 
 async def nothing_runs(running: Running) -> None:
-    assert not running.worker._components.in_flight.runs
+    assert not running.worker._context.in_flight.runs
 
 
 async def test_a_worker_ends_in_time_while_nats_is_away(

@@ -3,12 +3,10 @@
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.core.events import Events
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth, PublishingHealth
 from jsworker.worker.maintenance import scan_pace as pace_module
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.scan_pace import Pace
+from tests.support.contexts import make_context
 from tests.worker.rows import Rows
 
 
@@ -83,13 +81,7 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
     assert client._link is not None
-    return Relay(
-        database=client.database,
-        health=DatabaseHealth(Events()),
-        publishing=PublishingHealth(Events()),
-        stream=client._link._stream,
-        refused_rows=RefusedRows(client.database, worker_id="relaying"),
-    )
+    return Relay(make_context(client.database, stream=client._link._stream))
 
 
 async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_afterwards(

@@ -378,7 +378,7 @@ async def test_a_claim_in_nobodys_hand_is_released_and_run_at_the_next_token(
     job = await client.enqueue("held", {})
     await lost
     # Neither the claim nor what asks for its fate is answered: the claim is given up.
-    await eventually(lambda: nothing_is_being_claimed(running.worker._components.in_flight.claiming))
+    await eventually(lambda: nothing_is_being_claimed(running.worker._context.in_flight.claiming))
     assert (await rows.job(job.id))["worker_id"] == running.worker.id
     proxy.restore()
 
@@ -398,7 +398,7 @@ async def test_a_claim_that_is_being_released_is_not_read_back_into_the_hand(
 ) -> None:
     rescued = Rescued()
     running = await start(rescued)
-    in_flight, claim, late = running.worker._components.in_flight, claims.claim, list[tuple[UUID, int]]()
+    in_flight, claim, late = running.worker._context.in_flight, claims.claim, list[tuple[UUID, int]]()
 
     async def answered_too_late(*arguments: Any, **named: Any) -> Any:
         taken = await claim(*arguments, **named)
@@ -434,7 +434,7 @@ async def test_a_claim_read_back_counts_as_renewed_when_it_was_sent(
         job = await client.enqueue("scripted", {})
         await gate.met()
         # The owner must stop in time, counted from the row's sign of life and not from when it was told.
-        assert running.worker._components.in_flight.runs[job.id].beaten_at <= answered_at[0]
+        assert running.worker._context.in_flight.runs[job.id].beaten_at <= answered_at[0]
         gate.open()
         await running.events.told("job.completed")
         await running.worker.close()
@@ -490,7 +490,7 @@ async def test_copies_of_a_message_wait_for_the_claim_under_way(
     with psycopg.connect(database_url) as holder:
         holder.execute("SELECT FROM jsworker.jobs FOR NO KEY UPDATE")
         running = await start(scripted(gate.process), with_settings=settings)
-        claiming = running.worker._components.in_flight.claiming
+        claiming = running.worker._context.in_flight.claiming
         await eventually(lambda: deliveries_of(claiming, job.id, 1))
         await publish(settings, [WireMessage(job.id, "scripted", 1)] * 3)
         await eventually(lambda: deliveries_of(claiming, job.id, 4))
@@ -524,7 +524,7 @@ async def test_a_newer_copy_of_a_running_job_is_kept(
         state = await running.worker._stream.state()
         pending = (await running.worker._stream.consumer_state("scripted")).num_pending
         assert (state.last_seq, state.messages) == (2, 2)
-        assert running.worker._components.in_flight.runs.keys() == {job.id}
+        assert running.worker._context.in_flight.runs.keys() == {job.id}
         assert pending == 0
 
     await eventually(handed_back)

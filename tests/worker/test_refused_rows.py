@@ -662,7 +662,7 @@ async def test_a_fenced_run_is_handed_back_although_its_timeline_takes_no_entry(
         "CREATE TRIGGER theirs BEFORE INSERT ON jsworker.job_events FOR EACH ROW"
         " WHEN (NEW.event = 'fenced') EXECUTE FUNCTION refuse()"
     )
-    [run] = running.worker._components.in_flight.runs.values()
+    [run] = running.worker._context.in_flight.runs.values()
     run.signal(Stop.FENCED)
     gate.open()
     await rows.becomes(job.id, "completed", seconds=30)

@@ -10,11 +10,10 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.prune import FIRST_LIMIT
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.maintenance import retention as module
 from jsworker.worker.maintenance.retention import Retention
 from jsworker.worker.worker import WorkerDied
+from tests.support.contexts import make_context
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -60,18 +59,13 @@ def one_pass_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
 class Alone:
     """A retention without a worker, stepped by the test."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self.told = Recorder()
         events = Events()
         events.on("*", self.told)
-        self.health = DatabaseHealth(events)
-        self.retention = Retention(
-            retention=DAY,
-            database=database,
-            health=self.health,
-            events=events,
-            refused_rows=RefusedRows(database, worker_id="pruning"),
-        )
+        context = make_context(database, events=events, settings=settings)
+        self.health = context.health
+        self.retention = Retention(context)
 
     @property
     def rests_for(self) -> float:
@@ -89,8 +83,8 @@ class Alone:
 
 
 @pytest.fixture
-def alone(database: Database) -> Alone:
-    return Alone(database)
+def alone(database: Database, settings: Settings) -> Alone:
+    return Alone(database, settings)
 
 
 @pytest.mark.usefixtures("patient")
@@ -239,7 +233,7 @@ class TestTrouble:
     ) -> None:
         await rows.query(OLD_JOBS, 10)
         database = Database(settings.database_dsn(), statement_timeout=0.3)
-        alone = Alone(database)
+        alone = Alone(database, settings)
         async with rows.connection.transaction():
             await rows.query("LOCK TABLE jsworker.jobs IN ACCESS EXCLUSIVE MODE")
             await alone.retention.step()

@@ -13,6 +13,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Pool
 from jsworker.ownership.transitions import heartbeat, republish, reset
 from jsworker.worker.maintenance.throttled_scan import Search
+from tests.support.contexts import make_context
 from tests.worker.lives import Lives
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.recorder import Recorder
@@ -26,12 +27,13 @@ TIMEOUT = 1.0
 class Searching:
     """A search whose statement takes as long as the test says."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self.database = database
         self.heard = Recorder()
         events = Events()
         events.on("*", self.heard)
-        self.search = Search("that", statement_timeout=LEAST, database=database, events=events)
+        settings = settings.model_copy(update={"statement_timeout": LEAST})
+        self.search = Search(make_context(database, events=events, settings=settings), "that")
         self.given: list[float] = []
 
     async def make(self, takes: float) -> list[Any] | None:
@@ -44,8 +46,8 @@ class Searching:
 
 
 @pytest.fixture
-def searching(database: Database) -> Searching:
-    return Searching(database)
+def searching(database: Database, settings: Settings) -> Searching:
+    return Searching(database, settings)
 
 
 async def test_a_search_that_goes_unanswered_gets_more_time_and_is_told_once(searching: Searching) -> None:
@@ -87,7 +89,7 @@ async def test_a_quick_search_beside_a_slow_one_does_not_end_its_rest(searching:
 
 async def test_a_database_that_answers_nothing_is_no_slow_search(settings: Settings) -> None:
     nobody = Database("postgresql://nobody@127.0.0.1:1/nothing", statement_timeout=0.5)
-    searching = Searching(nobody)
+    searching = Searching(nobody, settings)
     with pytest.raises(DatabaseUnavailable):
         await searching.make(0.0)
     assert searching.given == [LEAST]

@@ -10,13 +10,12 @@ import pytest
 from psycopg.sql import SQL, Identifier
 from sqlalchemy.engine import make_url
 
-from jsworker.core.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import settle
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.settle import Completion, Settled
 from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.pipeline.settling import Settler
+from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
@@ -38,13 +37,8 @@ class Tries:
 
 
 def new_settler(database: Database) -> tuple[Settler, DatabaseHealth]:
-    def died(name: str, error: BaseException) -> None:
-        raise AssertionError(name) from error
-
-    health = DatabaseHealth(Events())
-    refused_rows = RefusedRows(database, worker_id=OWNER)
-    settler = Settler(worker_id=OWNER, database=database, health=health, refused_rows=refused_rows, died=died)
-    return settler, health
+    context = make_context(database, worker_id=OWNER)
+    return Settler(context), context.health
 
 
 async def running_job(rows: Rows) -> UUID:

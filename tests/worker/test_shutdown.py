@@ -9,15 +9,13 @@ import pytest
 
 from jsworker.client import JobClient, publishing
 from jsworker.core.errors import DatabaseUnavailable, Fail, Retry
-from jsworker.core.events import Events
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import claim as claims
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth, PublishingHealth
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.worker import Worker
+from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -79,7 +77,7 @@ async def test_the_heartbeat_stops_last(client: JobClient, rows: Rows, start: St
 
     async def stop_and_look() -> None:
         if not seen:
-            seen.extend([(await rows.job(job.id))["status"], len(running.worker._components.in_flight.runs)])
+            seen.extend([(await rows.job(job.id))["status"], len(running.worker._context.in_flight.runs)])
         await stop()
 
     running.worker._components.beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
@@ -272,13 +270,7 @@ async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
     publish_traced = publishing.publish_traced
     monkeypatch.setattr(publishing, "publish_traced", publish_and_end)
     assert client._link is not None
-    relay = Relay(
-        database=client.database,
-        health=DatabaseHealth(Events()),
-        publishing=PublishingHealth(Events()),
-        stream=client._link._stream,
-        refused_rows=RefusedRows(client.database, worker_id="relaying"),
-    )
+    relay = Relay(make_context(client.database, stream=client._link._stream))
     await fill_outbox(client, rows, 100)
     await relay.step()
     assert await rows.value(LEFT_IN_OUTBOX) == 90

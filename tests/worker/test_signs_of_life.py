@@ -179,7 +179,7 @@ async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
     await rounds_pass(count_rounds(running.worker._components.beats), 3)
     row = await rows.job(job.id)
     assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
-    assert running.worker._components.in_flight.runs[job.id].quiet_seconds == 3600.0
+    assert running.worker._context.in_flight.runs[job.id].quiet_seconds == 3600.0
     gate.open()
     await rows.becomes(job.id, "completed")
 
@@ -210,7 +210,7 @@ async def test_a_heartbeat_takes_back_no_patience_while_more_is_asked_for(
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
     await announcing.wait()
-    run = running.worker._components.in_flight.runs[job.id]
+    run = running.worker._context.in_flight.runs[job.id]
 
     async def first_is_over() -> None:
         assert boottime() > run.quiet_until > 0
@@ -408,7 +408,7 @@ async def test_a_neighbour_whose_own_phase_is_just_being_ended_gets_patience_all
     running = await start(scripted(before_gate.process, kind="before"), scripted(be_quiet, kind="quiet"))
     before = await client.enqueue("before", {})
     await before_gate.met()
-    run = running.worker._components.in_flight.runs[before.id]
+    run = running.worker._context.in_flight.runs[before.id]
     await run.patience_lock.acquire()
     run.quiet_seconds = 5000.0
     quiet = await client.enqueue("quiet", {})

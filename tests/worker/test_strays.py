@@ -127,8 +127,8 @@ async def test_a_heartbeat_sends_two_statements_also_when_it_looks(
 
 async def test_and_each_time_after_an_answer_was_lost(start: StartWorker, looks: list[float]) -> None:
     running = await start(scripted(echo))
-    running.worker._components.health.failed(DatabaseUnavailable("lost"))
-    running.worker._components.health.answered()
+    running.worker._context.health.failed(DatabaseUnavailable("lost"))
+    running.worker._context.health.answered()
     beats = count_rounds(running.worker._components.beats)
     looks.clear()
     await rounds_pass(beats, 4)

@@ -11,9 +11,9 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.recovery import unconsumed as module
 from jsworker.worker.recovery.unconsumed import Unconsumed
+from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.recorder import Recorder
@@ -28,9 +28,7 @@ class Alone:
         self.told = Recorder()
         events.on("*", self.told)
         self.stream = stream
-        self.unconsumed = Unconsumed(
-            database=database, health=DatabaseHealth(events), stream=stream, events=events
-        )
+        self.unconsumed = Unconsumed(make_context(database, stream=stream, events=events))
 
     async def publish(self, kind: str, *, times: int) -> None:
         for number in range(times):

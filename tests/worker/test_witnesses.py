@@ -13,7 +13,6 @@ import pytest
 from nats.aio.msg import Msg
 
 from jsworker.client import JobClient
-from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
@@ -22,6 +21,7 @@ from jsworker.worker.presence import Presence
 from jsworker.worker.recovery import late_rows
 from tests.conftest import FAST
 from tests.stream.nats_server import NatsServer
+from tests.support.contexts import make_context
 from tests.support.fleet import Fleet, WorkerProcess, fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
@@ -196,12 +196,12 @@ async def no_stacks(_: bytes) -> bytes:
     return b""
 
 
-async def test_who_has_just_connected_knows_nothing_yet(settings: Settings) -> None:
+async def test_who_has_just_connected_knows_nothing_yet(settings: Settings, database: Database) -> None:
     interval = 0.4
     async with proxied(settings.nats_url) as (proxy, url):
-        own = settings.model_copy(update={"nats_url": url})
-        stream = Stream(own, installation_id=None, events=Events(), client_name="asking")
-        presence = Presence(stream, worker_id="asking", heartbeat_interval=interval, tell_stacks=no_stacks)
+        own = settings.model_copy(update={"nats_url": url, "heartbeat_interval": interval})
+        context = make_context(database, settings=own, worker_id="asking")
+        stream, presence = context.stream, Presence(context, no_stacks)
         await stream.connect()
         try:
             assert await presence.ask("nobody") is Answer.UNKNOWN  # nothing is proven yet

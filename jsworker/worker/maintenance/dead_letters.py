@@ -7,11 +7,9 @@ from typing import Final
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.dead_messages import Letter, bury
 from jsworker.stream.message import Delivery, Undecodable
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 
 _BATCH: Final = 100
 _DATABASE_DELAY: Final = 5.0
@@ -27,24 +25,15 @@ _Message = Delivery | Undecodable
 class DeadLetters:
     """Buries messages in batches; one that could not be kept is delivered again."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        health: DatabaseHealth,
-        events: Events,
-        died: Callable[[str, BaseException], None],
-    ) -> None:
-        self._database = database
-        self._health = health
-        self._events = events
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._in_hand: set[_Message] = set()
         self._untold = 0
         self._latest: Letter | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._complained_at: float | None = None
         self._letters: Batcher[tuple[_Message, str], None] = Batcher(
-            "dead letters", self._bury, limit=_BATCH, died=died
+            "dead letters", self._bury, limit=_BATCH, died=context.died
         )
 
     def bury(self, message: _Message, reason: str, answered: Callable[[], None]) -> None:
@@ -83,7 +72,7 @@ class DeadLetters:
             Letter(message.subject, message.stream_seq, message.stored_at, reason, message.data): message
             for message, reason in batch
         }
-        if self._health.up:  # else each batch would wait out its own time-out
+        if self._context.health.up:  # else each batch would wait out its own time-out
             await self._keep(letters)
         for message in letters.values():
             message.nak(_DATABASE_DELAY)
@@ -93,12 +82,12 @@ class DeadLetters:
     async def _keep(self, letters: dict[Letter, _Message]) -> None:
         """Bury and terminate what PostgreSQL takes; what is left without an answer was not kept."""
         try:
-            _, refused = await bury(self._database, list(letters))
+            _, refused = await bury(self._context.database, list(letters))
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
                 self._complain(str(error))  # of this statement: the others may go on
             else:
-                self._health.failed(error)
+                self._context.health.failed(error)
             return
         for letter, _ in refused:
             letters[letter].nak(_REFUSED_DELAY)
@@ -115,7 +104,7 @@ class DeadLetters:
         """Tell of what was buried since the last time; what comes within the next second is told together."""
         self._telling = None
         if self._latest is not None:
-            self._events.emit(
+            self._context.events.emit(
                 "message.dead",
                 messages=self._untold,
                 subject=self._latest.subject,
@@ -129,4 +118,4 @@ class DeadLetters:
         now = boottime()
         if self._complained_at is None or now - self._complained_at >= _COMPLAIN_SECONDS:
             self._complained_at = now
-            self._events.emit("worker.degraded", what="dead messages", reason=reason)
+            self._context.events.emit("worker.degraded", what="dead messages", reason=reason)

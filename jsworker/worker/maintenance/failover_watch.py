@@ -4,10 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.failover import Lineage, read_lineage
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 
 
 class FailoverWatch:
@@ -18,36 +16,21 @@ class FailoverWatch:
     are jobs like any other, and claims, heartbeats and sweeps find them as they do after a crash.
     """
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        health: DatabaseHealth,
-        events: Events,
-        on_changed: Callable[[], None],
-    ) -> None:
-        """Wire the watch; the first look only remembers.
-
-        Args:
-            database, health: the worker's own.
-            events: told ``database.changed`` with what, was and is.
-            on_changed: called then, too.
-        """
-        self._database = database
-        self._health = health
-        self._events = events
+    def __init__(self, context: WorkerContext, on_changed: Callable[[], None]) -> None:
+        """Prepare the watch; the first look only remembers, and ``on_changed`` is called after a change."""
+        self._context = context
         self._on_changed = on_changed
         self._last: Lineage | None = None
         self._refusal: str | None = None
 
     async def step(self) -> None:
         """Look once; while the database is silent there is nothing to see."""
-        if not self._health.up:
+        if not self._context.health.up:
             return
         try:
-            found = await read_lineage(self._database)
+            found = await read_lineage(self._context.database)
         except DatabaseUnavailable as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
         except DatabaseRefused as error:
             self._tell_refusal(str(error))
         else:
@@ -66,10 +49,12 @@ class FailoverWatch:
 
     def _tell(self, what: str, was: object, now: object) -> None:
         fields = {"what": what, "was": was, "is": now}
-        self._events.emit("database.changed", **fields)
+        self._context.events.emit("database.changed", **fields)
         self._on_changed()
 
     def _tell_refusal(self, refusal: str) -> None:
         if refusal != self._refusal:
             self._refusal = refusal
-            self._events.emit("worker.degraded", what="watch over the database's history", reason=refusal)
+            self._context.events.emit(
+                "worker.degraded", what="watch over the database's history", reason=refusal
+            )

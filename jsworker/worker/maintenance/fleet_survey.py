@@ -6,11 +6,10 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
-from jsworker.ownership.database import Database
 from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
-from jsworker.stream.jetstream import ConsumerState, Stream
+from jsworker.stream.jetstream import ConsumerState
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, Queue
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.scan_pace import Pace
 
 INTERVAL_SECONDS: Final = 10.0
@@ -24,13 +23,9 @@ _FRESH_SECONDS: Final = 60.0
 class FleetSurvey:
     """Asks both servers; a question that has become slow is asked less often."""
 
-    def __init__(
-        self, kinds: list[str], *, database: Database, health: DatabaseHealth, stream: Stream
-    ) -> None:
-        self._kinds = kinds
-        self._database = database
-        self._health = health
-        self._stream = stream
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._kinds = sorted(context.kinds)
         self._pace = Pace()
         self._found: Fleet | None = None
         self._found_at = 0.0
@@ -43,11 +38,11 @@ class FleetSurvey:
 
     async def step(self) -> None:
         """Ask once, unless PostgreSQL is silent; what is not answered is asked again the next time."""
-        if not self._health.up or not self._pace.is_due or boottime() < self._rests_until:
+        if not self._context.health.up or not self._pace.is_due or boottime() < self._rests_until:
             return
         try:
             with self._pace.timed():
-                found = await backlog(self._database, self._kinds, most=MOST_KINDS)
+                found = await backlog(self._context.database, self._kinds, most=MOST_KINDS)
         except (DatabaseUnavailable, DatabaseRefused):  # a slow count says nothing about the server's health
             self._rests_until = boottime() + _REST_SECONDS
             return
@@ -62,10 +57,10 @@ class FleetSurvey:
         states: dict[str, ConsumerState] = {}
         try:
             for kind in kinds:
-                if not self._stream.connected:
+                if not self._context.stream.connected:
                     break
                 with suppress(StreamRefused):  # a kind that nobody has worked on yet
-                    states[kind] = await self._stream.consumer_state(kind)
+                    states[kind] = await self._context.stream.consumer_state(kind)
         except StreamUnavailable:  # the next one would not answer either
             return states
         return states

@@ -5,12 +5,9 @@ from typing import TypeVar
 
 from jsworker.client.publishing import OutboxPublisher, Tally
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish
 from jsworker.ownership.transitions.publish import Outgoing
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.stream.jetstream import Stream
-from jsworker.worker.health import DatabaseHealth, PublishingHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.scan_pace import RECENT_SECONDS, Pace
 
 TakenT = TypeVar("TakenT", bound=Sized)
@@ -24,39 +21,31 @@ _TRIAL_SECONDS = 1.0
 class Relay:
     """Promotes and publishes until a batch is short; while the stream refuses, it only tries now and then."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        health: DatabaseHealth,
-        publishing: PublishingHealth,
-        stream: Stream,
-        refused_rows: RefusedRows,
-    ) -> None:
-        self._database = database
-        self._health = health
-        self._outlet = publishing
-        self._stream = stream
-        self._refused_rows = refused_rows
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._promoting = Pace()
         self._publishing = Pace()
         self._last_seq: int | None = None
         self._publisher = OutboxPublisher(
-            database, stream, limit=_BATCH, take=self._take, refused_rows=refused_rows
+            context.database,
+            context.stream,
+            limit=_BATCH,
+            take=self._take,
+            refused_rows=context.refused_rows,
         )
         self._ending = False
 
     async def step(self) -> None:
         """Promote what is due, then publish what the outbox holds."""
-        if not self._health.up:
+        if not self._context.health.up:
             return
         try:
             while len(await self._at_pace(self._promoting, self._promote)) == _BATCH and not self._ending:
                 continue
-            if self._stream.connected and not self._outlet.refused and not self._ending:
+            if self._context.stream.connected and not self._context.publishing.refused and not self._ending:
                 self._judge(await self._publisher.publish())
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     def end(self) -> None:
         """Begin no other batch; those under way are still published and marked."""
@@ -65,19 +54,19 @@ class Relay:
 
     async def publish_latest(self) -> None:
         """Publish one batch of what has become due lately: jobs that were just handed back."""
-        if not self._health.up or self._outlet.refused:
+        if not self._context.health.up or self._context.publishing.refused:
             return
         latest = OutboxPublisher(
-            self._database,
-            self._stream,
+            self._context.database,
+            self._context.stream,
             limit=_BATCH,
             take=self._take_latest,
-            refused_rows=self._refused_rows,
+            refused_rows=self._context.refused_rows,
         )
         try:
             await latest.publish_once()
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     async def _take_latest(self) -> list[Outgoing]:
         return await self._take_within(RECENT_SECONDS)
@@ -87,36 +76,36 @@ class Relay:
 
         To be called before jobs are claimed from the table, which leaves nothing to publish.
         """
-        due = self._outlet.refused and self._outlet.is_trial_due
-        if not due or not self._health.up or not self._stream.connected:
+        due = self._context.publishing.refused and self._context.publishing.is_trial_due
+        if not due or not self._context.health.up or not self._context.stream.connected:
             return
         within = None if self._publishing.is_due else RECENT_SECONDS
         try:
             outgoing = await publish.take_outgoing(
-                self._database, limit=_TRIAL, within=within, refused_rows=self._refused_rows
+                self._context.database, limit=_TRIAL, within=within, refused_rows=self._context.refused_rows
             )
             if outgoing:
                 self._judge(await self._publisher.try_out(outgoing, seconds=_TRIAL_SECONDS))
             elif await self._has_grown():
-                self._outlet.stored()
+                self._context.publishing.stored()
             else:
-                self._outlet.put_off()
+                self._context.publishing.put_off()
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     def _judge(self, tally: Tally) -> None:
         if tally.refused is not None:
-            if self._stream.connected:  # else that is why
+            if self._context.stream.connected:  # else that is why
                 self._last_seq = None
-                self._outlet.failed(tally.refused)
+                self._context.publishing.failed(tally.refused)
         elif tally.stored:
-            self._outlet.stored()
+            self._context.publishing.stored()
 
     async def _has_grown(self) -> bool:
         """Tell whether anybody's messages, producers' say, were stored since the last look."""
         before = self._last_seq
         try:
-            self._last_seq = (await self._stream.state()).last_seq
+            self._last_seq = (await self._context.stream.state()).last_seq
         except (StreamUnavailable, StreamRefused):
             return False
         return before is not None and self._last_seq > before
@@ -126,13 +115,13 @@ class Relay:
 
     async def _take_within(self, within: float | None) -> list[Outgoing]:
         return await publish.take_outgoing(
-            self._database, limit=_BATCH, within=within, refused_rows=self._refused_rows
+            self._context.database, limit=_BATCH, within=within, refused_rows=self._context.refused_rows
         )
 
     async def _promote(self, within: float | None) -> range:
         return range(
             await publish.promote(
-                self._database, limit=_BATCH, within=within, refused_rows=self._refused_rows
+                self._context.database, limit=_BATCH, within=within, refused_rows=self._context.refused_rows
             )
         )
 
@@ -140,9 +129,11 @@ class Relay:
         """Take a batch of everything that is due or, while such a search rests, of what became due lately."""
         if not pace.is_due:
             return await take(RECENT_SECONDS)
-        refused = self._refused_rows.noted
+        refused = self._context.refused_rows.noted
         with pace.timed():
             taken = await take(None)
-        if len(taken) == _BATCH or self._refused_rows.noted > refused:  # others may stand behind the refused
+        if (
+            len(taken) == _BATCH or self._context.refused_rows.noted > refused
+        ):  # others may stand behind the refused
             pace.hurry()
         return taken

@@ -5,13 +5,10 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Batch, Ended, cutoff, next_limit, prune
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
 TICK_SECONDS: Final = 0.25
 """Between two rounds."""
@@ -31,26 +28,9 @@ class Retention:
     it: what a round leaves undone, for whatever reason, the next one finds.
     """
 
-    def __init__(
-        self,
-        *,
-        retention: float | None,
-        database: Database,
-        health: DatabaseHealth,
-        events: Events,
-        refused_rows: RefusedRows,
-    ) -> None:
-        """Wire the retention.
-
-        Args:
-            retention: seconds that ended jobs are kept; None: for ever.
-            database, health, events, refused_rows: the worker's own.
-        """
-        self._retention = retention
-        self._database = database
-        self._refused_rows = refused_rows
-        self._health = health
-        self._events = events
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._retention = context.settings.retention
         self._limit = FIRST_LIMIT
         self._rests_until = 0.0
         self._ended: Ended | None = None
@@ -61,7 +41,7 @@ class Retention:
 
     async def step(self) -> None:
         """Delete for its share of a tick, unless it is resting or the database does not answer."""
-        if self._retention is None or not self._health.up or boottime() < self._rests_until:
+        if self._retention is None or not self._context.health.up or boottime() < self._rests_until:
             return
         try:
             await self._work(self._retention)
@@ -73,7 +53,7 @@ class Retention:
         if self._ended is None:
             await self._begin(retention)
         workers = 1
-        while self._ended is not None and self._health.up:
+        while self._ended is not None and self._context.health.up:
             batch = await self._prune(self._ended)
             workers = max(batch.workers, 1)
             if boottime() - began >= _SHARE * TICK_SECONDS:
@@ -82,14 +62,18 @@ class Retention:
             self._rests_until = began + (boottime() - began) * workers / _SHARE
 
     async def _begin(self, retention: float) -> None:
-        self._ended = Ended(await cutoff(self._database, older_than=retention))
+        self._ended = Ended(await cutoff(self._context.database, older_than=retention))
         self._since = None
         self._told_at = boottime()
 
     async def _prune(self, ended: Ended) -> Batch:
         limit, began = self._limit, boottime()
         batch = await prune(
-            self._database, ended, since=self._since, limit=limit, refused_rows=self._refused_rows
+            self._context.database,
+            ended,
+            since=self._since,
+            limit=limit,
+            refused_rows=self._context.refused_rows,
         )
         self._limit = next_limit(limit, seconds=boottime() - began)
         self._since = batch.last or self._since
@@ -105,11 +89,11 @@ class Retention:
         self._ended = None
         self._rests_until = boottime() + _PASS_SECONDS
         self._tell()
-        await workers.forget_workers(self._database, silent_for=FORGOTTEN_AFTER_SECONDS)
+        await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
 
     def _tell(self) -> None:
         if self._jobs:
-            self._events.emit("jobs.pruned", jobs=self._jobs, entries=self._entries)
+            self._context.events.emit("jobs.pruned", jobs=self._jobs, entries=self._entries)
         self._jobs = self._entries = 0
         self._told_at = boottime()
 
@@ -119,4 +103,4 @@ class Retention:
         self._limit = max(self._limit // 4, 1)
         self._rests_until = boottime() + _PASS_SECONDS
         self._tell()
-        self._events.emit("prune.failed", reason=str(error))
+        self._context.events.emit("prune.failed", reason=str(error))

@@ -9,8 +9,7 @@ from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.scan_pace import LONGEST_REST_SECONDS, REST, Pace
 
 T = TypeVar("T")
@@ -24,11 +23,9 @@ class Search:
 
     def __init__(
         self,
+        context: WorkerContext,
         what: str,
         *,
-        statement_timeout: float,
-        database: Database,
-        events: Events,
         rest: int = REST,
         longest_rest: float = LONGEST_REST_SECONDS,
         most_patience: int = MOST_PATIENCE,
@@ -36,20 +33,17 @@ class Search:
         """Prepare a search.
 
         Args:
+            context: the worker's.
             what: what is looked for, for ``worker.degraded``.
-            statement_timeout: seconds that it gets at first.
-            database: is asked for a sign of life when the search goes unanswered.
-            events: the worker's own.
             rest: times its own duration that a slow one rests.
             longest_rest: seconds that it rests at most.
-            most_patience: times ``statement_timeout`` that it gets at most.
+            most_patience: times the statement time-out that it gets at most.
         """
+        self._context = context
         self._what = f"looking for {what}"
-        self._least = statement_timeout
-        self._most = most_patience * statement_timeout
-        self._seconds = statement_timeout
-        self._database = database
-        self._events = events
+        self._least = context.settings.statement_timeout
+        self._most = most_patience * self._least
+        self._seconds = self._least
         self._pace = Pace(rest, longest_rest)
         self._told = False
 
@@ -98,7 +92,7 @@ class Search:
 
     async def _answers(self) -> bool:
         try:
-            await self._database.ping()
+            await self._context.database.ping()
         except (DatabaseUnavailable, DatabaseRefused):
             return False
         return True
@@ -110,10 +104,10 @@ class Search:
             reason = (
                 f"{error}, but answers at once otherwise; is a transaction open for long? See jsworker doctor"
             )
-            self._events.emit("worker.degraded", what=self._what, reason=reason)
+            self._context.events.emit("worker.degraded", what=self._what, reason=reason)
 
     def _recover(self) -> None:
         self._seconds = self._least
         if self._told:
             self._told = False
-            self._events.emit("worker.restored", what=self._what)
+            self._context.events.emit("worker.restored", what=self._what)

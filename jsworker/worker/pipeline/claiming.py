@@ -9,14 +9,11 @@ from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, Limits, RefusedJob
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.reset import Suspect
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.late_rows import LateRows
@@ -49,28 +46,11 @@ class Claimer:
             a single one gets through, and twice as many after each clear one.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        *,
-        worker_id: str,
-        statement_timeout: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        late: LateRows,
-        quiet: QuietPhases,
-        events: Events,
-    ) -> None:
-        self._refused_rows = refused_rows
+    def __init__(self, context: WorkerContext, kind: Kind, *, late: LateRows, quiet: QuietPhases) -> None:
+        self._context = context
         self._kind = kind
-        self._worker_id = worker_id
-        self._statement_timeout = statement_timeout
-        self._database = database
-        self._health = health
         self._late = late
         self._quiet = quiet
-        self._events = events
         self.at_once = _MOST_AT_ONCE
 
     async def take(self, ids: Sequence[UUID]) -> Take:
@@ -78,20 +58,20 @@ class Claimer:
         aside: set[UUID] = set()
         quiet = self._quiet.seconds_left
         try:
-            aside = await self._refused_rows.among("claim", ids)
+            aside = await self._context.refused_rows.among("claim", ids)
             taken = await claims.claim(
-                self._database,
-                worker_id=self._worker_id,
+                self._context.database,
+                worker_id=self._context.worker_id,
                 kind=self._kind.name,
                 ids=[job_id for job_id in ids if job_id not in aside] if aside else ids,
                 limits=_patient(self._kind.limits, quiet),
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
             self.at_once = max(1, min(self.at_once, len(ids)) // 2)
             found = await self._read_back(ids) or ()
             return Take(found, frozenset(ids) - {row.id for row in found}, quiet_seconds=quiet)
-        self._health.answered()
+        self._context.health.answered()
         self.at_once = min(_MOST_AT_ONCE, 2 * self.at_once)
         await self._set_aside(taken.refused_rows)
         return Take(taken.claimed, frozenset(), frozenset(aside | taken.refused_rows.keys()), quiet)
@@ -104,14 +84,14 @@ class Claimer:
         quiet = self._quiet.seconds_left
         try:
             taken = await claims.claim_stale(
-                self._database,
-                worker_id=self._worker_id,
+                self._context.database,
+                worker_id=self._context.worker_id,
                 kind=self._kind.name,
                 seen=seen,
                 limits=_patient(self._kind.limits, quiet),
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
             found = await self._read_back([row.id for row in seen]) or ()
             self._tell_stalled(found, seen)
             unclear = frozenset(row.id for row in seen) - {row.id for row in found}
@@ -122,14 +102,14 @@ class Claimer:
 
     async def _set_aside(self, refused: Mapping[UUID, RowRefused]) -> None:
         try:
-            await self._refused_rows.note("claim", refused.items())
+            await self._context.refused_rows.note("claim", refused.items())
         except (DatabaseUnavailable, DatabaseRefused) as error:  # refused and noted the next time
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     def _tell_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
         owners = {row.id: row.worker_id for row in seen}
         for job in claimed:
-            self._events.emit(
+            self._context.events.emit(
                 "job.stalled",
                 job_id=str(job.id),
                 kind=job.kind,
@@ -141,7 +121,7 @@ class Claimer:
                 together=len(claimed),
             )
         if claimed:
-            self._events.emit(
+            self._context.events.emit(
                 "stale.recovered",
                 jobs=len(claimed),
                 owners=sorted({owners[job.id] for job in claimed}),
@@ -161,15 +141,15 @@ class Claimer:
             delivered: those that a message brought; only their timelines tell of the skip.
         """
         found = set(ids).difference(delivered)
-        look = partial(claims.look_at_refused, self._database, kind=self._kind.name)
+        look = partial(claims.look_at_refused, self._context.database, kind=self._kind.name)
         rows: dict[UUID, RefusedJob] = {}
         try:
             if delivered:
-                rows |= await look(ids=delivered, worker_id=self._worker_id)
+                rows |= await look(ids=delivered, worker_id=self._context.worker_id)
             if found:
                 rows |= await look(ids=found)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
             return None
         return rows
 
@@ -179,16 +159,18 @@ class Claimer:
         Until then the ids stay in flight, so that no other message starts a second claim of them. Given up,
         a claim that did commit is a row in nobody's hand, which the heartbeat finds and releases.
         """
-        give_up_at = boottime() + 2 * self._statement_timeout
+        give_up_at = boottime() + 2 * self._context.settings.statement_timeout
         while (left := give_up_at - boottime()) > 0:
             try:
                 async with asyncio.timeout(left):
-                    await self._health.wait_until_up()
-                return await claims.read_back(self._database, worker_id=self._worker_id, ids=ids)
+                    await self._context.health.wait_until_up()
+                return await claims.read_back(
+                    self._context.database, worker_id=self._context.worker_id, ids=ids
+                )
             except TimeoutError:
                 return None
             except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._health.failed(error)
+                self._context.health.failed(error)
         return None
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.core.job import Job
 from jsworker.ownership.transitions.settle import Settled
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.attempt import judged, open_job
@@ -23,12 +23,12 @@ from jsworker.worker.pipeline.outcomes import (
     InvalidResult,
     Outcome,
 )
-from jsworker.worker.pipeline.run import InFlight, Phase, Run
+from jsworker.worker.pipeline.run import Phase, Run
 from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
+from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.run_tracing import RunTracing
-from jsworker.worker.supervision import Supervision
 
 _LEAVE_SECONDS = 1.0
 """How long the worker's end waits for a run that swallows its last cancellation too."""
@@ -39,52 +39,49 @@ class Executor:
 
     def __init__(
         self,
+        context: WorkerContext,
         *,
         slots: Slots,
-        services: LeaseServices,
-        values: Values,
+        quiet: QuietPhases,
         isolated_runner: IsolatedRunner,
-        in_flight: InFlight,
         settler: Settler,
         tracing: RunTracing,
-        events: Events,
-        supervision: Supervision | None,
-        on_room: Callable[[], None],
-        on_requeued: Callable[[], None],
-        died: Callable[[str, BaseException], None],
         loop_ends: Callable[[], bool],
     ) -> None:
-        """Wire the executor.
+        """Prepare the executor.
 
         Args:
+            context: the worker's.
             slots: the job slots; they launch runs through ``launch``.
-            services: what a running job may use.
-            values: fetches payloads that did not come with the claim.
+            quiet: notes quiet phases that jobs announce.
             isolated_runner: runs jobs in quarantine.
-            hand: what this process has in hand.
             settler: writes outcomes.
-            tracing: makes spans, where somebody wants them.
-            events: told what became of each run.
-            supervision: whoever supervises this process, if anybody does.
-            on_room: called when more may be claimed.
-            on_requeued: called when a job went back to the queue and waits to be published.
-            died: told of an error that is nobody's outcome.
-            loop_ends: whether whoever ends the event loop has cancelled all of its tasks.
+            tracing: makes spans, where the application wants them.
+            loop_ends: whether all tasks of the event loop have been cancelled.
         """
+        self._context = context
+        self._events = context.events
+        self._in_flight = context.in_flight
+        self._supervision = context.supervision
         self._slots = slots
-        self._services = services
-        self._values = values
+        self._quiet = quiet
+        self._values = Values(context)
         self._isolated_runner = isolated_runner
-        self._in_flight = in_flight
         self._settler = settler
         self._tracing = tracing
-        self._events = events
-        self._supervision = supervision
-        self._on_room = on_room
-        self._on_requeued = on_requeued
-        self._died = died
         self._loop_ends = loop_ends
-        self._loop = services.loop
+        self._loop = asyncio.get_running_loop()
+        self._services = LeaseServices(
+            worker_id=context.worker_id,
+            max_result_bytes=context.settings.max_result_bytes,
+            max_checkpoint_bytes=context.settings.max_checkpoint_bytes,
+            database=context.database,
+            sessions=context.sessions,
+            events=context.events,
+            loop=self._loop,
+            on_quiet=quiet.announce,
+            cover_others=quiet.cover_others,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     def launch(self, run: Run) -> None:
@@ -109,15 +106,18 @@ class Executor:
             return False
         return True
 
-    def note_ignored(self, run: Run, *, gives_up: bool) -> None:
-        """Tell that a run ignores its stop.
+    def note_ignored(self, run: Run) -> None:
+        """Report that a run ignores its stop.
 
-        Args:
-            run: the run.
-            gives_up: whether nobody ends the process for it. Then the attempt of a coroutine fails here and
-                now, although it goes on: what it still wants to write is refused by its fencing token. It
-                keeps its job slot, for it takes what a job takes. A thread keeps its job.
+        Without supervision, which would end the process, the attempt of a coroutine fails here and now,
+        although it goes on: what it still wants to write is refused by its fencing token. It keeps its job
+        slot, for it takes what a job takes. A thread keeps its job.
         """
+        self._report_ignored(run)
+        if self._supervision is None and run.kind.is_async:
+            self._give_up(run)
+
+    def _report_ignored(self, run: Run) -> None:
         run.ignores_stop = True
         self._events.emit(
             "job.stop_ignored",
@@ -126,8 +126,6 @@ class Executor:
             cancellations=run.cancellations if run.kind.is_async else 0,
             seconds=round(boottime() - (run.told_at or run.claimed_at), 3),
         )
-        if gives_up and run.kind.is_async:
-            self._give_up(run)
 
     async def abandon(self) -> int:
         """Leave runs that do not end to the stale rule, and return how many there are."""
@@ -135,7 +133,7 @@ class Executor:
         for run in self._in_flight.runs.values():
             run.abandoned = True
             if run.phase is Phase.RUNNING and not run.ignores_stop:
-                self.note_ignored(run, gives_up=False)
+                self._report_ignored(run)
         for run in self._in_flight.given_up:
             run.abandoned = True
             run.cancel_again()
@@ -164,7 +162,7 @@ class Executor:
         self._slots.leave(run, seconds)
         self._slots.settled()
         self._events.emit("worker.restored", what=f"job {run.id}")
-        self._on_room()
+        self._context.room.notify()
 
     def _start(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
         run.task = self._loop.create_task(self._watched(run, steps))
@@ -177,7 +175,7 @@ class Executor:
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 -- told to the worker, which stops
-            self._died("executor", error)
+            self._context.died("executor", error)
         finally:
             if task is not None:
                 self._tasks.discard(task)
@@ -206,9 +204,9 @@ class Executor:
             return
         run.phase = Phase.SETTLING
         if run.quiet_until:  # a phase ends with its run
-            self._services.on_quiet()
+            self._quiet.announce()
         self._slots.leave(run, boottime() - started)
-        self._on_room()
+        self._context.room.notify()
         if type(outcome) is Completed and not run.completed and not fault_points.armed():
             # Without a task that waits: most runs end like this, and most of the time.
             self._settler.complete(run, outcome.result, partial(self._completed, run, outcome))
@@ -276,7 +274,7 @@ class Executor:
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)
         if self._slots.settled():
-            self._on_room()
+            self._context.room.notify()
 
     def _report(self, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None) -> None:
         error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
@@ -300,7 +298,7 @@ class Executor:
             case Settled.QUEUED:
                 reason = outcome.reason if isinstance(outcome, HandedBack | Interrupted) else None
                 self._events.emit("job.released", **facts, reason=reason)
-                self._on_requeued()
+                self._context.requeued.notify()
             case Settled.LOST:
                 late_write = not isinstance(outcome, outcomes.Lost)
                 self._events.emit("job.lost", **facts, late_write=late_write)

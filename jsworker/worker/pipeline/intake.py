@@ -2,20 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob
 from jsworker.stream.message import Delivery, Undecodable
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.claiming import Claimer, Take
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Claiming, InFlight, Run, Stop
+from jsworker.worker.pipeline.run import Claiming, Run, Stop
 from jsworker.worker.pipeline.slots import Slots
 
 _ANOTHER_COPY_DELAY = 1.0
@@ -46,44 +45,32 @@ class Consumer:
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        *,
-        claimer: Claimer,
-        health: DatabaseHealth,
-        in_flight: InFlight,
-        slots: Slots,
-        dead_letters: DeadLetters,
-        events: Events,
-        on_room: Callable[[], None],
-        died: Callable[[str, BaseException], None],
+        self, context: WorkerContext, kind: Kind, *, claimer: Claimer, slots: Slots, dead_letters: DeadLetters
     ) -> None:
+        self._context = context
         self.kind = kind
         self.delivered_at = boottime()
         self.delivered_seq = 0
         self.put_off: set[UUID] = set()
         self._claimer = claimer
-        self._health = health
-        self._in_flight = in_flight
+        self._in_flight = context.in_flight
         self._slots = slots
         self._dead_letters = dead_letters
-        self._events = events
-        self._on_room = on_room
         self._claiming = 0
         self._burying = 0
         self._waiting_for_locks = 0
         self._welcome = 0
         """How many more deliveries there was room for at the last look; looked at anew with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=died
+            f"claims of {kind.name}", self._claim, limit=claimer.at_once, died=context.died
         )
         self._locked: Batcher[tuple[UUID, int], None] = Batcher(
-            f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=died
+            f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=context.died
         )
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if not self._health.up or self._burying >= _MOST_BURYING:
+        if not self._context.health.up or self._burying >= _MOST_BURYING:
             return 0
         return self._slots.room(
             self.kind, claiming=len(self._in_flight.claiming), claiming_kind=self._claiming
@@ -154,7 +141,7 @@ class Consumer:
             self._decide(await self._claimer.take_from_stale_owners(refused), started)
             for job_id in await self._skip(self._undecided(refused)):
                 self._claim_again(job_id, 1)
-        self._on_room()  # what was refused makes room, and no run will tell
+        self._context.room.notify()  # what was refused makes room, and no run will tell
         return [None] * len(ids)
 
     async def _claim_locked(self, skipped: Sequence[tuple[UUID, int]]) -> Sequence[None]:
@@ -166,7 +153,7 @@ class Consumer:
         self._decide(await self._claimer.take(list(tries)), started)
         for job_id in await self._skip(self._undecided(tries)):
             self._claim_again(job_id, tries[job_id] + 1)
-        self._on_room()
+        self._context.room.notify()
         return [None] * len(skipped)
 
     def _claim_again(self, job_id: UUID, tries: int) -> None:
@@ -192,7 +179,7 @@ class Consumer:
 
     def _adopt(self, claimed: Sequence[ClaimedJob], started: float, quiet_seconds: float) -> None:
         """Take claimed jobs in hand; each row's last sign of life is as old as the claim may be, at most."""
-        tell = self._events.wants("job.claimed")
+        tell = self._context.events.wants("job.claimed")
         now = boottime()
         for row in claimed:
             deliveries = self._let_go(row.id)
@@ -206,7 +193,7 @@ class Consumer:
             if row.cancel_requested:
                 run.signal(Stop.CANCELLED)
             if tell:
-                self._events.emit("job.claimed", **run.facts(), waited=row.waited)
+                self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
             self._slots.add(run)
 
     async def _skip(self, ids: Sequence[UUID]) -> list[UUID]:
@@ -238,7 +225,7 @@ class Consumer:
         else:
             delivery.ack()
             facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
-            self._events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
+            self._context.events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
 
     def _put_off(self, ids: Iterable[UUID], seconds: float = _DATABASE_DELAY) -> None:
         for job_id in ids:
@@ -267,7 +254,7 @@ class Consumer:
 
     def _buried(self) -> None:
         self._burying -= 1
-        self._on_room()
+        self._context.room.notify()
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:
         self._claiming -= 1

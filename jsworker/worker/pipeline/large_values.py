@@ -5,8 +5,8 @@ from itertools import count
 from typing import Final
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import claim
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.run import Run, Stop
 
 _AT_ONCE: Final = 3
@@ -18,9 +18,8 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 class Values:
     """Fetches the values of runs in hand; heartbeats keep the jobs meanwhile, however long it takes."""
 
-    def __init__(self, *, worker_id: str, database: Database) -> None:
-        self._worker_id = worker_id
-        self._database = database
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(self, run: Run) -> bool:
@@ -39,7 +38,10 @@ class Values:
             try:
                 async with self._turns:
                     run.claimed = await claim.fetch_content(
-                        self._database, worker_id=self._worker_id, claimed=run.claimed, tries=tries
+                        self._context.database,
+                        worker_id=self._context.worker_id,
+                        claimed=run.claimed,
+                        tries=tries,
                     )
             except OwnershipLost:
                 run.stop, run.should_stop = Stop.LOST, True

@@ -9,11 +9,9 @@ from typing import Final, TypeVar
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import timeline
 from jsworker.ownership.transitions.heartbeat import Held
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.settle import (
     Completion,
     Failure,
@@ -26,7 +24,7 @@ from jsworker.ownership.transitions.settle import (
     server_faults,
 )
 from jsworker.ownership.transitions.timeline import Entry
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 from jsworker.worker.pipeline.run import Run, Stop
 
@@ -56,31 +54,20 @@ EndedT = TypeVar("EndedT", Completion, Failure, Return)
 class Settler:
     """Writes outcomes; a finished outcome outlives an outage of the database."""
 
-    def __init__(
-        self,
-        *,
-        worker_id: str,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        died: Callable[[str, BaseException], None],
-    ) -> None:
-        self._worker_id = worker_id
-        self._refused_rows = refused_rows
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._refusals: Refusals = {}
         self._refused: dict[Held, Failure] = {}
-        self._database = database
-        self._health = health
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._completions: Batcher[Completion, Settled | None] = Batcher(
-            "completions", partial(self._write, complete), limit=_BATCH, died=died
+            "completions", partial(self._write, complete), limit=_BATCH, died=context.died
         )
         self._failures: Batcher[Failure, Settled | None] = Batcher(
-            "failures", partial(self._write, fail), limit=_BATCH, died=died
+            "failures", partial(self._write, fail), limit=_BATCH, died=context.died
         )
         self._returns: Batcher[Return, Settled | None] = Batcher(
-            "releases", partial(self._write, release), limit=_BATCH, died=died
+            "releases", partial(self._write, release), limit=_BATCH, died=context.died
         )
 
     async def settle(self, run: Run, outcome: Outcome) -> Settled:
@@ -183,25 +170,25 @@ class Settler:
 
     async def _server_faults(self, run: Run) -> int:
         while True:
-            await self._health.wait_until_up()
+            await self._context.health.wait_until_up()
             try:
-                return await server_faults(self._database, job_id=run.id)
+                return await server_faults(self._context.database, job_id=run.id)
             except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._health.failed(error)
+                self._context.health.failed(error)
 
     async def _note_fence(self, run: Run) -> None:
         """Tell the timeline, as soon as the database answers, that the run was stopped unheard."""
         job_id, token = run.held
         silent = round(boottime() - run.beaten_at, 3)
-        entry = Entry(job_id, "fenced", self._worker_id, token, {"seconds_without_heartbeat": silent})
+        entry = Entry(job_id, "fenced", self._context.worker_id, token, {"seconds_without_heartbeat": silent})
         while True:
-            await self._health.wait_until_up()
+            await self._context.health.wait_until_up()
             try:
-                return await timeline.note(self._database, entries=[entry])
+                return await timeline.note(self._context.database, entries=[entry])
             except RowRefused as error:  # told; the run ends all the same
-                return self._health.failed(error)
+                return self._context.health.failed(error)
             except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._health.failed(error)
+                self._context.health.failed(error)
 
     async def _persist(
         self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT, *, wait: bool = True
@@ -213,25 +200,25 @@ class Settler:
         tries = 0
         while True:
             async with self._waiting if wait else self._large:
-                await self._health.wait_until_up()
+                await self._context.health.wait_until_up()
                 refusals: Refusals = {}
                 try:
                     [settled] = await statement(
-                        self._database,
-                        worker_id=self._worker_id,
+                        self._context.database,
+                        worker_id=self._context.worker_id,
                         runs=[ended],
                         refusals=refusals,
                         tries=tries,
                         wait=wait,
                     )
                 except DatabaseBusy as error:  # the heartbeats' connection is open already, and would answer
-                    self._health.failed(error)
+                    self._context.health.failed(error)
                 except DatabaseUnavailable:
                     await self._ping()
                 except DatabaseRefused as error:
-                    self._health.failed(error)
+                    self._context.health.failed(error)
                 else:
-                    self._health.answered()
+                    self._context.health.answered()
                     await self._set_aside(statement, refusals)
                     return settled
             wait_seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
@@ -241,9 +228,9 @@ class Settler:
     async def _ping(self) -> None:
         """Find out whether the database is silent: one row that stays locked looks the same, and is not."""
         try:
-            await self._database.ping()
+            await self._context.database.ping()
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     async def _write(
         self,
@@ -251,16 +238,20 @@ class Settler:
         runs: Sequence[EndedT],
     ) -> Sequence[Settled | None]:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
-        await self._health.wait_until_up()
+        await self._context.health.wait_until_up()
         try:
             refusals: Refusals = {}
             settled = await statement(
-                self._database, worker_id=self._worker_id, runs=runs, refusals=refusals, wait=False
+                self._context.database,
+                worker_id=self._context.worker_id,
+                runs=runs,
+                refusals=refusals,
+                wait=False,
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
             return [None] * len(runs)
-        self._health.answered()
+        self._context.health.answered()
         await self._set_aside(statement, refusals)
         return settled
 
@@ -275,8 +266,8 @@ class Settler:
             return
         attempted = "fail" if statement is fail else "release"
         try:
-            await self._refused_rows.note(
+            await self._context.refused_rows.note(
                 attempted, [(job_id, error) for (job_id, _), error in refusals.items()]
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:  # met again as rows in nobody's hand
-            self._health.failed(error)
+            self._context.health.failed(error)

@@ -2,18 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset, workers
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.reset import TakenBack
-from jsworker.worker.health import DatabaseHealth
 from jsworker.worker.recovery.reports import report_taken
 from jsworker.worker.supervision import DeadOwner
+
+if TYPE_CHECKING:  # a parent of workers resets without NATS
+    from jsworker.worker.context import WorkerContext
 
 _LOOKS: Final = 4
 """In a statement time-out."""
@@ -40,7 +40,7 @@ async def reset_dead_owner(
         database: where its jobs are.
         dead: the owner.
         worker_id: under which the jobs are taken back, for the timeline.
-        statement_timeout: seconds; it is looked so often in them as to find a late CLAIM soon.
+        statement_timeout: seconds; there are four looks in them, so that a late CLAIM is found soon.
         report: awaited with what was taken back by each look.
         failed: called with each error of the database.
 
@@ -84,24 +84,8 @@ async def _mark_ended(database: Database, worker_id: str) -> str | None:
 class DeadOwners:
     """Takes back, in a worker, what dead owners hold."""
 
-    def __init__(
-        self,
-        *,
-        worker_id: str,
-        statement_timeout: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        events: Events,
-        on_requeued: Callable[[], None],
-    ) -> None:
-        self._worker_id = worker_id
-        self._statement_timeout = statement_timeout
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
-        self._events = events
-        self._on_requeued = on_requeued
+    def __init__(self, context: "WorkerContext") -> None:
+        self._context = context
         self._resetting: set[asyncio.Task[int]] = set()
 
     def begin(self, dead: DeadOwner) -> None:
@@ -117,21 +101,15 @@ class DeadOwners:
         async def report_and_count(taken: TakenBack) -> None:
             nonlocal jobs
             jobs += len(taken.resets)
-            await report_taken(
-                taken,
-                cause="dead",
-                events=self._events,
-                refused_rows=self._refused_rows,
-                on_requeued=self._on_requeued,
-            )
+            await report_taken(self._context, taken, cause="dead")
 
         await reset_dead_owner(
-            self._database,
+            self._context.database,
             dead,
-            worker_id=self._worker_id,
-            statement_timeout=self._statement_timeout,
+            worker_id=self._context.worker_id,
+            statement_timeout=self._context.settings.statement_timeout,
             report=report_and_count,
-            failed=self._health.failed,
+            failed=self._context.health.failed,
         )
         return jobs
 

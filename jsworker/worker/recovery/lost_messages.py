@@ -1,18 +1,15 @@
 """Lost messages: a queued job whose message is proven to be gone is published again, and no other."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import republish
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.jetstream import Stream, StreamState
-from jsworker.worker.health import DatabaseHealth
+from jsworker.stream.jetstream import StreamState
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import Search
 
 _PAGE = 300
@@ -27,39 +24,12 @@ _AT_ONCE = 20
 class Repair:
     """Compares the queue in the table with the stream, a page a scan."""
 
-    def __init__(
-        self,
-        *,
-        worker_id: str,
-        scan_interval: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        stream: Stream,
-        events: Events,
-        on_requeued: Callable[[], None],
-        search: Search,
-    ) -> None:
-        """Wire the repair.
-
-        Args:
-            worker_id: who repairs, for the timeline.
-            scan_interval: seconds; jobs that were queued within the last two are left alone.
-            database, health, refused_rows, stream, events: the worker's own.
-            on_requeued: called when jobs wait to be published again.
-            search: for pages of the queue.
-        """
-        self._worker_id = worker_id
-        self._scan_interval = scan_interval
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
-        self._stream = stream
-        self._events = events
-        self._on_requeued = on_requeued
+    def __init__(self, context: WorkerContext, search: Search) -> None:
+        """Prepare the repair; ``search`` is for pages of the queue."""
+        self._context = context
+        self._search = search
         self._after: tuple[datetime, UUID] | None = None
         self._refusal: str | None = None
-        self._search = search
 
     async def step(self) -> None:
         """Look at the next page of published jobs; go on at once while pages hold losses."""
@@ -67,10 +37,10 @@ class Repair:
             return
         try:
             for _ in range(_PAGES):
-                if not (self._stream.connected and await self._repair_page()) or self._search.is_slow:
+                if not (self._context.stream.connected and await self._repair_page()) or self._search.is_slow:
                     return
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
         except StreamUnavailable:
             return  # nothing is proven; the next scan asks again
         except StreamRefused as error:
@@ -84,7 +54,7 @@ class Repair:
             self._after = None
             return False
         # The stream is asked after the rows were read: what is marked in them is in it, or was.
-        state = await self._stream.state()
+        state = await self._context.stream.state()
         gone = _gone(rows, state, await self._ack_floors(rows))
         lost = {row.id for row in gone}
         there = [row for row in rows if row.id not in lost]
@@ -96,10 +66,10 @@ class Repair:
 
     async def _next_page(self, seconds: float) -> list[Posted]:
         return await republish.posted(
-            self._database,
+            self._context.database,
             kinds=None,
             after=self._after,
-            older_than=2 * self._scan_interval,
+            older_than=2 * self._context.settings.scan_interval,
             limit=_PAGE,
             seconds=seconds,
         )
@@ -110,7 +80,7 @@ class Repair:
 
     async def _ack_floor(self, kind: str) -> int:
         try:
-            return (await self._stream.consumer_state(kind)).ack_floor_stream_seq
+            return (await self._context.stream.consumer_state(kind)).ack_floor_stream_seq
         except (StreamUnavailable, StreamRefused):
             return 0  # no consumer yet, or somebody else's: the messages themselves are looked up
 
@@ -119,7 +89,7 @@ class Repair:
 
         async def missing(row: Posted) -> bool:
             async with at_once:
-                message = await self._stream.get(row.stream_seq or 0)
+                message = await self._context.stream.get(row.stream_seq or 0)
             return message is None or message.message_id != f"{row.id}:{row.dispatch}"
 
         found = await asyncio.gather(*(missing(row) for row in rows))
@@ -130,16 +100,21 @@ class Repair:
             return
         seen = [(row.id, row.dispatch) for row in gone]
         again = await republish.republish(
-            self._database, worker_id=self._worker_id, gone=seen, refused_rows=self._refused_rows
+            self._context.database,
+            worker_id=self._context.worker_id,
+            gone=seen,
+            refused_rows=self._context.refused_rows,
         )
         if again:
-            self._events.emit("message.republished", jobs=len(again), reason="their messages are gone")
-            self._on_requeued()
+            self._context.events.emit(
+                "message.republished", jobs=len(again), reason="their messages are gone"
+            )
+            self._context.requeued.notify()
 
     def _tell(self, refusal: str) -> None:
         if refusal != self._refusal:
             self._refusal = refusal
-            self._events.emit("worker.degraded", what="repair of lost messages", reason=refusal)
+            self._context.events.emit("worker.degraded", what="repair of lost messages", reason=refusal)
 
 
 def _gone(rows: Sequence[Posted], state: StreamState, ack_floors: Mapping[str, int]) -> list[Posted]:

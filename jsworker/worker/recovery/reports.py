@@ -1,47 +1,36 @@
 """Events of jobs that were taken back, by whichever rule: one for each job and one for all together."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 from jsworker.core import fault_points
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.reset import Reset, TakenBack, take_untold
+
+if TYPE_CHECKING:
+    from jsworker.worker.context import WorkerContext
 
 BY_OPERATOR: Final = "operator"
 
 
-async def report_taken(
-    taken: TakenBack,
-    *,
-    cause: str,
-    events: Events,
-    refused_rows: RefusedRows,
-    on_requeued: Callable[[], None],
-) -> list[Reset]:
-    """Emit the events of an answer, have jobs published, and set refused rows aside.
+async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str) -> None:
+    """Emit the events of a RESET, have jobs published, and set refused rows aside.
 
     Args:
-        taken: the answer of a RESET.
+        context: the worker's.
+        taken: the answer of the RESET.
         cause: the rule by which: ``stale``, ``crashed`` or ``dead``.
-        events: the worker's own.
-        refused_rows: sets aside what was refused, and reports it once.
-        on_requeued: called when any job waits to be published.
-
-    Returns:
-        The jobs that were taken back.
 
     Raises:
         DatabaseUnavailable, DatabaseRefused: what was refused is not set aside.
     """
-    report_resets(taken.resets, cause=cause, events=events)
+    report_resets(taken.resets, cause=cause, events=context.events)
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
-        on_requeued()
-    await refused_rows.note("reset", taken.refused.items())
-    return taken.resets
+        context.requeued.notify()
+    await context.refused_rows.note("reset", taken.refused.items())
 
 
 async def report_operators(database: Database, *, events: Events) -> None:

@@ -2,17 +2,14 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import Events
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.reset import Lateness, Suspect, TakenBack
 from jsworker.stream.liveness import Answer
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.maintenance.throttled_scan import Search
 from jsworker.worker.presence import Presence
@@ -29,45 +26,29 @@ class Sweeper:
 
     def __init__(
         self,
+        context: WorkerContext,
         *,
-        worker_id: str,
-        heartbeat_interval: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
         heartbeat: Heartbeat,
         presence: Presence,
         late: LateRows,
-        events: Events,
-        on_requeued: Callable[[], None],
         search: Search,
-        rules: Mapping[str, bool],
     ) -> None:
-        """Wire the sweeper.
+        """Prepare the sweeper.
 
         Args:
-            worker_id: who takes jobs back, for the timeline.
-            heartbeat_interval: seconds; two of them missed begin the watch.
-            database, health, refused_rows, events: the worker's own.
-            heartbeat: the worker's own; while it goes unheard nobody else's silence proves anything.
-            presence: the worker's own; asks NATS whether owners are still there.
+            context: the worker's.
+            heartbeat: while it is not answered no other worker's silence proves anything.
+            presence: asks NATS whether owners are still there.
             late: what is remembered of late rows.
-            on_requeued: called when jobs went back to the queue.
             search: for late rows.
-            rules: whether to take back by ``stale``, rule 1, and by ``crashed``, rule 3.
         """
-        self._worker_id = worker_id
-        self._heartbeat_interval = heartbeat_interval
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
+        self._context = context
+        self._heartbeat_interval = context.settings.heartbeat_interval
         self._heartbeat = heartbeat
         self._presence = presence
         self._late = late
-        self._events = events
-        self._on_requeued = on_requeued
         self._search = search
-        self._rules = rules
+        self._rules = context.settings.recovers_by()
 
     async def step(self) -> None:
         """Look at every late row once, and take back what is proven to be nobody's."""
@@ -90,21 +71,21 @@ class Sweeper:
             if self._rules["crashed"]:
                 await self._take_back_crashed(lateness.suspects)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
 
     async def _look(self, seconds: float) -> Lateness:
         return await reset.look_for_late(
-            self._database,
+            self._context.database,
             heartbeat_interval=self._heartbeat_interval,
             limit=_LOOKED_AT,
             seconds=seconds,
-            past_refused=self._refused_rows.any_of("reset"),
+            past_refused=self._context.refused_rows.any_of("reset"),
         )
 
     def _tell_of_brake(self, proof: Proof) -> None:
         if proof.held:
             reason = "more than half of the owners are late; what has turned stale gets one more threshold"
-            self._events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
+            self._context.events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
 
     async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
         counts = {
@@ -114,11 +95,15 @@ class Sweeper:
         # A claim straight from the owner counts the stall: what is no stall goes by the queue.
         self._late.taken_back(row.id for row in proof.stale if row.in_line or not counts[row.worker_id])
         for owner, rows in _by_owner(proof.stale).items():
-            self._events.emit("stale.detected", jobs=len(rows), owners=[owner])
+            self._context.events.emit("stale.detected", jobs=len(rows), owners=[owner])
             counted = counts[owner]
             reason = f"worker {owner} stopped responding"
             taken = await reset.reset_stale(
-                self._database, worker_id=self._worker_id, stale=rows, reason=reason, counted=counted
+                self._context.database,
+                worker_id=self._context.worker_id,
+                stale=rows,
+                reason=reason,
+                counted=counted,
             )
             await self._tell(taken, "stale")
 
@@ -144,8 +129,8 @@ class Sweeper:
         ):
             for owner, rows in _by_owner(found).items():
                 taken = await reset.reset_crashed(
-                    self._database,
-                    worker_id=self._worker_id,
+                    self._context.database,
+                    worker_id=self._context.worker_id,
                     crashed=rows,
                     reason=f"worker {owner} fell silent {why}",
                 )
@@ -153,13 +138,7 @@ class Sweeper:
 
     async def _tell(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
-        await report_taken(
-            taken,
-            cause=cause,
-            events=self._events,
-            refused_rows=self._refused_rows,
-            on_requeued=self._on_requeued,
-        )
+        await report_taken(self._context, taken, cause=cause)
 
     async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)

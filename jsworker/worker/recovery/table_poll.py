@@ -22,10 +22,8 @@ from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import republish
-from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.scan_pace import Pace
 from jsworker.worker.maintenance.throttled_scan import Search
 from jsworker.worker.pipeline.intake import Consumer
@@ -83,44 +81,27 @@ class IdlePoll:
 
     def __init__(
         self,
+        context: WorkerContext,
         consumers: Sequence[Consumer],
         *,
-        scan_interval: float,
-        relay_interval: float,
-        database: Database,
-        health: DatabaseHealth,
-        refused_rows: RefusedRows,
-        in_flight: InFlight,
-        nats_connected: Callable[[], bool],
-        publishing_refused: Callable[[], bool],
         on_more: Callable[[], None],
         new_search: Callable[[str], Search],
         pace: Pace,
     ) -> None:
-        """Wire the poll.
+        """Prepare the poll.
 
         Args:
+            context: the worker's.
             consumers: claim what was found.
-            scan_interval: seconds; a job is old after two of them, a consumer idle after one.
-            relay_interval: seconds; while no message can come, a consumer is idle after one.
-            database, health, refused_rows, hand: the worker's own.
-            nats_connected: whether messages can come.
-            publishing_refused: whether JetStream stores no new ones.
             on_more: called when ``go_on`` is to be called at once.
             new_search: makes the search for waiting rows of a kind, given its name.
             pace: of the searches of all kinds together.
         """
+        self._context = context
         self._lines = [_Line(each, new_search(each.kind.name)) for each in consumers]
         self._active: dict[str, _Line] = {}
         """Lines that have rows, or may find more at once."""
-        self._scan_interval = scan_interval
-        self._relay_interval = relay_interval
-        self._database = database
-        self._health = health
-        self._refused_rows = refused_rows
-        self._in_flight = in_flight
-        self._nats_connected = nats_connected
-        self._publishing_refused = publishing_refused
+        self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
         self._pace = pace
         self._searching = asyncio.Lock()
@@ -139,7 +120,7 @@ class IdlePoll:
 
     async def go_on(self) -> None:
         """Look for more where all that was found is taken; without messages, for whatever is queued."""
-        if not self._health.up:
+        if not self._context.health.up:
             return
         async with self._searching:
             without_messages = self._is_without_messages
@@ -152,7 +133,7 @@ class IdlePoll:
         if not self._active:  # as a rule
             return
         for name, line in list(self._active.items()):
-            line.take(self._in_flight)
+            line.take(self._context.in_flight)
             if not line.rows and not line.is_longer:
                 del self._active[name]
             else:  # the next kind comes first the next time
@@ -162,14 +143,14 @@ class IdlePoll:
 
     @property
     def _is_without_messages(self) -> bool:
-        return self._publishing_refused() or not self._nats_connected()
+        return self._context.publishing.refused or not self._context.stream.connected
 
     async def _look(self, line: _Line) -> None:
         """Look for rows of a kind, and take those for which there is room."""
         line.is_longer = False
         without_messages = self._is_without_messages
-        patience = self._relay_interval if without_messages else self._scan_interval
-        idle = not self._nats_connected() or boottime() - line.consumer.delivered_at >= patience
+        patience = self._context.settings.relay_interval if without_messages else self._scan_interval
+        idle = not self._context.stream.connected or boottime() - line.consumer.delivered_at >= patience
         most = line.consumer.most()
         line.most = math.inf if idle else max(1, most // 2)
         wanted = min(_MOST, 2 * most)
@@ -194,20 +175,20 @@ class IdlePoll:
         if line.search.must_rest:
             return []
         try:
-            in_hand = [*self._in_flight.claiming, *self._in_flight.runs]
+            in_hand = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
             found = await line.search.make(
                 lambda seconds: republish.waiting(
-                    self._database,
+                    self._context.database,
                     kinds=[line.consumer.kind.name],
                     older_than=older_than,
                     limit=limit,
                     besides=[*in_hand, *line.consumer.put_off],
                     delivered=delivered,
                     seconds=seconds,
-                    past_refused=self._refused_rows.any_of("claim"),
+                    past_refused=self._context.refused_rows.any_of("claim"),
                 )
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
             return []
         return [row.id for row in found or ()]

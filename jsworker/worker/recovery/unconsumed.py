@@ -7,12 +7,9 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
-from jsworker.core.events import Events
 from jsworker.core.names import is_kind
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import republish
-from jsworker.stream.jetstream import Stream
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import WorkerContext
 
 LOOK_SECONDS: Final = 600.0
 """Between two looks."""
@@ -40,36 +37,27 @@ class Unconsumed:
     own. Should one lose it all the same, it is published again. Every worker does this; twice does no harm.
     """
 
-    def __init__(self, *, database: Database, health: DatabaseHealth, stream: Stream, events: Events) -> None:
-        """Wire the removal.
-
-        Args:
-            database, health, stream: the worker's own.
-            events: told ``stream.changed`` for each subject, and ``worker.degraded`` once where NATS refuses.
-        """
-        self._database = database
-        self._health = health
-        self._stream = stream
-        self._events = events
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._seen: dict[str, _Seen] = {}
         self._refusal: str | None = None
 
     async def step(self) -> None:
         """Look once, and remove what was seen for long enough."""
-        if not (self._health.up and self._stream.connected):
+        if not (self._context.health.up and self._context.stream.connected):
             return
         try:
             await self._look()
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._health.failed(error)
+            self._context.health.failed(error)
         except StreamUnavailable:
             return  # the next look asks again
         except StreamRefused as error:
             self._note(error)
 
     async def _look(self) -> None:
-        state = await self._stream.state()
-        without = await self._stream.unconsumed()
+        state = await self._context.stream.state()
+        without = await self._context.stream.unconsumed()
         now = boottime()
         known = {kind: seen for kind, seen in self._seen.items() if seen.stream_created == state.created}
         self._seen = {kind: known.get(kind) or _Seen(now, state.created, state.last_seq) for kind in without}
@@ -81,18 +69,18 @@ class Unconsumed:
         waiting = await self._waiting(due)
         removed = [kind for kind in due if kind not in waiting and await self._remove(kind)]
         if removed:
-            left = await self._stream.unconsumed()
+            left = await self._context.stream.unconsumed()
             for kind in removed:
                 self._tell(kind, without[kind], left.get(kind, 0))
 
     async def _waiting(self, kinds: Sequence[str]) -> set[str]:
         """Return the kinds with a queued job; only what a kind may be called is asked for."""
         names = [kind for kind in kinds if is_kind(kind)]
-        return await republish.queued_kinds(self._database, kinds=names) if names else set()
+        return await republish.queued_kinds(self._context.database, kinds=names) if names else set()
 
     async def _remove(self, kind: str) -> bool:
         try:
-            await self._stream.remove(kind, up_to=self._seen[kind].last_seq)
+            await self._context.stream.remove(kind, up_to=self._seen[kind].last_seq)
         except StreamRefused as error:  # others may be removed all the same
             self._note(error)
             return False
@@ -102,10 +90,13 @@ class Unconsumed:
     def _note(self, error: StreamRefused) -> None:
         if (refusal := str(error)) != self._refusal:
             self._refusal = refusal
-            self._events.emit(
+            self._context.events.emit(
                 "worker.degraded", what="removal of messages that no consumer takes", reason=refusal
             )
 
     def _tell(self, kind: str, was: int, now: int) -> None:
-        what = f"messages of {self._stream.subject_of(kind)}, which no consumer takes and no job waits for"
-        self._events.emit("stream.changed", **{"what": what, "setting": "messages", "was": was, "is": now})
+        subject = self._context.stream.subject_of(kind)
+        what = f"messages of {subject}, which no consumer takes and no job waits for"
+        self._context.events.emit(
+            "stream.changed", **{"what": what, "setting": "messages", "was": was, "is": now}
+        )
