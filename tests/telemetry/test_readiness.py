@@ -105,7 +105,7 @@ async def test_a_database_that_is_away_leaves_the_level_that_was_known(settings:
     ):
         proxy.cut()
         told = await answers(worker, 503, "postgresql: no answer")
-        await worker._components.schema.step()
+        await worker._components.database_watch.step()
         assert "migration" not in told + probe(worker).body.decode()
         proxy.restore()
         await answers(worker, 200, f"migration: {HEAD}\n")

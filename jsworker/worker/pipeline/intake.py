@@ -250,7 +250,7 @@ class Consumer:
 
     def _bury(self, message: Delivery | Undecodable, reason: str) -> None:
         self._burying += 1
-        self._dead_letters.bury(message, reason, self._buried)
+        self._dead_letters.keep(message, reason, self._buried)
 
     def _buried(self) -> None:
         self._burying -= 1

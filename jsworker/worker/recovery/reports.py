@@ -61,7 +61,7 @@ def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> N
 
 def _report_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
     facts = {"job_id": str(job.id), "kind": job.kind, "fencing_token": job.fencing_token, "owner": job.owner}
-    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each is told in a line of its own
+    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each has a line of its own
         events.emit("job.cleared", **facts, cause=cause, to=job.status)
     else:
         stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls}
