@@ -153,7 +153,7 @@ class ChildLink:
         self._link.send(QuietUntil(boottime=boottime))
         self._postpone_last_resort()
 
-    def condemn(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+    def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """Show where all threads are, and ask to be killed; once, however often this is called."""
         if self._asked_for_kill:
             return

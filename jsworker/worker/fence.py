@@ -60,7 +60,7 @@ class Fence:
             if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):
                 ignoring.append(run)
         if ignoring:
-            self._condemn(ignoring)
+            self._request_kill(ignoring)
         for run in self._context.in_flight.given_up:
             if now - run.cancelled_at > self._grace_of(run):
                 run.cancel_again()
@@ -107,7 +107,7 @@ class Fence:
         grace = _GRACE_HEARTBEATS * self._heartbeat_interval
         return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
-    def _condemn(self, runs: list[Run]) -> None:
+    def _request_kill(self, runs: list[Run]) -> None:
         """Have this process ended: nothing else ends these runs, and no job may start beside its last run."""
         for run in runs:
             if not run.ignores_stop:
@@ -115,6 +115,6 @@ class Fence:
         if self._context.supervision is not None:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
-            self._context.supervision.condemn(
+            self._context.supervision.request_kill(
                 [run.held for run in runs], f"its process was ended, because {named}"
             )

@@ -182,7 +182,6 @@ class _IsolatedProcess:
         await self._process.wait()
 
     def _note(self, message: FromIsolated) -> None:
-        self._watch()
         match message:
             case RunState():
                 self._note_state(message)
@@ -192,6 +191,7 @@ class _IsolatedProcess:
             case RunEnded():
                 if not self._last_message.done():
                     self._last_message.set_result(message)
+        self._watch()
 
     def _note_end(self) -> None:
         if not self._last_message.done():

@@ -78,7 +78,8 @@ class LateRows:
         beyond the threshold: a jump of the database's clock, or an outage that silenced every owner, then
         resets no job of a live owner. When more than half of at least three owners are late when a row turns
         stale, it gets one more threshold: it is likelier that something else has happened than that so many
-        have died. Late, not stale: owners that fall silent together turn stale over a whole heartbeat interval.
+        have died. Late, not stale: owners that fall silent together turn stale over a whole heartbeat
+        interval.
         """
         self._seen = {row.id: self._sighting(row, now) for row in lateness.suspects}
         ripe = [row for row in lateness.suspects if self._is_ripe(row, now)]

@@ -1,8 +1,8 @@
 """The idle poll: queued jobs whose message does not come are claimed straight from the table.
 
 Messages that were delivered to a process which died before its claim, or to one that does not answer them,
-wait out ``ack_wait``. Without NATS no message comes at all, and while JetStream stores nothing no new one. The
-row alone says that a job is to be done.
+wait out ``ack_wait``. Without NATS no message comes at all, and while JetStream stores nothing no new one.
+The row alone says that a job is to be done.
 
 Rows that are found go before messages: as job slots fall free they take them first. Where messages of their
 kind keep coming they get half of the slots, and only rows that no message will bring are looked for. To have
