@@ -71,8 +71,8 @@ class Reporter:
 
     def _send(self, figures: str | None) -> None:
         try:
-            vitals = self._worker.vitals()
-            readiness = None if vitals is None else write_readiness(vitals.readiness)
+            status = self._worker.vitals()
+            readiness = None if status is None else write_readiness(status.readiness)
             if not self._link.report(readiness, figures):
                 self._complain("the figures of so many kinds are too long")
         except Exception as error:  # noqa: BLE001 -- the worker must not pay for it; a parent without reports says so

@@ -70,6 +70,7 @@ class DeadChildren:
         self.stalls: Counter[tuple[str, bool]] = Counter()
         self._labels = KindLabels()
         self._dead: dict[asyncio.Task[None], _DeadChild] = {}
+        self._failed: list[_DeadChild] = []
         self._database: Database | None = None
         self._database_users = 0
         self._complain_at = 0.0
@@ -83,11 +84,12 @@ class DeadChildren:
             asked_sibling: whether a sibling does so right now; then this looks once more at the end of the
                 time in which a claim of the dead child may still commit.
         """
-        dead = _DeadChild(owner)
-        first_look = owner.settled_at if asked_sibling else dead.died_at
-        task = asyncio.create_task(self._take_back(dead, first_look), name=f"reset {owner.worker_id}")
-        self._dead[task] = dead
-        task.add_done_callback(self._note_end)
+        failed, self._failed = self._failed, []
+        for dead in [_DeadChild(owner), *failed]:
+            first_look = owner.settled_at if dead.owner is owner and asked_sibling else dead.died_at
+            task = asyncio.create_task(self._take_back(dead, first_look), name=f"reset {owner.worker_id}")
+            self._dead[task] = dead
+            task.add_done_callback(self._note_end)
 
     def expect(self, kinds: Iterable[str]) -> None:
         """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
@@ -96,14 +98,14 @@ class DeadChildren:
 
     def waiting(self) -> list[str]:
         """Return the dead whose jobs are not all taken back yet."""
-        return [dead.owner.worker_id for dead in self._dead.values()]
+        return [dead.owner.worker_id for dead in [*self._dead.values(), *self._failed]]
 
     async def finish(self, seconds: float) -> None:
         """Wait until all is taken back, and give up what is not done in time; others find it later."""
-        if not self._dead:
-            return
-        _, late = await asyncio.wait(self._dead, timeout=seconds)
-        given_up = [self._dead[task].owner.worker_id for task in late]
+        late: set[asyncio.Task[None]] = set()
+        if self._dead:
+            _, late = await asyncio.wait(self._dead, timeout=seconds)
+        given_up = [dead.owner.worker_id for dead in [*map(self._dead.__getitem__, late), *self._failed]]
         for task in late:
             task.cancel()
         if late:
@@ -178,7 +180,8 @@ class DeadChildren:
             )
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Forget a dead child; after an unexpected error other rules find what it held."""
+        """Forget a dead child; after an unexpected error the next death tries again."""
+        dead = self._dead.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._logger.error("burial.failed", dead=len(self._dead), exc_info=error)
-        del self._dead[task]
+            self._failed.append(dead)
+            self._logger.error("burial.failed", dead=len(self.waiting()), exc_info=error)

@@ -11,10 +11,10 @@ from jsworker.core.clock import boottime
 from jsworker.telemetry.logs import show_line
 
 HUNG: Final = "hung"
-CONDEMNED: Final = "condemned"
+ASKED_FOR_KILL: Final = "condemned"
 KILLED: Final = "killed"
 EXITED: Final = "exited"
-DEATHS: Final = (HUNG, CONDEMNED, KILLED, EXITED)
+DEATHS: Final = (HUNG, ASKED_FOR_KILL, KILLED, EXITED)
 """How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
 the child asked to be killed; a signal of another process; by itself."""
 

@@ -22,7 +22,7 @@ from jsworker.supervisor.child_start import DUMP_SIGNAL
 from jsworker.supervisor.children import Place, RestartBackoff
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.supervisor.fleet_view import (
-    CONDEMNED,
+    ASKED_FOR_KILL,
     EXITED,
     HUNG,
     KILLED,
@@ -190,7 +190,9 @@ class Supervisor:
                 "child.condemned", **child.facts(), reason=reason, culprits=[str(job_id) for job_id in ids]
             )
             blamed = () if self._stopping else ids
-            child.kill_reason = KillReason(CONDEMNED, reason, counted=not self._stopping, culprits=blamed)
+            child.kill_reason = KillReason(
+                ASKED_FOR_KILL, reason, counted=not self._stopping, culprits=blamed
+            )
         child.send_signal(signal.SIGKILL)
 
     def _listen_to_signals(self) -> list[signal.Signals]:
