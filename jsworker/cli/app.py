@@ -16,7 +16,7 @@ from typer.main import get_command
 import jsworker
 from jsworker.cli.failures import exit_code_of
 from jsworker.cli.options import new_app
-from jsworker.cli.process_exit import LEAVE_SECONDS, leave_within
+from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 
 _START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
 
@@ -110,7 +110,7 @@ def main() -> NoReturn:
     """Run ``jsworker`` with the arguments of this process."""
     _prepare_streams()
     code = run_command(sys.argv[1:])
-    leave_within(LEAVE_SECONDS, code)
+    exit_within(EXIT_SECONDS, code)
     sys.exit(code)
 
 

@@ -1,6 +1,6 @@
 """``jsworker run``: the parent of worker processes, from its settings to its exit code."""
 
-from jsworker.cli import lean_structlog  # noqa: F401, I001 -- before anybody else imports structlog
+from jsworker.telemetry import lean_structlog  # noqa: F401, I001 -- before all other imports of structlog
 
 import asyncio
 import os
@@ -75,7 +75,7 @@ def _command(targets: Sequence[str]) -> list[str]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing public tells them
     # A file of the working directory must not pass for one of Python's, unless jsworker lies there too.
     safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
-    return [sys.executable, *flags, *safe, "-m", "jsworker.cli.child", *targets]
+    return [sys.executable, *flags, *safe, "-m", "jsworker.supervisor.child_main", *targets]
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:

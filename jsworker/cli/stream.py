@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from jsworker.cli.options import JsonObject, argument, new_app
 from jsworker.cli.output import print_json, print_line
 from jsworker.cli.selection import connected_database
-from jsworker.cli.targets import load_processor_class
 from jsworker.core.events import Event, Events
 from jsworker.core.names import check_kind
 from jsworker.core.settings import Settings, load_settings
+from jsworker.core.targets import load_processor_class
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 

@@ -1,5 +1,6 @@
-"""The parent of worker processes: starts them, watches them, kills what hangs, and buries the dead.
+"""Parent and children of ``jsworker run``: the parent starts, watches, restarts and kills worker processes.
 
-Parent and child each speak over one end of a socket pair. ``parent`` and what it uses load neither SQLAlchemy
-nor NATS before the first burial; ``birth`` and ``link`` are the child's side.
+Each has one end of a socket pair. The parent's side is ``parent``, ``children``, ``child_process``,
+``dead_children`` and ``probes``, which load neither SQLAlchemy nor NATS before the first reset. The
+child begins in ``child_main``.
 """

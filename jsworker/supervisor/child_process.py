@@ -1,56 +1,53 @@
 """One child, as its parent sees it."""
 
-import asyncio
 import os
 import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
 from jsworker.core.clock import boottime
+from jsworker.core.message_link import LONGEST_LINE, SPARING_RATE, MessageLink
+from jsworker.core.settings import Settings, variable_of
 from jsworker.supervisor.begun_jobs import BegunJobs
 from jsworker.supervisor.child_messages import (
-    LONGEST_LINE,
+    FROM_CHILD,
     MOST_PARTS,
-    Bury,
-    Condemn,
     Figures,
+    FromChild,
+    FromParent,
+    KillRequest,
     LastWords,
-    Lines,
-    Message,
     QuietUntil,
     Ready,
     Registered,
     Report,
     Sibling,
-    Stop,
     Stopped,
+    StopWorker,
+    TakeBack,
     Tick,
     Wake,
-    line_of,
 )
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
+from jsworker.worker.supervision import DeadOwner
 from jsworker.worker.tick_watch import Silence
 
-_READ_BYTES: Final = 65_536
-_BYTES_A_ROUND: Final = 4 * _READ_BYTES
-_PRICE_OF_NONSENSE: Final = 4_096
-"""Bytes: what a line that is no message costs, so that a flood of them keeps the parent from nothing."""
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """Why a child was ended by its parent.
+class KillReason:
+    """Why a child is killed by its parent.
 
     Attributes:
         how: in a word, for figures.
-        reason: told to the next runs of its jobs.
+        reason: given to the next runs of its jobs.
         counted: whether its jobs' stalls count.
         culprits: if there are any, only these jobs' stalls count.
     """
@@ -61,8 +58,8 @@ class Fate:
     culprits: tuple[UUID, ...] = ()
 
 
-class Watcher(Protocol):
-    """Whoever is told what a child says."""
+class ChildListener(Protocol):
+    """Called with what a child reports."""
 
     def note_ready(self, child: "Child", kinds: Sequence[str]) -> None:
         """Its worker works on these kinds."""
@@ -72,7 +69,7 @@ class Watcher(Protocol):
         """It may hold jobs from now on."""
         ...
 
-    def note_condemned(self, child: "Child", culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+    def kill_on_request(self, child: "Child", culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """It asks to be killed."""
         ...
 
@@ -88,41 +85,35 @@ class Child:
         stopped: whether its worker has stopped in order.
         holds_jobs: whether it may hold jobs.
         last_words: the error by which it ended.
-        fate: why its parent ended it; None: it did not.
+        kill_reason: why its parent kills it; None: it does not.
         silence: how long it has not ticked.
-        readiness: what its worker could do when it told last; None: it has not told yet.
-        reported_at: boot time of that; None: it has not told yet.
-        figures: what it had counted when it told that last, packed.
+        readiness: what its worker could do by its last report; None: there was none yet.
+        reported_at: boot time of that report; None: there was none yet.
+        figures: what it had counted by its last report with figures, packed.
         figures_at: boot time of that; of its start until then.
     """
 
     def __init__(
         self,
         command: Sequence[str],
+        settings: Settings,
         *,
         environment: Mapping[str, str],
         connect_seconds: float | None,
         number: int,
         generation: int,
-        name: Callable[[int], str],
-        concurrency: int,
-        watchdog_timeout: float,
-        startup_timeout: float,
-        watcher: Watcher,
+        listener: ChildListener,
     ) -> None:
         """Start the process; to be called in the main thread of an event loop.
 
         Args:
-            command: program and arguments; what ``Birth`` holds is put behind them.
-            environment: the child's whole environment.
+            command: program and arguments; those of ``ChildStart`` are put behind them.
+            settings: its job slots, time-outs and name.
+            environment: of every child; WORKER_ID, when it is set, gets this one's number.
             connect_seconds: for how long it tries to reach its servers; None: for ever.
             number: its place among the children.
             generation: how many children there were at this place, this one included.
-            name: returns its worker id without the random end, from its process id.
-            concurrency: its job slots.
-            watchdog_timeout: seconds without a tick that are too many.
-            startup_timeout: the same before it holds jobs, if that is more: a setup may load what is large.
-            watcher: told what it says.
+            listener: called with what it reports.
 
         Raises:
             OSError: the system starts no process.
@@ -134,34 +125,33 @@ class Child:
         self.stopped = False
         self.holds_jobs = False
         self.last_words: str | None = None
-        self.fate: Fate | None = None
-        self.silence = Silence(max(watchdog_timeout, startup_timeout))
-        self._watchdog_timeout = watchdog_timeout
+        self.kill_reason: KillReason | None = None
+        # Before it holds jobs it may be silent for longer: a setup may load what is large.
+        self.silence = Silence(max(settings.watchdog_timeout, settings.startup_timeout))
+        self._watchdog_timeout = settings.watchdog_timeout
         self.readiness: str | None = None
         self.figures = ""
         self.reported_at: float | None = None
-        self.figures_at = boottime()
+        self.figures_at = self._started_at = boottime()
         self._figures: list[str] = []
-        self._watcher = watcher
-        self._lines = Lines()
-        self._unsent = b""
-        self._sends_later = False
-        self._budget = _BYTES_A_ROUND
-        self._loop = asyncio.get_running_loop()
-        self._born_at = boottime()
+        self._listener = listener
         self._begun: BegunJobs | None = None
-        self._socket, theirs = socket.socketpair()
+        if settings.worker_id is not None:
+            name = f"{settings.worker_id}-{number}"
+            environment = {**environment, variable_of("worker_id"): name}
+        ours, theirs = socket.socketpair()
         try:
-            with theirs, self._shared(concurrency) as begun:
-                birth = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
-                self._process = _start(command, environment, birth)
+            with theirs, self._shared(settings.concurrency) as begun:
+                start = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
+                self._process = _start(command, environment, start)
         except BaseException:
-            self._socket.close()
+            ours.close()
             raise
         self._pidfd = _pidfd_of(self._process.pid)
-        self._name = name(self._process.pid)
-        self._socket.setblocking(False)
-        self._loop.add_reader(self._socket, self.hear)
+        # Its worker id without the random end, as worker.identity makes it.
+        self._name = f"{settings.hostname}-{self.pid}" if settings.worker_id is None else name
+        self._link = MessageLink(ours, FROM_CHILD, on_message=self._note, rate=SPARING_RATE)
+        self._link.open()
 
     @property
     def pid(self) -> int:
@@ -176,10 +166,15 @@ class Child:
     @property
     def age(self) -> float:
         """Seconds since its start."""
-        return boottime() - self._born_at
+        return boottime() - self._started_at
+
+    @property
+    def can_take_back(self) -> bool:
+        """Whether its worker can reset jobs of others."""
+        return self.ready and not self.stopped and self.kill_reason is None
 
     def facts(self) -> dict[str, object]:
-        """Return what every log line about it tells."""
+        """Return the fields of every log line about it."""
         facts: dict[str, object] = {"pid": self.pid, "child": self.number, "generation": self.generation}
         return facts if self.worker_id is None else {**facts, "worker_id": self.worker_id}
 
@@ -188,7 +183,7 @@ class Child:
         code = self._process.returncode
         return f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal, unless it is dead."""
         if self._process.returncode is not None:
             return
@@ -208,58 +203,39 @@ class Child:
         return 0 if self._begun is None else self._begun.ended
 
     def stop(self, *, force: bool) -> None:
-        """Ask it to stop; said twice over, for its loop may hang, or it may not listen to its link yet."""
-        self._tell(line_of(Stop(force=force)))
-        self.send(signal.SIGTERM)
+        """Ask it to stop, in both ways: its loop may hang, or it may not read its link yet."""
+        self._send(StopWorker(force=force))
+        self.send_signal(signal.SIGTERM)
 
     def wake(self) -> None:
-        """Tell it that jobs were put back into the queue."""
+        """Report that jobs were put back into the queue."""
         if self.ready:
-            self._tell(line_of(Wake()))
+            self._send(Wake())
 
-    def bury(self, sibling: Bury) -> None:
+    def take_back(self, sibling: DeadOwner) -> None:
         """Ask it to take back what a dead sibling held."""
-        self._tell(line_of(sibling))
+        self._send(TakeBack(dead=sibling))
 
     def leave_to_parent(self, worker_id: str) -> None:
-        """Tell it of a sibling: what that leaves is taken back by the parent, on its evidence."""
-        self._tell(line_of(Sibling(worker_id=worker_id)))
+        """Name a sibling: what that one leaves is taken back by the parent, on its evidence."""
+        self._send(Sibling(worker_id=worker_id))
 
     def hear(self) -> None:
-        """Take what it has said so far."""
-        while self._budget > 0:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                break
-            self._budget -= len(data)
-            for message in self._lines.feed(data):
-                self._note(message)
-        self._loop.remove_reader(self._socket)  # until the next round, or it is dead
-
-    def listen_again(self) -> None:
-        """Begin a new round: hear what it has said, be it much."""
-        if self._budget <= 0:
-            self._loop.add_reader(self._socket, self.hear)
-        self._budget = _BYTES_A_ROUND
-        self.hear()
+        """Take what it has sent so far."""
+        self._link.hear()
 
     def close(self) -> None:
-        """Hear its last words and let the link go; it must have ended."""
-        self.listen_again()
-        self._let_go()
+        """Take its last words and close the link; it must have ended."""
+        self._link.hear(to_the_end=True)
+        self._link.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
 
     def abandon(self) -> None:
-        """Let the link go, by which it learns that it must end."""
-        self._let_go()
+        """Close the link, by which it learns that it must end."""
+        self._link.close()
 
-    def _note(self, message: Message | None) -> None:
+    def _note(self, message: FromChild) -> None:
         match message:
             case Tick():
                 self.silence.note_tick()
@@ -270,7 +246,7 @@ class Child:
             case Ready(kinds=kinds):
                 if not self.ready:
                     self.ready = True
-                    self._watcher.note_ready(self, kinds)
+                    self._listener.note_ready(self, kinds)
             case Figures(part=part):
                 self._figures.append(part)
                 del self._figures[:-MOST_PARTS]
@@ -279,23 +255,21 @@ class Child:
                 if self._figures:
                     self.figures, self._figures = "".join(self._figures), []
                     self.figures_at = self.reported_at
-            case Condemn(culprits=culprits, reason=reason):
-                self._watcher.note_condemned(self, culprits, reason)
+            case KillRequest(culprits=culprits, reason=reason):
+                self._listener.kill_on_request(self, culprits, reason)
             case Stopped(holds_jobs=holds_jobs):
                 self.stopped, self.holds_jobs = True, holds_jobs
             case LastWords(text=text):
                 self.last_words = text
-            case _:
-                self._budget -= _PRICE_OF_NONSENSE
 
     def _register(self, worker_id: str) -> None:
-        """Believe it only an id of its own: the parent will take back whatever that owns."""
+        """Accept an id of its own only: the parent will take back all jobs of that owner."""
         own = worker_id.startswith(self._name) and _RANDOM_END.fullmatch(worker_id[len(self._name) :])
         if own and self.worker_id is None:
             self.worker_id = worker_id
             self.holds_jobs = True
             self.silence.tighten(self._watchdog_timeout)
-            self._watcher.note_registered(self, worker_id)
+            self._listener.note_registered(self, worker_id)
 
     @contextmanager
     def _shared(self, concurrency: int) -> Iterator[int | None]:
@@ -310,43 +284,33 @@ class Child:
         finally:
             os.close(descriptor)
 
-    def _let_go(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._unsent, self._sends_later = b"", False
-        self._socket.close()
+    def _send(self, message: FromParent) -> None:
+        # With so much unread the child does not listen, and needs nothing of what is sent here.
+        if self._link.unsent < LONGEST_LINE:
+            self._link.send(message)
 
-    def _tell(self, line: bytes) -> None:
-        # So much unread: the child does not listen; nothing that is told here is needed then.
-        if len(self._unsent) < LONGEST_LINE:
-            self._unsent += line
-            self._send_on()
 
-    def _send_on(self) -> None:
-        """Send what the socket takes; of a line that was cut short the rest must come before the next."""
-        try:
-            self._unsent = self._unsent[self._socket.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # the child is dead
-            self._unsent = b""
-        if self._unsent and not self._sends_later:
-            self._loop.add_writer(self._socket, self._send_on)
-        elif self._sends_later and not self._unsent:
-            self._loop.remove_writer(self._socket)
-        self._sends_later = bool(self._unsent)
+def reap_orphans(known: Container[int]) -> None:
+    """Reap dead children but the known ones: process 1 of a container inherits all orphans.
+
+    A known one that is dead hides others behind it: reap those that are known first.
+    """
+    with suppress(ChildProcessError):  # there are none
+        while True:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None or found.si_pid in known:
+                return
+            os.waitpid(found.si_pid, os.WNOHANG)
 
 
 def _start(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    birth: ChildStart,
+    command: Sequence[str], environment: Mapping[str, str], start: ChildStart
 ) -> subprocess.Popen[bytes]:
     with signals_held_back():
         return subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
-            [*command, *birth.arguments()],
+            [*command, *start.arguments()],
             env=environment,
-            pass_fds=[birth.link] if birth.begun is None else [birth.link, birth.begun],
+            pass_fds=[start.link] if start.begun is None else [start.link, start.begun],
             # Named, so that they are inherited even where they were closed and opened again.
             stdin=0,
             stdout=1,

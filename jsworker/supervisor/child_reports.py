@@ -1,4 +1,4 @@
-"""A child's reports: once a second it tells its parent how it is and what it has counted."""
+"""A child's reports: once a second it sends its parent how it is and what it has counted."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from jsworker.core.clock import boottime
-from jsworker.supervisor.child_link import Link
+from jsworker.supervisor.child_link import ChildLink
 from jsworker.telemetry.figures import packed, write_readiness
 from jsworker.telemetry.metrics import Metrics
 from jsworker.worker.worker import Worker
@@ -24,8 +24,8 @@ class Reporter:
     Figures are packed in a thread: those of many kinds take longer than an event loop may be held up.
     """
 
-    def __init__(self, worker: Worker, link: Link) -> None:
-        """Count from now on; nothing is told before ``start``."""
+    def __init__(self, worker: Worker, link: ChildLink) -> None:
+        """Count from now on; nothing is sent before ``start``."""
         self._worker = worker
         self._link = link
         self._registry = CollectorRegistry()
@@ -37,21 +37,21 @@ class Reporter:
         self._complained = False
 
     def start(self) -> None:
-        """Tell now, and then once a second, whatever comes of the one before."""
+        """Send a report now, and then once a second, even if the one before failed."""
         loop = asyncio.get_running_loop()
         self._next = loop.call_later(_SECONDS, self.start)
         if self._packing is not None or boottime() < self._rests_until:
-            self._tell(None)
+            self._send(None)
             return
         self._packing = loop.run_in_executor(self._thread, self._pack)
-        self._packing.add_done_callback(self._tell_packed)
+        self._packing.add_done_callback(self._send_packed)
 
     def stop(self) -> None:
-        """Tell nothing more."""
+        """Send nothing more."""
         if self._next is not None:
             self._next.cancel()
         if self._packing is not None:
-            self._packing.remove_done_callback(self._tell_packed)
+            self._packing.remove_done_callback(self._send_packed)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _pack(self) -> str:
@@ -60,16 +60,16 @@ class Reporter:
         self._rests_until = began + (_REST + 1) * (boottime() - began)
         return figures
 
-    def _tell_packed(self, packing: "asyncio.Future[str]") -> None:
+    def _send_packed(self, packing: "asyncio.Future[str]") -> None:
         self._packing = None
         if packing.cancelled():
             return
         error = packing.exception()
         if error is not None:
             self._complain(f"{type(error).__name__}: {error}")
-        self._tell(None if error is not None else packing.result())
+        self._send(None if error is not None else packing.result())
 
-    def _tell(self, figures: str | None) -> None:
+    def _send(self, figures: str | None) -> None:
         try:
             status = self._worker.status()
             readiness = None if status is None else write_readiness(status.readiness)

@@ -3,16 +3,13 @@
 import faulthandler
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
-from jsworker.supervisor.begun_jobs import BegunJobs
-from jsworker.worker.isolation.inherited_signals import leave_to_parent
-from jsworker.worker.isolation.parent_death_signal import follow_parent
+from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
 
 DUMP_SIGNAL: Final = signal.SIGUSR1
 """Makes a child write the stacks of its threads to stderr."""
@@ -33,7 +30,7 @@ class ChildStart:
         parent: the parent's process id.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
         number: its place among the children, from 1.
-        begun: the file descriptor of ``begun.BegunJobs``; None: the system has no such memory.
+        begun: the file descriptor of ``BegunJobs``; None: the system has no such memory.
     """
 
     link: int
@@ -44,9 +41,9 @@ class ChildStart:
 
     def arguments(self) -> list[str]:
         """Return it as arguments."""
-        patience = _FOREVER if self.connect_seconds is None else repr(self.connect_seconds)
+        seconds = _FOREVER if self.connect_seconds is None else repr(self.connect_seconds)
         begun = _NONE if self.begun is None else str(self.begun)
-        return [begun, str(self.link), str(self.parent), patience, str(self.number)]
+        return [begun, str(self.link), str(self.parent), seconds, str(self.number)]
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
@@ -55,27 +52,10 @@ class ChildStart:
         Raises:
             ValueError: a parent's arguments look different.
         """
-        *rest, begun, link, parent, patience, number = arguments
-        seconds = None if patience == _FOREVER else float(patience)
+        *rest, begun, link, parent, seconds, number = arguments
+        limit = None if seconds == _FOREVER else float(seconds)
         known = None if begun == _NONE else int(begun)
-        return cls(int(link), int(parent), seconds, int(number), known), rest
-
-    def open_link(self) -> socket.socket:
-        """Take over the child's end of the link; processes that the child starts do not get it.
-
-        Raises:
-            OSError: there is no such socket.
-        """
-        os.set_inheritable(self.link, False)
-        return socket.socket(fileno=self.link)
-
-    def take_over_begun(self) -> BegunJobs | None:
-        """Take over the memory for what the child begins, where there is any.
-
-        Raises:
-            OSError: there is no such memory.
-        """
-        return None if self.begun is None else BegunJobs.take_over(self.begun)
+        return cls(int(link), int(parent), limit, int(number), known), rest
 
 
 @contextmanager

@@ -1,14 +1,44 @@
-"""The places of the children: who sits there now, and what became of those before."""
+"""The places of the children: the present one of each, and when a dead one is started again."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import random
+from dataclasses import dataclass
+from typing import Final
 
-from jsworker.core.clock import boottime
 from jsworker.supervisor.child_process import Child
-from jsworker.supervisor.fleet_view import PlaceView, View
-from jsworker.supervisor.restarts import Restarts
+from jsworker.supervisor.fleet_view import PlaceView
+
+_FIRST_SECONDS: Final = 0.5
+_LONGEST_SECONDS: Final = 30.0
+_LONG_LIFE_SECONDS: Final = 60.0
+_DEFAULT_HEARTBEAT: Final = 5.0
+_JITTER: Final = 0.2
+
+
+class RestartBackoff:
+    """When a dead child is started again: at once the first time, ever later after further deaths in a row.
+
+    A fleet with quicker heartbeats than usual restarts quicker too.
+    """
+
+    def __init__(self, heartbeat_interval: float) -> None:
+        """Begin without a death.
+
+        Args:
+            heartbeat_interval: seconds.
+        """
+        self._scale = min(1.0, heartbeat_interval / _DEFAULT_HEARTBEAT)
+        self._in_a_row = 0
+
+    def delay_after(self, lived: float, *, worked: bool) -> float:
+        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
+        if lived >= _LONG_LIFE_SECONDS * self._scale:
+            self._in_a_row = 0
+        self._in_a_row += 1
+        if self._in_a_row == 1 and worked:
+            return 0.0
+        delay: float = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(max(0, self._in_a_row - 2), 10))
+        return delay * self._scale * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 -- spreads load, hides nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +47,7 @@ class Place:
 
     Attributes:
         number: from 1.
-        restarts: when the next child may start here.
+        backoff: when the next child may start here.
         generation: how many have been started here.
         child: the present one; None: it has ended, or was never started.
         restart: the timer of its successor.
@@ -25,56 +55,26 @@ class Place:
     """
 
     number: int
-    restarts: Restarts
+    backoff: RestartBackoff
     generation: int = 0
     child: Child | None = None
-    restart: asyncio.TimerHandle | None = field(default=None)
+    restart: asyncio.TimerHandle | None = None
     was_ready: bool = False
 
-
-class Places:
-    """All places, and how many children ended that were not told to."""
-
-    def __init__(self, processes: int, *, heartbeat_interval: float) -> None:
-        """Prepare so many places, empty at first."""
-        self._all = [Place(number, Restarts(heartbeat_interval)) for number in range(1, processes + 1)]
-        self._deaths: Counter[str] = Counter()
-
-    def __iter__(self) -> Iterator[Place]:
-        return iter(self._all)
-
-    def children(self) -> list[Child]:
-        """Return the children that live, or have just ended."""
-        return [place.child for place in self._all if place.child is not None]
-
-    def note_ready(self, child: Child) -> None:
-        """A child works."""
-        self._all[child.number - 1].was_ready = True
-
-    def note_death(self, how: str) -> None:
-        """A child has ended that was not told to; ``how`` is one of ``view.DEATHS``."""
-        self._deaths[how] += 1
-
-    def view(self, *, stopping: bool, stalls: Mapping[tuple[str, bool], int]) -> View:
-        """Return how everything is at this moment, with the stalls that ``view.View`` tells."""
-        now = boottime()
-        places = [_view(place, now) for place in self._all]
-        return View(places, stopping, self._deaths, now, stalls)
-
-
-def _view(place: Place, now: float) -> PlaceView:
-    child = place.child
-    if child is None:
-        return PlaceView(place.number, was_ready=place.was_ready)
-    return PlaceView(
-        number=place.number,
-        was_ready=place.was_ready,
-        ready=child.ready and not child.stopped,
-        quiet=child.silence.is_quiet(now),
-        silent_seconds=child.silence.seconds,
-        patience=child.silence.timeout,
-        report_seconds=None if child.reported_at is None else now - child.reported_at,
-        readiness=child.readiness,
-        figures=child.figures,
-        figures_seconds=now - child.figures_at,
-    )
+    def view(self, now: float) -> PlaceView:
+        """Return how it is at this moment of boot time."""
+        child = self.child
+        if child is None:
+            return PlaceView(self.number, was_ready=self.was_ready)
+        return PlaceView(
+            number=self.number,
+            was_ready=self.was_ready,
+            ready=child.ready and not child.stopped,
+            quiet=child.silence.is_quiet(now),
+            silent_seconds=child.silence.seconds,
+            limit=child.silence.timeout,
+            report_seconds=None if child.reported_at is None else now - child.reported_at,
+            readiness=child.readiness,
+            figures=child.figures,
+            figures_seconds=now - child.figures_at,
+        )

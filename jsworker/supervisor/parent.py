@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,22 +15,29 @@ import structlog
 
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
-from jsworker.core.settings import Settings, variable_of
-from jsworker.supervisor.child_messages import MOST_CULPRITS, Bury
-from jsworker.supervisor.child_process import Child, Fate
+from jsworker.core.settings import Settings
+from jsworker.supervisor.child_messages import MOST_CULPRITS
+from jsworker.supervisor.child_process import Child, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
-from jsworker.supervisor.children import Place, Places
-from jsworker.supervisor.dead_children import Burials, Dead
-from jsworker.supervisor.fleet_view import CONDEMNED, EXITED, HUNG, KILLED, View
-from jsworker.supervisor.reaping import reap_orphans
-from jsworker.supervisor.status_line import StatusLine, Work
+from jsworker.supervisor.children import Place, RestartBackoff
+from jsworker.supervisor.dead_children import DeadChildren
+from jsworker.supervisor.fleet_view import (
+    ASKED_FOR_KILL,
+    EXITED,
+    HUNG,
+    KILLED,
+    FleetView,
+    FleetWork,
+    StatusLine,
+)
 from jsworker.telemetry.logs import log_events
+from jsworker.worker.supervision import DeadOwner
 
 CONNECT_SECONDS: Final = 10.0
 """For so long the first generation tries to reach its servers."""
 
 _WRONG_SETTINGS: Final = 2
-_LEAVE_SECONDS: Final = 3.0
+_EXIT_SECONDS: Final = 3.0
 _MARGIN_SECONDS: Final = 1.0
 _LINE_SECONDS: Final = 0.2
 _LAST_SIGNS_SECONDS: Final = 0.2
@@ -38,12 +46,12 @@ _ROUNDS_A_TIMEOUT: Final = 10
 _SHORTEST_ROUND_SECONDS: Final = 0.05
 _LONGEST_ROUND_SECONDS: Final = 0.5
 _HEARD_ROUNDS: Final = 2
-"""So many rounds count at most of a pause in which the parent itself stood still."""
+"""At most so many rounds of a pause count in which the parent itself stood still."""
 _ASLEEP_ROUNDS: Final = 10
 _OWN_ENDS: Final = frozenset(
     -number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 )
-"""Exit codes of a process that ended by what it did itself, whoever stood still meanwhile."""
+"""Exit codes of a process that ended by what it did itself, even if the parent stood still meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +83,23 @@ class Supervisor:
 
         Args:
             settings: how many children, their time-outs, and where the database is.
-            command: starts a child; arguments for ``birth.Birth`` are put behind it.
+            command: starts a child; the arguments of ``ChildStart`` are put behind it.
             environment: of every child; WORKER_ID, when it is set, gets the child's number.
             connect_seconds: for how long the first generation tries to reach its servers.
-            shows_work: whether stderr is a terminal on which a line tells every second what is done.
+            shows_work: whether stderr is a terminal on which a line shows every second what is done.
         """
         self._settings = settings
         self._command = command
         self._environment = environment
         self._connect_seconds = connect_seconds
-        self._places = Places(settings.processes, heartbeat_interval=settings.heartbeat_interval)
+        self._places = [
+            Place(number, RestartBackoff(settings.heartbeat_interval))
+            for number in range(1, settings.processes + 1)
+        ]
+        self._deaths: Counter[str] = Counter()
         self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
         self._events = Events()
-        self._burials = Burials(
+        self._dead = DeadChildren(
             settings, worker_id=self._id, events=self._events, on_requeued=self._wake_children
         )
         round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
@@ -112,13 +124,15 @@ class Supervisor:
         async with self._serving():
             return await self._supervise()
 
-    def view(self) -> View:
+    def view(self) -> FleetView:
         """Return how everything is at this moment."""
-        return self._places.view(stopping=self._stopping, stalls=dict(self._burials.stalls))
+        now = boottime()
+        places = [place.view(now) for place in self._places]
+        return FleetView(places, self._stopping, self._deaths, now, dict(self._dead.stalls))
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Serve probes and metrics meanwhile, if somebody wants them; else their libraries are not loaded."""
+        """Serve probes and metrics meanwhile, if a port is set; else their libraries are not loaded."""
         host, port = self._settings.http_host, self._settings.http_port
         if port is None:
             yield
@@ -146,7 +160,7 @@ class Supervisor:
                 self._status.start()
             await self._over.wait()
             self._round.cancel()
-            await self._burials.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
+            await self._dead.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
         finally:
             if self._status is not None:
                 self._status.stop()
@@ -158,8 +172,8 @@ class Supervisor:
 
     def note_ready(self, child: Child, kinds: Sequence[str]) -> None:
         """A child works on these kinds."""
-        self._places.note_ready(child)
-        self._burials.expect(kinds)
+        self._places[child.number - 1].was_ready = True
+        self._dead.expect(kinds)
         self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
 
     def note_registered(self, child: Child, worker_id: str) -> None:
@@ -168,19 +182,21 @@ class Supervisor:
             if other is not child:
                 other.leave_to_parent(worker_id)
 
-    def note_condemned(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
-        """Kill a child at its own wish."""
-        if child.fate is None:
+    def kill_on_request(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+        """Kill a child that asks for it."""
+        if child.kill_reason is None:
             ids = tuple(job_id for job_id, _ in culprits)
             self._logger.warning(
                 "child.condemned", **child.facts(), reason=reason, culprits=[str(job_id) for job_id in ids]
             )
             blamed = () if self._stopping else ids
-            child.fate = Fate(CONDEMNED, reason, counted=not self._stopping, culprits=blamed)
-        child.send(signal.SIGKILL)
+            child.kill_reason = KillReason(
+                ASKED_FOR_KILL, reason, counted=not self._stopping, culprits=blamed
+            )
+        child.send_signal(signal.SIGKILL)
 
     def _listen_to_signals(self) -> list[signal.Signals]:
-        """Install handlers before the first child starts: process 1 gets no unhandled signal."""
+        """Install handlers before the first child starts; without one process 1 gets no signal."""
         handlers: dict[signal.Signals, Callable[[], None]] = {
             number: partial(self._on_stop_signal, number) for number in (signal.SIGTERM, signal.SIGINT)
         }
@@ -197,36 +213,23 @@ class Supervisor:
         try:
             place.child = Child(
                 self._command,
-                environment=self._environment_of(place.number),
+                self._settings,
+                environment=self._environment,
                 connect_seconds=self._connect_seconds if place.generation == 1 else None,
                 number=place.number,
                 generation=place.generation,
-                name=partial(self._name_of, place.number),
-                concurrency=self._settings.concurrency,
-                watchdog_timeout=self._settings.watchdog_timeout,
-                startup_timeout=self._settings.startup_timeout,
-                watcher=self,
+                listener=self,
             )
-            self._tell_siblings(place.child)
+            self._name_siblings(place.child)
         except OSError as error:  # no memory, no process ids: others may end meanwhile
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
-            self._restart_later(place, place.restarts.delay_after(0.0, worked=False))
+            self._restart_later(place, place.backoff.delay_after(0.0, worked=False))
 
-    def _tell_siblings(self, child: Child) -> None:
-        """Tell a new child whose jobs are not its business, also when it finds their processes gone."""
+    def _name_siblings(self, child: Child) -> None:
+        """Name those to a new child whose jobs the parent takes back, even if it finds them dead."""
         siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
-        for worker_id in [*siblings, *self._burials.waiting()]:
+        for worker_id in [*siblings, *self._dead.waiting()]:
             child.leave_to_parent(worker_id)
-
-    def _environment_of(self, number: int) -> Mapping[str, str]:
-        if self._settings.worker_id is None:
-            return self._environment
-        return {**self._environment, variable_of("worker_id"): f"{self._settings.worker_id}-{number}"}
-
-    def _name_of(self, number: int, pid: int) -> str:
-        """Return a child's worker id without its random end, as ``runtime.identity`` makes it."""
-        given = self._settings.worker_id
-        return f"{self._settings.hostname}-{pid}" if given is None else f"{given}-{number}"
 
     def _restart_later(self, place: Place, seconds: float) -> None:
         if seconds:
@@ -236,20 +239,21 @@ class Supervisor:
             self._start(place)
 
     def _children(self) -> list[Child]:
-        return self._places.children()
+        """Return the children that live, or have just ended."""
+        return [place.child for place in self._places if place.child is not None]
 
-    def _work(self) -> Work:
+    def _work(self) -> FleetWork:
         children = self._children()
         begun = [child.begun() for child in children]
         running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
-        return Work(self._ended_before + sum(child.ended for child in children), running)
+        return FleetWork(self._ended_before + sum(child.ended for child in children), running)
 
     def _wake_children(self) -> None:
         for child in self._children():
             child.wake()
 
     def _go_round(self) -> None:
-        """Judge silent children; hear them first, for the parent itself may have stood still."""
+        """Kill children that are silent for too long; hear them first, as the parent may have stood still."""
         self._round = self._loop.call_later(self._round_seconds, self._go_round)
         now = boottime()
         passed = now - self._heard_at
@@ -257,9 +261,9 @@ class Supervisor:
         if self._stood_still(passed):
             self._woke_at = now
         for child in self._children():
-            child.listen_again()
+            child.hear()
             heard = min(passed, _HEARD_ROUNDS * self._round_seconds)
-            if child.silence.pass_by(heard, now=now) and child.fate is None:
+            if child.silence.pass_by(heard, now=now) and child.kill_reason is None:
                 self._kill_hung(child)
         self._reap()
 
@@ -267,11 +271,11 @@ class Supervisor:
         seconds = round(child.silence.seconds, 2)
         self._logger.error("child.hung", **child.facts(), silent_seconds=seconds)
         reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
-        child.fate = Fate(HUNG, reason, counted=not self._stopping)
+        child.kill_reason = KillReason(HUNG, reason, counted=not self._stopping)
         # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
-        self._loop.call_later(_LINE_SECONDS, child.send, DUMP_SIGNAL)
-        self._loop.call_later(_LINE_SECONDS, child.send, signal.SIGTERM)
-        self._loop.call_later(_LINE_SECONDS + _LAST_SIGNS_SECONDS, child.send, signal.SIGKILL)
+        self._loop.call_later(_LINE_SECONDS, child.send_signal, DUMP_SIGNAL)
+        self._loop.call_later(_LINE_SECONDS, child.send_signal, signal.SIGTERM)
+        self._loop.call_later(_LINE_SECONDS + _LAST_SIGNS_SECONDS, child.send_signal, signal.SIGKILL)
 
     def _reap(self) -> None:
         for place in self._places:
@@ -287,21 +291,22 @@ class Supervisor:
 
     def _note_death(self, place: Place, child: Child, code: int) -> None:
         unfit = not child.ready and (code == _WRONG_SETTINGS or (code > 0 and child.generation == 1))
-        # Told to stop, a process that holds nothing may be at its very end, without handlers for signals.
+        # Asked to stop, a process that holds nothing may be at its very end, without handlers for signals.
         well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
         if not well and not unfit:
             self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
             if not self._stopping:
-                self._places.note_death(child.fate.how if child.fate else KILLED if code < 0 else EXITED)
-        self._bury(child)
+                ended_by_itself = KILLED if code < 0 else EXITED
+                self._deaths[child.kill_reason.how if child.kill_reason else ended_by_itself] += 1
+        self._take_back_jobs_of(child)
         if self._stopping:
             self._code = self._code or int(not well)
         elif unfit:
             self._end_for(child, code)
         else:
-            self._restart_later(place, place.restarts.delay_after(child.age, worked=child.ready))
+            self._restart_later(place, place.backoff.delay_after(child.age, worked=child.ready))
 
-    def _bury(self, child: Child) -> None:
+    def _take_back_jobs_of(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:
             return
         if not self._settings.recovers_by()["supervisor"]:
@@ -313,29 +318,25 @@ class Supervisor:
             return
         reason = f"its process ended: {child.ending()}"
         innocent = self._just_woke() and child.exit_code not in _OWN_ENDS
-        fate = child.fate or Fate(KILLED, reason, counted=not (self._stopping or innocent))
+        kill = child.kill_reason or KillReason(KILLED, reason, counted=not (self._stopping or innocent))
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
-        counted, culprits = fate.counted, fate.culprits
+        counted, culprits = kill.counted, kill.culprits
         if counted and not culprits and (begun := child.begun()) is not None:
-            # Whatever ended the process was not a job that waited for its slot.
+            # No job that still waited for its slot can have ended the process.
             counted, culprits = bool(begun), begun
-        dead = Dead(child.worker_id, fate.reason, counted, culprits, in_flight)
-        self._burials.add(dead, asked_sibling=self._ask_sibling(dead))
+        dead = DeadOwner(child.worker_id, kill.reason, boottime() + in_flight, counted, culprits)
+        self._dead.add(dead, asked_sibling=self._ask_sibling(dead))
 
-    def _ask_sibling(self, dead: Dead) -> bool:
+    def _ask_sibling(self, dead: DeadOwner) -> bool:
         """Have a live child take back the jobs: it is connected, and has loaded what it takes."""
-        able = [
-            child for child in self._children() if child.ready and not child.stopped and child.fate is None
-        ]
+        able = [child for child in self._children() if child.can_take_back]
         if not able or self._stopping or len(dead.culprits) > MOST_CULPRITS:
             return False
-        culprits = list(dead.culprits)
-        told = Bury(worker_id=dead.worker_id, reason=dead.reason, counted=dead.counted, culprits=culprits)
-        min(able, key=lambda child: child.silence.seconds).bury(told)
+        min(able, key=lambda child: child.silence.seconds).take_back(dead)
         return True
 
     def _just_woke(self) -> bool:
-        """Tell whether the parent stood still until a moment ago: its children probably did as well."""
+        """Return whether the parent stood still until a moment ago: its children probably did as well."""
         now = boottime()
         return now - self._woke_at < _MARGIN_SECONDS or self._stood_still(now - self._heard_at)
 
@@ -364,14 +365,14 @@ class Supervisor:
         for child in self._children():
             child.stop(force=force)
         settings = self._settings
-        seconds = 2 * settings.statement_timeout + _LEAVE_SECONDS + _MARGIN_SECONDS
+        seconds = 2 * settings.statement_timeout + _EXIT_SECONDS + _MARGIN_SECONDS
         self._loop.call_later(seconds + (0 if force else settings.shutdown_timeout), self._kill_the_rest)
         self._reap()
 
     def _kill_the_rest(self) -> None:
         for child in self._children():
             self._logger.error("child.killed", **child.facts(), reason="it did not end in time")
-            child.send(signal.SIGKILL)
+            child.send_signal(signal.SIGKILL)
 
 
 def _waiting_for(running: int | None, seconds: float, *, force: bool) -> str:

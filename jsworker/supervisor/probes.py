@@ -1,4 +1,4 @@
-"""What the supervisor answers to Kubernetes and Prometheus, from what its children have told it.
+"""What the supervisor answers to Kubernetes and Prometheus, from its children's reports.
 
 No answer touches a server or waits for a child: a child that hangs cannot fake health, and a client that asks
 too often costs nothing but the parent's own time.
@@ -11,14 +11,14 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 import jsworker
-from jsworker.supervisor.fleet_view import DEATHS, PlaceView, View
+from jsworker.supervisor.fleet_view import DEATHS, FleetView, PlaceView
 from jsworker.telemetry.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
 from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.metrics import STALLS, of_logs
 from jsworker.telemetry.worker_status import Readiness
 
 FRESH_SECONDS: Final = 5.0
-"""A report that is older is none any more."""
+"""An older report does not count."""
 FRESH_FIGURES_SECONDS: Final = 60.0
 """Older figures are not shown: none are better than wrong ones."""
 
@@ -31,8 +31,8 @@ _REBUILT_AFTER_SECONDS: Final = 1.0
 class Probes:
     """The paths of the HTTP port."""
 
-    def __init__(self, look: Callable[[], View]) -> None:
-        """Response from what ``look`` returns."""
+    def __init__(self, look: Callable[[], FleetView]) -> None:
+        """Answer from what ``look`` returns."""
         self._look = look
         self._shown: dict[bool, tuple[float, Response]] = {}
         self._building = asyncio.Lock()
@@ -48,7 +48,7 @@ class Probes:
 
     async def _metrics(self, accept: str) -> Response:
         as_openmetrics = wants_openmetrics(accept)
-        async with self._building:  # whoever asks meanwhile gets the same answer
+        async with self._building:  # requests that come meanwhile get the same answer
             view = self._look()
             kept_at, kept = self._shown.get(as_openmetrics, (0.0, None))
             if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
@@ -59,27 +59,27 @@ class Probes:
             return answer
 
 
-def livez(view: View) -> Response:
-    """Tell whether the supervisor does its work: a child that hangs is killed in time.
+def livez(view: FleetView) -> Response:
+    """Answer whether the supervisor does its work: a child that hangs is killed in time.
 
     A child that is being restarted, or one that cannot reach its servers, is no reason to kill the pod.
     """
     lines = [
         f"process {place.number}: its event loop has not come round for {place.silent_seconds:.0f} s, "
-        f"although the supervisor kills after {place.patience:g} s"
+        f"although the supervisor kills after {place.limit:g} s"
         for place in view.places
-        if place.silent_seconds > 2 * place.patience
+        if place.silent_seconds > 2 * place.limit
     ]
     return _answer(lines)
 
 
-def startupz(view: View) -> Response:
-    """Tell whether every child has worked once."""
+def startupz(view: FleetView) -> Response:
+    """Answer whether every child has worked once."""
     return _answer([f"process {place.number}: starting" for place in view.places if not place.was_ready])
 
 
-def readyz(view: View) -> Response:
-    """Tell whether at least one child can do everything; what the others cannot is named as well."""
+def readyz(view: FleetView) -> Response:
+    """Answer whether at least one child can do everything; what the others cannot is named as well."""
     if view.stopping:
         return _answer(["draining"])
     complaints = {place.number: list(complaints_of(place)) for place in view.places}
@@ -111,7 +111,7 @@ def remarks_on(place: PlaceView) -> Iterator[str]:
         yield "publishing: JetStream stores no messages; jobs are claimed from the table"
 
 
-def families(view: View) -> list[Metric]:
+def families(view: FleetView) -> list[Metric]:
     """Return the figures of all children, and the supervisor's own."""
     processes = {
         str(place.number): _unpacked(place.figures)
@@ -146,7 +146,7 @@ def families(view: View) -> list[Metric]:
     return [*merged(processes), wanted, ready, age, deaths, build]
 
 
-def _exposition(view: View, *, as_openmetrics: bool) -> Response:
+def _exposition(view: FleetView, *, as_openmetrics: bool) -> Response:
     return Response(200, *exposition(families(view), as_openmetrics=as_openmetrics))
 
 
@@ -162,9 +162,9 @@ def _degraded(readiness: Readiness) -> Iterator[str]:
     yield from readiness.ailing
 
 
-def _all_well(view: View) -> Response:
-    told = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
-    migrations = sorted({readiness.migration for readiness in told if readiness.migration is not None})
+def _all_well(view: FleetView) -> Response:
+    reported = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
+    migrations = sorted({readiness.migration for readiness in reported if readiness.migration is not None})
     lines = ["postgresql: ok", "nats: ok", f"migration: {' '.join(migrations)}", "pulling: ok"]
     return _answer(lines, able=True)
 

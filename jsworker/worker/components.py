@@ -7,23 +7,27 @@ from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
-from jsworker.worker.maintenance.failover_watch import FailoverWatch
+from jsworker.worker.maintenance.database_watch import DatabaseWatch
 from jsworker.worker.maintenance.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
-from jsworker.worker.maintenance.scan_pace import LONGEST_REST_SECONDS, REST, Pace
-from jsworker.worker.maintenance.schema_level import SchemaLevel
 from jsworker.worker.maintenance.shape_watch import LONGEST_INTERVAL_SECONDS as SHAPE_SECONDS
 from jsworker.worker.maintenance.shape_watch import ShapeWatch
-from jsworker.worker.maintenance.throttled_scan import MOST_PATIENCE, Search
+from jsworker.worker.maintenance.throttled_scan import (
+    LONGEST_REST_SECONDS,
+    MOST_TIMEOUTS,
+    REST,
+    ScanPace,
+    ThrottledScan,
+)
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.recovery.dead_owners import Burial
+from jsworker.worker.recovery.dead_owners import DeadOwners
+from jsworker.worker.recovery.earlier_lives import Reconciler
 from jsworker.worker.recovery.late_rows import LateRows
-from jsworker.worker.recovery.lost_messages import Repair
-from jsworker.worker.recovery.reconciler import Reconciler
+from jsworker.worker.recovery.lost_messages import LostMessages
 from jsworker.worker.recovery.reports import report_operators
 from jsworker.worker.recovery.sweeper import Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
@@ -88,7 +92,7 @@ class Components:
             presence=self.presence,
             quiet=self.quiet,
             # No more time: heartbeats wait for it.
-            search=self._search("claims in nobody's hand", most_patience=1),
+            search=self._search("claims in nobody's hand", most_timeouts=1),
             on_ignored=self.pipeline.note_ignored,
         )
         self.beats = self._loop(HEARTBEAT, self._beat, interval)
@@ -114,18 +118,15 @@ class Components:
         self.shape = self._scan("shape", ShapeWatch(context).step, shape_interval)
         self.survey = FleetSurvey(context)
         self.surveys = self._scan("survey", self.survey.step, SURVEY_SECONDS)
-        self.schema = SchemaLevel(migration, database=context.database)
-        watch = FailoverWatch(context, self.heartbeat.look_for_orphaned_claims)
-
-        async def look() -> None:
-            await watch.step()
-            await self.schema.step()
-
-        self.lineage = self._scan("lineage", look, _LINEAGE_HEARTBEATS * settings.heartbeat_interval)
+        self.database_watch = DatabaseWatch(
+            context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
+        )
+        interval = _LINEAGE_HEARTBEATS * settings.heartbeat_interval
+        self.lineage = self._scan("lineage", self.database_watch.step, interval)
 
     def _wire_recovery(self, siblings: Collection[str]) -> None:
         context, settings = self._context, self._context.settings
-        self.burial = Burial(context)
+        self.dead_owners = DeadOwners(context)
         sweeper = Sweeper(
             context,
             heartbeat=self.heartbeat,
@@ -134,7 +135,7 @@ class Components:
             search=self._search("silent owners", rest=_SWEEPER_REST),
         )
         self.scans = self._scan("scan", sweeper.step, settings.scan_interval)
-        self._repair = Repair(context, self._search("lost messages"))
+        self._repair = LostMessages(context, self._search("lost messages"))
         # By itself: the jobs of the dead wait for no search that has become slow.
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
@@ -143,10 +144,10 @@ class Components:
             self.pipeline.consumers,
             on_more=self.table.wake,
             new_search=lambda kind: self._search(f"waiting jobs of {kind}"),
-            pace=Pace(longest_rest=self._longest_rest()),
+            pace=ScanPace(longest_rest=self._longest_rest()),
         )
         self.unconsumed = self._scan("unconsumed", Unconsumed(context).step, LOOK_SECONDS)
-        reconciler = Reconciler(context, siblings=siblings, done=self._end_reconciliation)
+        reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=self._end_reconciliation)
         self.reconciliation = self._loop(
             "reconciliation", reconciler.step, settings.statement_timeout / _RECONCILE_ROUNDS
         )
@@ -211,13 +212,13 @@ class Components:
         """Return a loop that the workers of a fleet do not step at the same moment."""
         return Loop(name, step, interval=interval, died=self._context.died, jitter=_SCAN_JITTER)
 
-    def _search(self, what: str, *, rest: int = REST, most_patience: int = MOST_PATIENCE) -> Search:
-        return Search(
+    def _search(self, what: str, *, rest: int = REST, most_timeouts: int = MOST_TIMEOUTS) -> ThrottledScan:
+        return ThrottledScan(
             self._context,
             what,
             rest=rest,
             longest_rest=self._longest_rest(),
-            most_patience=most_patience,
+            most_timeouts=most_timeouts,
         )
 
     def _longest_rest(self) -> float:

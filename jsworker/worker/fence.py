@@ -108,6 +108,6 @@ class Fence:
         if self._context.supervision is not None:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
-            self._context.supervision.condemn(
+            self._context.supervision.request_kill(
                 [run.held for run in runs], f"its process was ended, because {named}"
             )

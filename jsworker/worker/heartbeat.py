@@ -17,7 +17,7 @@ from jsworker.ownership.transitions.heartbeat import Beat, Held
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.fence import Fence
-from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.pipeline.run import Phase, Run, Stop
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.presence import Presence
@@ -44,7 +44,7 @@ class Heartbeat:
         settler: Settler,
         presence: Presence,
         quiet: QuietPhases,
-        search: Search,
+        search: ThrottledScan,
         on_ignored: Callable[[Run], None],
     ) -> None:
         """Prepare the heartbeat; ``on_ignored`` is called once with each run that ignores its stop."""

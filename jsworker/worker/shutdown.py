@@ -83,7 +83,7 @@ class Shutdown:
         await components.reconciliation.stop()
         await components.scans.stop()
         await components.repairs.stop()
-        await components.burial.close()
+        await components.dead_owners.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
         components.publisher.end()
         # One time-out for all of them: a forced end has left little of the time that the parent allows.

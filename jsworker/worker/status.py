@@ -20,11 +20,11 @@ def check_up(context: WorkerContext, components: Components, *, draining: bool) 
     readiness = Readiness(
         postgresql=context.health.up,
         nats=context.stream.connected,
-        migration=components.schema.revision,
+        migration=components.database_watch.revision,
         pulling=not not_pulled and not draining,
         draining=draining,
         ailing=[*_in_words(not_pulled), *_ignoring(context.in_flight), *_blocked(components.watchdog)],
-        misfit=components.schema.misfit,
+        misfit=components.database_watch.misfit,
         publishing=not context.publishing.refused,
     )
     return WorkerStatus(

@@ -1,15 +1,35 @@
-"""What ties a worker to whoever supervises its process."""
+"""What a worker and the supervisor of its process report to each other."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 
+@dataclass(frozen=True, slots=True)
+class DeadOwner:
+    """A worker that is proven to have ended.
+
+    Attributes:
+        worker_id: the owner of what is to be taken back.
+        reason: given to the next runs of its jobs.
+        settled_at: boot time from which on no CLAIM of its own can commit any more.
+        counted: whether the stalls count.
+        culprits: if there are any, only these jobs' stalls count.
+    """
+
+    worker_id: str
+    reason: str
+    settled_at: float
+    counted: bool = True
+    culprits: tuple[UUID, ...] = ()
+
+
 class Supervision(Protocol):
-    """What a worker tells whoever supervises it; every call returns at once and raises nothing."""
+    """What a worker reports to its supervisor; every call returns at once and raises nothing."""
 
     def registered(self, worker_id: str) -> None:
-        """Tell under which id the worker owns jobs, before it claims the first one."""
+        """Report under which id the worker owns jobs, before it claims the first one."""
         ...
 
     def began(self, job_id: UUID) -> None:
@@ -24,15 +44,15 @@ class Supervision(Protocol):
         """Announce that the event loop may be silent.
 
         Args:
-            boottime: the latest end of any announced quiet phase, in seconds of ``runtime.clock.boottime()``.
+            boottime: the latest end of any announced quiet phase, in seconds of ``core.clock.boottime()``.
         """
         ...
 
-    def condemn(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+    def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """Ask to be killed with the whole process: these runs ignore their stop.
 
         Args:
             culprits: job id and fencing token of each; their stalls are counted, all others' are not.
-            reason: told to the next runs and in the logs.
+            reason: given to the next runs and logged.
         """
         ...

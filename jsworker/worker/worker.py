@@ -40,11 +40,10 @@ from jsworker.worker.health import DatabaseHealth, PublishingHealth, report_refu
 from jsworker.worker.identity import identify
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
-from jsworker.worker.recovery.dead_owners import Death
-from jsworker.worker.recovery.duplicate_ids import refuse_live_duplicate
+from jsworker.worker.recovery.earlier_lives import refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.status import check_up
-from jsworker.worker.supervision import Supervision
+from jsworker.worker.supervision import DeadOwner, Supervision
 from jsworker.worker.watchdog import reported_while_slow
 
 T = TypeVar("T")
@@ -191,10 +190,10 @@ class Worker:
             )
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
-    def bury(self, death: Death) -> None:
+    def take_back(self, dead: DeadOwner) -> None:
         """Take back the jobs of a worker that is proven to have ended, without waiting for it."""
         if self._closing is not None and not self._stopping.is_set():
-            self._components.burial.begin(death)
+            self._components.dead_owners.begin(dead)
 
     def wake_relay(self) -> None:
         """Publish what waits now: jobs were put back into the queue by another process."""
@@ -322,9 +321,7 @@ class Worker:
     async def _refuse_namesake(self, name: str) -> None:
         components = self._components
         try:
-            await refuse_live_duplicate(
-                self._database, worker=self._me, name=name, presence=components.presence
-            )
+            await refuse_live_duplicate(self._context, name=name, presence=components.presence)
         except SettingsError:
             await components.heartbeat.seen("stopped")
             raise

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from jsworker.cli.targets import load_processor, load_processor_class
 from jsworker.core.errors import InvalidTarget
+from jsworker.core.targets import load_processor, load_processor_class
 
 from .commands import Cli
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from jsworker.cli.targets import load_processor_class
 from jsworker.core.settings import Settings
+from jsworker.core.targets import load_processor_class
 from tests.deployment.files import DEPLOY, KUBERNETES, ROOT, container, given_variables, pod, settings_from
 from tests.deployment.rendering import OVERLAYS, Manifest, overlay, read_manifests
 

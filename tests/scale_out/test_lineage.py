@@ -10,7 +10,7 @@ from jsworker.core.events import Event, Events
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
 from jsworker.ownership.failover import Lineage, read_lineage
-from jsworker.worker.maintenance.failover_watch import FailoverWatch
+from jsworker.worker.maintenance.database_watch import DatabaseWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.contexts import make_context
 from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder
@@ -35,7 +35,7 @@ class Watched:
         events.on("worker.degraded", self.told.append)
         context = make_context(database, events=events)
         self.health = context.health
-        self.watch = FailoverWatch(context, on_changed=lambda: None)
+        self.watch = DatabaseWatch(context, revision=None, on_failover=lambda: None)
 
     async def look(self) -> list[Event]:
         """Look once and return everything that was told so far."""

@@ -28,8 +28,8 @@ IMPORTS_BY_NAME = {
     "jsworker/__init__.py": "a table of this file: parts of the package, when they are asked for",
     "jsworker/client/__init__.py": "likewise",
     "jsworker/cli/app.py": "likewise: the commands",
-    "jsworker/cli/lean_structlog.py": "a constant",
-    "jsworker/cli/targets.py": "what stands on the command line",
+    "jsworker/telemetry/lean_structlog.py": "a constant",
+    "jsworker/core/targets.py": "what stands on the command line",
     "jsworker/worker/isolation/processor_origin.py": "where the worker has its processor from",
 }
 """Whoever imports by name, and whose name that is: never one that a message or a row has brought."""

@@ -139,7 +139,7 @@ async def test_only_a_workers_own_jobs_are_taken_back(bare: Bare, sql: Sql) -> N
 
 
 async def test_children_that_find_no_server_end_the_parent(bare: Bare, supervise: Supervise) -> None:
-    command = (sys.executable, "-m", "jsworker.cli.child", "my_jobs:Nap")
+    command = (sys.executable, "-m", "jsworker.supervisor.child_main", "my_jobs:Nap")
     parent = bare(command=command, connect=0.5, processes=2, heartbeat_interval=0.3, nats_url=NO_ONE)
     assert await parent.ends() == 1
     [line] = parent.log.splitlines()

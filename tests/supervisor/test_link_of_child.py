@@ -1,6 +1,5 @@
-"""What a parent tells a child that does not listen arrives whole, or not at all."""
+"""What a parent sends to a child that does not listen arrives whole, or not at all."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -11,39 +10,46 @@ from uuid import uuid4
 
 import pytest
 
-from jsworker.supervisor.child_messages import LONGEST_LINE, MOST_CULPRITS, Bury, Lines, Message, line_of
-from jsworker.supervisor.child_process import Child, Watcher
+from jsworker.core.message_link import LONGEST_LINE, MessageLines, line_of
+from jsworker.core.settings import Settings
+from jsworker.supervisor.child_messages import FROM_PARENT, MOST_CULPRITS, FromParent, TakeBack
+from jsworker.supervisor.child_process import Child, ChildListener
+from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
 
 
-class _Nobody:
+class _NoListener:
     def note_ready(self, _: Child) -> None:
         raise AssertionError
 
     def note_registered(self, *_: object) -> None:
         raise AssertionError
 
-    def note_condemned(self, *_: object) -> None:
+    def kill_on_request(self, *_: object) -> None:
         raise AssertionError
 
 
 @pytest.fixture
-async def child() -> AsyncIterator[Child]:
-    """A process that never reads what it is told."""
-    started = Child(
-        [sys.executable, "-c", "import time; time.sleep(600)"],
-        environment=dict(os.environ),
-        connect_seconds=None,
-        number=1,
-        generation=1,
-        name=lambda pid: f"host-{pid}",
-        concurrency=1,
-        startup_timeout=600.0,
-        watchdog_timeout=60.0,
-        watcher=cast("Watcher", _Nobody()),
-    )
-    yield started
-    started.send(signal.SIGKILL)
+async def child(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Child, socket.socket]]:
+    """A process that never reads what it is sent, and the socket from which it would."""
+    mine, theirs = socket.socketpair()
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    other, unused = socket.socketpair()
+    with monkeypatch.context() as patch, unused:
+        patch.setattr(socket, "socketpair", lambda: (mine, other))
+        started = Child(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            Settings(database_url="postgresql://unused"),
+            environment=dict(os.environ),
+            connect_seconds=None,
+            number=1,
+            generation=1,
+            listener=cast("ChildListener", _NoListener()),
+        )
+    theirs.setblocking(False)
+    with theirs:
+        yield started, theirs
+    started.send_signal(signal.SIGKILL)
 
     async def ended() -> None:
         assert started.exit_code is not None
@@ -52,42 +58,31 @@ async def child() -> AsyncIterator[Child]:
     started.close()
 
 
-async def test_no_line_is_cut_short(child: Child) -> None:
-    mine, theirs = socket.socketpair()
-    with theirs:
-        asyncio.get_running_loop().remove_reader(child._socket)
-        child._socket.close()
-        mine.setblocking(False)
-        theirs.setblocking(False)
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        child._socket = mine
-        told = [
-            Bury(
-                worker_id=f"w{n}",
-                reason="dead",
-                counted=True,
-                culprits=[uuid4() for _ in range(MOST_CULPRITS)],
-            )
-            for n in range(100)
-        ]
-        for bury in told:
-            child.bury(bury)
-        assert len(child._unsent) < LONGEST_LINE + len(line_of(told[0]))
-        lines = Lines()
-        heard: list[Message | None] = []
+async def test_no_line_is_cut_short(child: tuple[Child, socket.socket]) -> None:
+    parents, childs = child
+    dead = [
+        DeadOwner(f"w{n}", "dead", 0.0, culprits=tuple(uuid4() for _ in range(MOST_CULPRITS)))
+        for n in range(100)
+    ]
+    for each in dead:
+        parents.take_back(each)
+    sent = [TakeBack(dead=each) for each in dead]
+    assert 0 < parents._link.unsent < LONGEST_LINE + len(line_of(sent[0]))
+    lines = MessageLines(FROM_PARENT)
+    heard: list[FromParent | None] = []
 
-        async def all_heard() -> None:
-            while True:
-                try:
-                    heard.extend(lines.feed(theirs.recv(65_536)))
-                except BlockingIOError:
-                    break
-            assert not child._unsent
+    async def all_heard() -> None:
+        while True:
+            try:
+                heard.extend(lines.feed(childs.recv(65_536)))
+            except BlockingIOError:
+                break
+        assert not parents._link.unsent
 
-        await eventually(all_heard)
-        assert heard
-        assert heard == told[: len(heard)]
-        del heard[:]
-        child.bury(told[0])
-        await eventually(all_heard)
-        assert heard == [told[0]]
+    await eventually(all_heard)
+    assert heard
+    assert heard == sent[: len(heard)]
+    del heard[:]
+    parents.take_back(dead[0])
+    await eventually(all_heard)
+    assert heard == [sent[0]]

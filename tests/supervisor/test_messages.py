@@ -3,40 +3,50 @@
 from uuid import uuid4
 
 import pytest
+from pydantic import TypeAdapter
 
+from jsworker.core.message_link import LONGEST_LINE, Message, MessageLines, line_of
 from jsworker.supervisor.child_messages import (
-    LONGEST_LINE,
-    Condemn,
-    Lines,
-    Message,
+    FROM_CHILD,
+    FROM_PARENT,
+    FromChild,
+    FromParent,
+    KillRequest,
     QuietUntil,
     Registered,
-    Stop,
+    StopWorker,
+    TakeBack,
     Tick,
     Wake,
-    line_of,
 )
+from jsworker.worker.supervision import DeadOwner
 
-MESSAGES: list[Message] = [
+TO_PARENT: list[FromChild] = [
     Tick(),
     Registered(worker_id="host-1-0123abcd"),
     QuietUntil(boottime=12.5),
-    Condemn(culprits=[(uuid4(), 3)], reason="a thread that never ends\n"),
+    KillRequest(culprits=[(uuid4(), 3)], reason="a thread that never ends\n"),
+]
+TO_CHILD: list[FromParent] = [
     Wake(),
-    Stop(force=True),
+    TakeBack(dead=DeadOwner("host-1-0123abcd", "dead", 12.5, counted=False, culprits=(uuid4(),))),
+    StopWorker(force=True),
 ]
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_messages_arrive_however_they_are_cut(size: int) -> None:
-    stream = b"".join(line_of(message) for message in MESSAGES)
-    lines = Lines()
+@pytest.mark.parametrize(("messages", "adapter"), [(TO_PARENT, FROM_CHILD), (TO_CHILD, FROM_PARENT)])
+def test_messages_arrive_however_they_are_cut(
+    size: int, messages: list[Message], adapter: TypeAdapter[Message]
+) -> None:
+    stream = b"".join(line_of(message) for message in messages)
+    lines = MessageLines(adapter)
     heard = [
         message
         for start in range(0, len(stream), size)
         for message in lines.feed(stream[start : start + size])
     ]
-    assert heard == MESSAGES
+    assert heard == messages
 
 
 @pytest.mark.parametrize(
@@ -48,18 +58,19 @@ def test_messages_arrive_however_they_are_cut(size: int) -> None:
         b"[]",
         b'{"what":"dance"}',
         b'{"what":"quiet","boottime":Infinity}',
-        b'{"what":"condemn","culprits":"all","reason":""}',
+        b'{"what":"kill","culprits":"all","reason":""}',
+        b'{"what":"stop","force":true}',
         b"[" * 30_000,
         b"x" * (LONGEST_LINE + 1),
     ],
 )
 def test_nonsense_is_passed_over(nonsense: bytes) -> None:
-    assert list(Lines().feed(nonsense + b"\n" + line_of(Tick()))) == [None, Tick()]
+    assert list(MessageLines(FROM_CHILD).feed(nonsense + b"\n" + line_of(Tick()))) == [None, Tick()]
 
 
 def test_a_line_that_never_ends_is_not_kept() -> None:
-    lines = Lines()
+    lines = MessageLines(FROM_CHILD)
     for _ in range(100):
         assert list(lines.feed(b"x" * LONGEST_LINE)) == []
-        assert len(lines._begun) <= LONGEST_LINE
+        assert len(lines._partial) <= LONGEST_LINE
     assert list(lines.feed(b"\n" + line_of(Tick()))) == [None, Tick()]

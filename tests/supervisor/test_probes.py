@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from jsworker.supervisor.fleet_view import PlaceView, View
+from jsworker.supervisor.fleet_view import FleetView, PlaceView
 from jsworker.supervisor.probes import Probes, livez, readyz, startupz
 from jsworker.telemetry.figures import packed, write_readiness
 from jsworker.telemetry.http import Response
@@ -18,7 +18,7 @@ WORKING = PlaceView(
     was_ready=True,
     ready=True,
     silent_seconds=0.1,
-    patience=2.0,
+    limit=2.0,
     report_seconds=0.5,
     readiness=write_readiness(WELL),
 )
@@ -26,9 +26,9 @@ STARTING = replace(WORKING, was_ready=False, ready=False, report_seconds=None, r
 DEAD = PlaceView(number=1, was_ready=True)
 
 
-def view(*places: PlaceView, stopping: bool = False) -> View:
+def view(*places: PlaceView, stopping: bool = False) -> FleetView:
     numbered = [replace(place, number=number) for number, place in enumerate(places, 1)]
-    return View(numbered, stopping, {"killed": 3}, 100.0)
+    return FleetView(numbered, stopping, {"killed": 3}, 100.0)
 
 
 def ailing(**changes: object) -> PlaceView:
@@ -102,7 +102,7 @@ def test_a_child_that_is_about_to_be_killed_is_not_the_pods_fault() -> None:
 
 
 def test_a_child_that_starts_has_more_time_before_it_is_taken_for_hung() -> None:
-    slow = replace(STARTING, silent_seconds=900.0, patience=600.0)
+    slow = replace(STARTING, silent_seconds=900.0, limit=600.0)
     assert livez(view(slow)).status == 200
     assert livez(view(replace(slow, silent_seconds=1300.0))).status == 503
 

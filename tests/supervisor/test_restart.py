@@ -2,11 +2,11 @@
 
 import pytest
 
-from jsworker.supervisor.restarts import Restarts
+from jsworker.supervisor.children import RestartBackoff
 
 
 def delays(*lives: float, heartbeat_interval: float = 5.0, worked: bool = True) -> list[float]:
-    restarts = Restarts(heartbeat_interval)
+    restarts = RestartBackoff(heartbeat_interval)
     return [restarts.delay_after(life, worked=worked) for life in lives]
 
 

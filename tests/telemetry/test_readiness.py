@@ -13,7 +13,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership.revision import REVISIONS
 from jsworker.ownership.upgrading import downgrade_database, upgrade_database
-from jsworker.supervisor.fleet_view import PlaceView, View
+from jsworker.supervisor.fleet_view import FleetView, PlaceView
 from jsworker.supervisor.probes import readyz
 from jsworker.telemetry.figures import write_readiness
 from jsworker.telemetry.http import Response
@@ -44,11 +44,11 @@ def probe(worker: Worker) -> Response:
         was_ready=True,
         ready=True,
         silent_seconds=0.0,
-        patience=2.0,
+        limit=2.0,
         report_seconds=0.0,
         readiness=write_readiness(status.readiness),
     )
-    return readyz(View([place], stopping=False, deaths={}, now=0.0))
+    return readyz(FleetView([place], stopping=False, deaths={}, now=0.0))
 
 
 async def answers(worker: Worker, status: int, part: str) -> str:
@@ -105,7 +105,7 @@ async def test_a_database_that_is_away_leaves_the_level_that_was_known(settings:
     ):
         proxy.cut()
         told = await answers(worker, 503, "postgresql: no answer")
-        await worker._components.schema.step()
+        await worker._components.database_watch.step()
         assert "migration" not in told + probe(worker).body.decode()
         proxy.restore()
         await answers(worker, 200, f"migration: {HEAD}\n")

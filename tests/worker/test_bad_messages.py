@@ -152,7 +152,8 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
 
     async def bury(database: Database, letters: Sequence[Any]) -> Any:
         nonlocal most, statements
-        most, statements = max(most, running.worker._components.pipeline.dead_letters.in_hand), statements + 1
+        unanswered = running.worker._components.pipeline.dead_letters.unanswered
+        most, statements = max(most, unanswered), statements + 1
         # As long as a busy database takes: at first so long that all of them could arrive meanwhile.
         await asyncio.sleep(max(0.005, began + 2.0 - time.monotonic()))
         return await really_bury(database, letters)
@@ -222,7 +223,7 @@ async def test_a_forced_close_waits_for_no_burial_that_never_ends(
             await running.worker.close(force=True)
     finally:
         ended.set()
-    assert running.worker._components.pipeline.dead_letters.in_hand == 0
+    assert running.worker._components.pipeline.dead_letters.unanswered == 0
 
 
 async def test_a_table_that_takes_no_dead_messages_stops_no_job(

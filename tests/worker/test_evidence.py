@@ -1,5 +1,6 @@
 """A starting worker takes back what earlier lives held whose end this machine can prove, and no more."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -12,8 +13,8 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
-from jsworker.worker.recovery.evidence import death_of
-from jsworker.worker.recovery.reconciler import Reconciler
+from jsworker.worker.recovery.dead_owners import DeadOwners
+from jsworker.worker.recovery.earlier_lives import Reconciler, death_of
 from tests.support.contexts import make_context
 from tests.support.fleet import Fleet, fleet_of
 from tests.support.leaks import nothing_left
@@ -153,22 +154,24 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
     events, heard, done, requeued = Events(), Recorder(), list[float](), list[None]()
     events.on("*", heard)
     context = make_context(
-        database, events=events, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 0.3})
+        database, events=events, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 2.0})
     )
     context.requeued.subscribe(lambda: requeued.append(None))
-    reconciler = Reconciler(context, siblings=[], done=lambda: done.append(time.monotonic()))
+    reconciler = Reconciler(
+        context, DeadOwners(context), siblings=[], done=lambda: done.append(time.monotonic())
+    )
     began = time.monotonic()
-    await reconciler.step()
-    assert await lives.kept() == set()
-    assert (len(requeued), done) == (1, [])
+    step = asyncio.create_task(reconciler.step())
+
+    async def is_taken_back() -> None:
+        assert await lives.kept() == set()
+        assert len(requeued) == 1
+
+    await eventually(is_taken_back)
+    assert done == []
     late_claim = await lives.hold("gone")  # what was on its way when its process died
-
-    async def is_done() -> None:
-        await reconciler.step()
-        assert done
-
-    await eventually(is_done)
-    assert done[0] - began >= 0.3
+    await step
+    assert done[0] - began >= 2.0
     assert (await rows.job(late_claim))["status"] == "queued"
     assert heard.of("reconcile.completed") == [{"jobs": 2, "workers": ["gone"]}]
     assert len(requeued) == 2
@@ -183,14 +186,19 @@ async def test_what_a_sibling_held_is_left_to_the_parent_until_the_last_round(
     await lives.add("sibling", pid=ended_pid())
     done: list[None] = []
     context = make_context(
-        database, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 600.0})
+        database, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 2.0})
     )
-    reconciler = Reconciler(context, siblings=["sibling"], done=lambda: done.append(None))
-    for _ in range(2):
-        await reconciler.step()
+    reconciler = Reconciler(
+        context, DeadOwners(context), siblings=["sibling"], done=lambda: done.append(None)
+    )
+    step = asyncio.create_task(reconciler.step())
+
+    async def only_the_siblings_is_left() -> None:
         assert await lives.kept() == {"sibling"}
-    reconciler._until = 0.0
-    await reconciler.step()
+
+    await eventually(only_the_siblings_is_left)
+    assert not done
+    await step
     assert await lives.kept() == set()
     assert done
 

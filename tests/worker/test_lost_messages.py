@@ -17,9 +17,9 @@ from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import WireMessage
-from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.recovery import lost_messages
-from jsworker.worker.recovery.lost_messages import Repair
+from jsworker.worker.recovery.lost_messages import LostMessages
 from tests.stream.nats_server import NatsServer
 from tests.support.contexts import make_context
 from tests.support.leaks import nothing_left
@@ -233,7 +233,7 @@ class Repairing:
         events.on("*", self.heard)
         settings = settings.model_copy(update={"scan_interval": 0.4, "statement_timeout": 5.0})
         context = make_context(database, stream=stream, events=events, settings=settings)
-        self.repair = Repair(context, Search(context, "it", rest=0))
+        self.repair = LostMessages(context, ThrottledScan(context, "it", rest=0))
 
     async def scan(self, times: int) -> None:
         for _ in range(times):

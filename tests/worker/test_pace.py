@@ -3,9 +3,9 @@
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.worker.maintenance import scan_pace as pace_module
+from jsworker.worker.maintenance import throttled_scan as pace_module
 from jsworker.worker.maintenance.relay import Relay
-from jsworker.worker.maintenance.scan_pace import Pace
+from jsworker.worker.maintenance.throttled_scan import ScanPace
 from tests.support.contexts import make_context
 from tests.worker.rows import Rows
 
@@ -25,26 +25,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def search(pace: Pace, clock: Clock, seconds: float) -> None:
+def search(pace: ScanPace, clock: Clock, seconds: float) -> None:
     with pace.timed():
         clock.now += seconds
 
 
-def failing_search(pace: Pace, clock: Clock, seconds: float) -> None:
+def failing_search(pace: ScanPace, clock: Clock, seconds: float) -> None:
     with pace.timed():
         clock.now += seconds
         raise OSError("gone")
 
 
 def test_a_quick_search_is_due_at_once(clock: Clock) -> None:
-    pace = Pace()
+    pace = ScanPace()
     assert pace.is_due
     search(pace, clock, 0.02)
     assert pace.is_due
 
 
 def test_a_slow_search_rests_fifty_times_its_own_duration(clock: Clock) -> None:
-    pace = Pace()
+    pace = ScanPace()
     search(pace, clock, 0.3)
     search(pace, clock, 0.2)
     clock.now += 9.9
@@ -54,14 +54,14 @@ def test_a_slow_search_rests_fifty_times_its_own_duration(clock: Clock) -> None:
 
 
 def test_a_single_slow_search_is_no_reason_to_rest(clock: Clock) -> None:
-    pace = Pace()
+    pace = ScanPace()
     for seconds in (0.01, 3.0, 0.01, 3.0):
         search(pace, clock, seconds)
         assert pace.is_due
 
 
 def test_a_search_that_fails_rests_at_once(clock: Clock) -> None:
-    pace = Pace()
+    pace = ScanPace()
     with pytest.raises(OSError, match="gone"):
         failing_search(pace, clock, 0.2)
     clock.now += 9.9
@@ -71,7 +71,7 @@ def test_a_search_that_fails_rests_at_once(clock: Clock) -> None:
 
 
 def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> None:
-    pace = Pace()
+    pace = ScanPace()
     search(pace, clock, 0.2)
     search(pace, clock, 0.2)
     pace.hurry()

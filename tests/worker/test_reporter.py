@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from jsworker.supervisor.child_link import Link
+from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_reports import Reporter
 from tests.support.polling import eventually
 from tests.worker.processors import echo, scripted
@@ -43,7 +43,7 @@ async def test_figures_are_packed_beside_the_event_loop_and_rest_afterwards(
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 10_000)
     running = await start(scripted(echo))
     parent = Parent()
-    reporter = Reporter(running.worker, cast("Link", parent))
+    reporter = Reporter(running.worker, cast("ChildLink", parent))
     reporter.start()
     try:
 
@@ -69,7 +69,7 @@ async def test_figures_that_cannot_be_packed_hold_back_no_report(
     monkeypatch.setattr("jsworker.supervisor.child_reports._SECONDS", 0.02)
     running = await start(scripted(echo))
     parent = Parent()
-    reporter = Reporter(running.worker, cast("Link", parent))
+    reporter = Reporter(running.worker, cast("ChildLink", parent))
     reporter.start()
     assert reporter._next is not None
     reporter._next.cancel()  # one report, and no other
@@ -91,7 +91,7 @@ async def test_figures_that_are_too_long_are_told_once(
     running = await start(scripted(echo))
     parent = Parent(takes_figures=False)
     with capture_logs() as lines:
-        reporter = Reporter(running.worker, cast("Link", parent))
+        reporter = Reporter(running.worker, cast("ChildLink", parent))
         reporter.start()
         try:
 

@@ -199,7 +199,7 @@ class TestPace:
     async def test_a_long_pass_is_told_of_in_between(
         self, alone: Alone, rows: Rows, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "_TOLD_SECONDS", 0.0)
+        monkeypatch.setattr(module, "_REPORT_SECONDS", 0.0)
         await rows.query(OLD_JOBS, 2500)
         await alone.finish()
         told = [event["jobs"] for event in alone.told.of("jobs.pruned")]

@@ -12,7 +12,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Pool
 from jsworker.ownership.transitions import heartbeat, republish, reset
-from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from tests.support.contexts import make_context
 from tests.worker.lives import Lives
 from tests.worker.processors import KIND, echo, scripted
@@ -33,7 +33,7 @@ class Searching:
         events = Events()
         events.on("*", self.heard)
         settings = settings.model_copy(update={"statement_timeout": LEAST})
-        self.search = Search(make_context(database, events=events, settings=settings), "that")
+        self.search = ThrottledScan(make_context(database, events=events, settings=settings), "that")
         self.given: list[float] = []
 
     async def make(self, takes: float) -> list[Any] | None:

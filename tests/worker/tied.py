@@ -40,7 +40,7 @@ class RecordedSupervision:
     def quiet_until(self, boottime: float) -> None:
         self.quiet.append(boottime)
 
-    def condemn(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
+    def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         self.condemned.append((boottime(), list(culprits), reason))
 
 

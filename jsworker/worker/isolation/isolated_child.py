@@ -1,72 +1,90 @@
 """``python -m jsworker.worker.isolation.isolated_child PARENT FD``: runs one job alone and ends."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from typing import Final, NoReturn
 
 from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
+from jsworker.core.message_link import MessageLink
 from jsworker.core.trace_context import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker
-from jsworker.worker.isolation.inherited_signals import leave_to_parent
-from jsworker.worker.isolation.isolated_messages import Order, line, outcome_line
-from jsworker.worker.isolation.parent_death_signal import follow_parent
+from jsworker.worker.isolation.isolated_messages import (
+    FROM_OWNER,
+    AskStacks,
+    Drain,
+    FromOwner,
+    Order,
+    RunEnded,
+    RunStacks,
+    RunState,
+    StopRun,
+)
+from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
 from jsworker.worker.isolation.processor_origin import processor_at
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
-from jsworker.worker.pipeline.run import Phase, Run, Stop
+from jsworker.worker.pipeline.run import Phase, Run
 from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
 _FLUSH_SECONDS: Final = 2.0
 _TICKS: Final = 4
-"""Signs of life within the owner's patience."""
+"""Signs of life within the owner's time-out."""
 
 
 def main() -> NoReturn:
-    """Take the order, run the job, tell the outcome. The process ends with its owner, however that ends."""
+    """Take the order, run the job, report the outcome. The process ends with its owner, however that ends."""
     follow_parent(int(sys.argv[1]), signal.SIGKILL)
-    # For the owner, which tells what becomes of the job.
+    # For the owner, which decides what becomes of the job.
     leave_to_parent((signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
-    link = socket.socket(fileno=int(sys.argv[2]))
-    os.set_inheritable(link.fileno(), False)
-    order = Order.read(link)
-    configure_logs(format=order.settings.log_format, level=order.settings.log_level)
+    end = socket.socket(fileno=int(sys.argv[2]))
+    os.set_inheritable(end.fileno(), False)
+    asyncio.run(_work(end))
+    os._exit(0)  # threads of the job may never end, and nothing waits for them here
+
+
+async def _work(end: socket.socket) -> None:
+    messages: asyncio.Queue[FromOwner] = asyncio.Queue()
+    link = MessageLink(
+        end,
+        FROM_OWNER,
+        on_message=messages.put_nowait,
+        on_end=_end,
+        on_invalid=_end,  # an owner of another version
+        longest_line=sys.maxsize,
+    )
+    link.open()
+    order = await messages.get()
+    if not isinstance(order, Order):
+        _end()
+    settings = order.settings
+    configure_logs(format=settings.log_format, level=settings.log_level)
     speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
-    asyncio.run(_work(order, link))
-    os._exit(0)  # threads of the job may never end, and nobody waits for them here
-
-
-async def _work(order: Order, link: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=link)
-    settings = order.settings
     processor = processor_at(order.origin)
     kind = resolve_kinds([processor], settings)[order.claimed.kind]
     now = boottime()
     run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
-    def tell() -> None:
-        writer.write(line(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
+    def send_state() -> None:
+        link.send(RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
 
     async def tick() -> None:
-        tell()
-        await writer.drain()
-
-    def died(_name: str, _error: BaseException) -> None:
-        os._exit(1)  # the owner has gone, or cannot be told anything
+        if not link.unsent:
+            send_state()
 
     database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
     sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
@@ -78,29 +96,35 @@ async def _work(order: Order, link: socket.socket) -> None:
         sessions=sessions,
         events=Events(),
         loop=asyncio.get_running_loop(),
-        on_quiet=tell,
+        on_quiet=send_state,
     )
-    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=died)
+    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=_end)
     ticks.start()
-    hearing = asyncio.create_task(_hear(reader, writer, run), name="hear the owner")
+    obeying = asyncio.create_task(_obey(messages, link, run), name="obey the owner")
     ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
     try:
         await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
         outcome = ended.result()
-        await _flush()  # before it is told: the owner ends this process as soon as it knows
-        writer.write(outcome_line(outcome, completed=run.completed))
-        await writer.drain()
+        await _flush()  # before it is reported: the owner ends this process as soon as it knows
+        values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
+        link.send(RunEnded(kind=type(outcome).__name__, values=values, completed=run.completed))
+        await link.flush()
     finally:
-        hearing.cancel()
+        obeying.cancel()
         await ticks.stop()
         await sessions.close()
         await database.close()
-        writer.close()
+        link.close()
+
+
+def _end(*_: object) -> NoReturn:
+    """End at once: the owner has gone, and with it the right to go on, or it cannot be reached."""
+    os._exit(1)
 
 
 async def _flush() -> None:
-    """InFlight out what the job has printed, logged and traced; what nobody takes within seconds is left."""
+    """Write out what the job has printed, logged and traced; what no reader takes within seconds is left."""
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
     tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), _flush_output)
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
@@ -114,7 +138,7 @@ def _flush_output() -> None:
 
 
 async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:
-    # Only from here on may a signal cancel the task: one that never began would tell no outcome.
+    # Only from here on may a signal cancel the task: one that never began would have no outcome.
     run.phase = Phase.RUNNING
 
     async def work() -> Outcome:
@@ -132,16 +156,15 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
     ended.set_result(outcome)
 
 
-async def _hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run: Run) -> None:
-    while text := await reader.readline():
-        told = json.loads(text)
-        if "stop" in told:
-            run.signal(Stop(told["stop"]))
-        elif "stacks" in told:
-            writer.write(line(stacks=within_bounds(of_run(run))))
-        else:
-            run.drain()
-    os._exit(1)  # the owner has gone, and with it the right to go on
+async def _obey(messages: "asyncio.Queue[FromOwner]", link: MessageLink[FromOwner], run: Run) -> None:
+    while True:
+        match await messages.get():
+            case StopRun(reason=reason):
+                run.signal(reason)
+            case AskStacks():
+                link.send(RunStacks(stacks=within_bounds(of_run(run))))
+            case Drain():
+                run.drain()
 
 
 if __name__ == "__main__":

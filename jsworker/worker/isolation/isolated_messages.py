@@ -1,28 +1,23 @@
-"""What owner and quarantined process tell each other: one JSON object a line."""
+"""What the owner of a job and the isolated process that runs it send each other."""
 
-import json
-import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from datetime import datetime
-from pathlib import Path
-from typing import Any, Final
-from uuid import UUID
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import SecretStr
+from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
 
+from jsworker.core.message_link import Message
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.run import Stop
+from jsworker.worker.stacks import Stack
 
-_LENGTH_BYTES: Final = 8
-_RECEIVED_BYTES: Final = 2**20
-_OUTCOMES: Final = {each.__name__: each for each in (Completed, Failed, HandedBack, Interrupted, Lost)}
+_OUTCOMES: Final[dict[str, TypeAdapter[Outcome]]] = {
+    each.__name__: TypeAdapter(each) for each in (Completed, Failed, HandedBack, Interrupted, Lost)
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """All that the quarantined process needs to run a job for its owner.
+class Order(Message):
+    """All that the isolated process needs to run a job for its owner; the first message.
 
     Attributes:
         origin: what makes the processor.
@@ -32,79 +27,84 @@ class Order:
         claimed: the job.
     """
 
+    what: Literal["order"] = "order"
     origin: str
     path: list[str]
     worker_id: str
     settings: Settings
     claimed: ClaimedJob
 
-    def frame(self) -> bytes:
-        """Return the order with its length before it: what follows it is not to be read with it."""
-        names = Settings.model_fields
-        text = line(
-            origin=self.origin,
-            path=self.path,
-            worker_id=self.worker_id,
-            settings={name: _plain(getattr(self.settings, name)) for name in names},
-            claimed={name: _plain(value) for name, value in self.claimed._asdict().items()},
-        )
-        return len(text).to_bytes(_LENGTH_BYTES, "big") + text
 
-    @classmethod
-    def read(cls, link: socket.socket) -> "Order":
-        """Wait for the order, and leave unread what comes behind it.
+class StopRun(Message):
+    """End the run, for this reason."""
 
-        Raises:
-            EOFError: the owner has gone.
-        """
-        length = int.from_bytes(_receive(link, _LENGTH_BYTES), "big")
-        told = json.loads(_receive(link, length))
-        claimed = told["claimed"] | {"id": UUID(told["claimed"]["id"])}
-        if claimed["deadline"] is not None:
-            claimed["deadline"] = datetime.fromisoformat(claimed["deadline"])
-        return cls(
-            origin=told["origin"],
-            path=told["path"],
-            worker_id=told["worker_id"],
-            settings=Settings(**told["settings"]),
-            claimed=ClaimedJob(**claimed),
-        )
+    what: Literal["stop"] = "stop"
+    reason: Stop
 
 
-def line(**told: Any) -> bytes:
-    """Return one message."""
-    return json.dumps(told).encode() + b"\n"
+class Drain(Message):
+    """The owner would like to end: the job may see it."""
+
+    what: Literal["drain"] = "drain"
 
 
-def outcome_line(outcome: Outcome, *, completed: bool) -> bytes:
-    """Return the last message: what the run ended in, and whether its own transaction has completed it."""
-    values = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
-    return line(outcome=type(outcome).__name__, values=values, completed=completed)
+class AskStacks(Message):
+    """Answer with ``RunStacks``."""
+
+    what: Literal["ask stacks"] = "ask stacks"
 
 
-def read_outcome(told: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of the last message."""
-    outcome: Outcome = _OUTCOMES[told["outcome"]](**told["values"])
-    return outcome
+class RunState(Message):
+    """The event loop ticks; how the run is.
+
+    Attributes:
+        sign_at: boot time of the job's last sign of life.
+        quiet_seconds: length of the announced quiet phase.
+        quiet_until: boot time of its end.
+    """
+
+    what: Literal["state"] = "state"
+    sign_at: FiniteFloat
+    quiet_seconds: FiniteFloat
+    quiet_until: FiniteFloat
 
 
-def _receive(link: socket.socket, size: int) -> bytes:
-    received = bytearray()
-    while len(received) < size:
-        data = link.recv(min(size - len(received), _RECEIVED_BYTES))
-        if not data:
-            raise EOFError("the owner has gone")
-        received += data
-    return bytes(received)
+class RunStacks(Message):
+    """Where the run is."""
+
+    what: Literal["stacks"] = "stacks"
+    stacks: list[Stack]
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case UUID() | Path():
-            return str(value)
-        case datetime():
-            return value.isoformat()
-        case _:
-            return value
+class RunEnded(Message):
+    """The last message.
+
+    Attributes:
+        kind: name of the outcome's class.
+        values: its fields.
+        completed: whether the job's own transaction has completed it.
+    """
+
+    what: Literal["ended"] = "ended"
+    kind: str
+    values: dict[str, Any]
+    completed: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the run ended in."""
+        return _OUTCOMES[self.kind].validate_python(self.values)
+
+    @model_validator(mode="after")
+    def _has_outcome(self) -> Self:
+        if self.kind not in _OUTCOMES:
+            raise ValueError("no such outcome")
+        _ = self.outcome
+        return self
+
+
+FromOwner: TypeAlias = Order | StopRun | Drain | AskStacks
+FromIsolated: TypeAlias = RunState | RunStacks | RunEnded
+
+FROM_OWNER: TypeAdapter[FromOwner] = TypeAdapter(Annotated[FromOwner, Field(discriminator="what")])
+FROM_ISOLATED: TypeAdapter[FromIsolated] = TypeAdapter(Annotated[FromIsolated, Field(discriminator="what")])

@@ -1,20 +1,29 @@
-"""The owner's side of quarantine: starts the process, hears it, stops it, and judges how it ended."""
+"""The owner's side of isolation: starts the process, hears it, stops it, and judges how it ended."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
+from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
-from jsworker.worker.isolation.isolated_messages import Order, line, read_outcome
+from jsworker.worker.isolation.isolated_messages import (
+    FROM_ISOLATED,
+    AskStacks,
+    Drain,
+    FromIsolated,
+    Order,
+    RunEnded,
+    RunStacks,
+    RunState,
+    StopRun,
+)
 from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, stopped
@@ -22,18 +31,16 @@ from jsworker.worker.pipeline.run import Run, Stop
 from jsworker.worker.stacks import Stack
 
 _LINE_MARGIN_BYTES: Final = 2**20
+_BYTES_A_BYTE: Final = 7
+"""Bytes that one byte of a result takes at most as JSON text within JSON."""
 _GRACE_HEARTBEATS: Final = 2
 """For so many intervals the process may go on after it was told to stop."""
 _SHARED_STALLS: Final = 2
-"""After so many stalls a job runs beside others no more, however many it is allowed."""
-
-
+"""After so many stalls a job runs alone, however many it is allowed."""
 _START_SECONDS: Final = 120.0
 """For so long, at least, the process may take until its event loop ticks: it imports a lot."""
-
-
 _STACKS_SECONDS: Final = 2.0
-"""For so long its process may take to tell where a job is: less than whoever asked for it waits."""
+"""For so long the process may take to answer: less than the caller waits."""
 
 
 class IsolatedRunner:
@@ -50,15 +57,15 @@ class IsolatedRunner:
         self._worker_id = worker_id
         self._settings = settings
         self._events = events
-        self._told: set[str] = set()
-        self._patients: dict[Run, _Patient] = {}
+        self._reported: set[str] = set()
+        self._processes: dict[Run, _IsolatedProcess] = {}
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
-        """Tell whether a job is to run in quarantine: one more stall would be its last, or its third."""
+        """Return whether a job is to run in quarantine: one more stall would be its last, or its third."""
         if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
-        if kind.origin is None and kind.name not in self._told:
-            self._told.add(kind.name)
+        if kind.origin is None and kind.name not in self._reported:
+            self._reported.add(kind.name)
             reason = (
                 "its processor cannot be made in another process: give the worker the class, at module level"
             )
@@ -67,14 +74,13 @@ class IsolatedRunner:
 
     async def run(self, run: Run) -> Outcome:
         """Run a job in a process of its own and return what it ended in; a crash is a counted stall."""
+        spans = {} if run.spans is None else run.spans.context()._asdict()
         order = Order(
             origin=run.kind.origin or "",
             path=sys.path,
             worker_id=self._worker_id,
             settings=self._settings,
-            claimed=run.claimed
-            if run.spans is None
-            else run.claimed._replace(**run.spans.context()._asdict()),
+            claimed=run.claimed._replace(**spans),
         )
         ours, theirs = socket.socketpair()
         try:
@@ -84,137 +90,139 @@ class IsolatedRunner:
             raise
         finally:
             theirs.close()
-        limit = self._settings.max_result_bytes * 6 + _LINE_MARGIN_BYTES
-        reader, writer = await asyncio.open_connection(sock=ours, limit=limit)
-        patient = self._patients[run] = _Patient(run, process, reader, writer, self._settings)
+        isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._settings)
         try:
-            writer.write(order.frame())
-            run.on_drain = patient.tell_to_drain
+            isolated.begin(order)
+            run.on_drain = isolated.ask_to_drain
             if run.should_stop:
-                patient.tell_to_drain()
-            return await patient.outcome()
+                isolated.ask_to_drain()
+            return await isolated.outcome()
         finally:
-            del self._patients[run]
+            del self._processes[run]
             run.on_drain = None
-            writer.close()
-            await patient.end()
+            await isolated.end()
 
     async def ask_stacks(self, run: Run) -> list[Stack] | None:
-        """Return where a run is in its process, as that tells; None: it does not within two seconds."""
-        patient = self._patients.get(run)
-        return None if patient is None else await patient.ask_stacks(_STACKS_SECONDS)
+        """Return where a run is in its process; None: the process does not answer within two seconds."""
+        isolated = self._processes.get(run)
+        return None if isolated is None else await isolated.ask_stacks(_STACKS_SECONDS)
 
 
-class _Patient:
-    """One quarantined process."""
+class _IsolatedProcess:
+    """One process in which a job runs alone."""
 
     def __init__(
-        self,
-        run: Run,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        settings: Settings,
+        self, run: Run, process: asyncio.subprocess.Process, end: socket.socket, settings: Settings
     ) -> None:
         self._run = run
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._link = MessageLink(
+            end,
+            FROM_ISOLATED,
+            on_message=self._note,
+            on_end=self._note_end,
+            longest_line=settings.max_result_bytes * _BYTES_A_BYTE + _LINE_MARGIN_BYTES,
+        )
         self._watchdog_timeout = settings.watchdog_timeout
         self._start_timeout = max(settings.watchdog_timeout, _START_SECONDS)
         self._grace = _GRACE_HEARTBEATS * settings.heartbeat_interval
         self._last_grace = settings.statement_timeout
-        self._ticked_at: float | None = None
+        self._ticks = False
         self._quiet_until = 0.0
+        self._silence: asyncio.TimerHandle | None = None
         self._limits = ExitStack()
-        self._ended_by: str | None = None
+        self._killed_because: str | None = None
+        self._last_message: asyncio.Future[RunEnded | None] = asyncio.get_running_loop().create_future()
         self._stacks: asyncio.Future[list[Stack]] | None = None
 
+    def begin(self, order: Order) -> None:
+        """Send the order and watch the process from now on."""
+        self._link.open()
+        self._link.send(order)
+        self._watch()
+
     async def outcome(self) -> Outcome:
-        """Hear the process until it tells its outcome, or ends without one."""
-        hearing = asyncio.create_task(self._hear(), name=f"quarantine of {self._run.id}")
+        """Wait until the process reports its outcome, or ends without one."""
+        ending = asyncio.create_task(self._wait_for_outcome(), name=f"quarantine of {self._run.id}")
         try:
             while True:
                 try:
-                    return await asyncio.shield(hearing)
+                    return await asyncio.shield(ending)
                 except asyncio.CancelledError:
-                    if hearing.done():
-                        return hearing.result()
+                    if ending.done():
+                        return ending.result()
                     if self._run.stop is None or self._run.abandoned:
                         raise
                     forget_cancellation()
-                    self._tell_to_stop(self._run.stop)
+                    self._request_stop(self._run.stop)
         finally:
-            hearing.cancel()
-            await asyncio.wait({hearing})
+            ending.cancel()
+            await asyncio.wait({ending})
 
-    def tell_to_drain(self) -> None:
+    def ask_to_drain(self) -> None:
         """Let the job know that its worker would like to end."""
-        if not self._writer.is_closing():
-            self._writer.write(line(drain=True))
+        self._link.send(Drain())
 
     async def ask_stacks(self, seconds: float) -> list[Stack] | None:
         """Ask the process where its job is; None: it does not answer within ``seconds``."""
-        if self._writer.is_closing():
-            return None
         if self._stacks is None or self._stacks.done():
             self._stacks = asyncio.get_running_loop().create_future()
-            self._writer.write(line(stacks=True))
+            self._link.send(AskStacks())
         await asyncio.wait({self._stacks}, timeout=seconds)
         return self._stacks.result() if self._stacks.done() else None
 
     async def end(self) -> None:
-        """See to it that nothing is left of the process."""
+        """Leave nothing of the process."""
+        self._link.close()
         self._limits.close()
+        if self._silence is not None:
+            self._silence.cancel()
         if self._process.returncode is None:
             self._kill("it is not needed any more")
         await self._process.wait()
 
-    @property
-    def _patience(self) -> float:
-        return self._start_timeout if self._ticked_at is None else self._watchdog_timeout
-
-    async def _hear(self) -> Outcome:
-        while True:
-            try:
-                async with asyncio.timeout(self._patience):
-                    text = await self._reader.readline()
-            except TimeoutError:
-                self._judge_silence()
-                continue
-            except ConnectionError:  # how a socket tells the end of whom it was shared with
-                text = b""
-            if not text:
-                return await self._judge_end()
-            told = json.loads(text)
-            if "outcome" in told:
-                self._run.completed |= told["completed"]
-                return read_outcome(told)
-            if "stacks" in told:
+    def _note(self, message: FromIsolated) -> None:
+        match message:
+            case RunState():
+                self._note_state(message)
+            case RunStacks(stacks=stacks):
                 if self._stacks is not None and not self._stacks.done():
-                    self._stacks.set_result(told["stacks"])
-                continue
-            self._heed(told)
+                    self._stacks.set_result(stacks)
+            case RunEnded():
+                if not self._last_message.done():
+                    self._last_message.set_result(message)
+        self._watch()
 
-    def _heed(self, told: Mapping[str, Any]) -> None:
-        if self._ticked_at is None:  # the start of the process is not the job's own time
+    def _note_end(self) -> None:
+        if not self._last_message.done():
+            self._last_message.set_result(None)
+
+    def _note_state(self, state: RunState) -> None:
+        if not self._ticks:  # the start of the process is not the job's own time
+            self._ticks = True
             self._limits.enter_context(time_limits(self._run))
-        self._ticked_at = boottime()
-        self._run.sign_at = max(self._run.sign_at, told["sign_at"])
-        if told["quiet_until"] != self._quiet_until:  # else the heartbeat may have ended that phase
-            self._quiet_until = self._run.quiet_until = told["quiet_until"]
-            self._run.quiet_seconds = told["quiet_seconds"]
+        self._run.sign_at = max(self._run.sign_at, state.sign_at)
+        if state.quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
+            self._quiet_until = self._run.quiet_until = state.quiet_until
+            self._run.quiet_seconds = state.quiet_seconds
+
+    def _watch(self) -> None:
+        """Expect the next message within the time-out."""
+        if self._silence is not None:
+            self._silence.cancel()
+        limit = self._watchdog_timeout if self._ticks else self._start_timeout
+        self._silence = asyncio.get_running_loop().call_later(limit, self._judge_silence)
 
     def _judge_silence(self) -> None:
         """Kill a process that does not begin, or whose event loop does not tick, unless it is quiet."""
-        if self._ticked_at is None:
+        if not self._ticks:
             self._kill(f"it had not started within {self._start_timeout:g} s")
         elif boottime() > self._run.quiet_until:
             self._kill(f"its event loop has not ticked for {self._watchdog_timeout:g} s")
+        self._watch()
 
-    def _tell_to_stop(self, reason: Stop) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(line(stop=reason.value))
+    def _request_stop(self, reason: Stop) -> None:
+        self._link.send(StopRun(reason=reason))
         # At shutdown the owner itself has no more time than this.
         grace = self._last_grace if reason is Stop.SHUTDOWN else self._grace
         why = f"it went on although it was told to stop: {reason.value}"
@@ -222,16 +230,23 @@ class _Patient:
 
     def _kill(self, reason: str) -> None:
         if self._process.returncode is None:
-            self._ended_by = self._ended_by or reason
+            self._killed_because = self._killed_because or reason
             self._process.kill()
+
+    async def _wait_for_outcome(self) -> Outcome:
+        ended = await self._last_message
+        if ended is None:
+            return await self._judge_end()
+        self._run.completed |= ended.completed
+        return ended.outcome
 
     async def _judge_end(self) -> Outcome:
         code = await self._process.wait()
         if self._run.stop in {Stop.LOST, Stop.FENCED, Stop.SHUTDOWN}:
             return stopped(self._run)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        why = f": {self._ended_by}" if self._ended_by else ""
-        if self._ticked_at is None:
+        why = f": {self._killed_because}" if self._killed_because else ""
+        if not self._ticks:
             error = f"the process in which the job was to run alone {how} before the job began{why}"
             return failed(self._run, error)  # no stall: nothing of the job has run
         error = f"the process in which the job ran alone {how}{why}"

@@ -1,4 +1,6 @@
-"""Run as a script between fork and exec: change the user, ask for a signal at the parent's death, exec.
+"""Signals of a child: one at its parent's death, and those that are the parent's business.
+
+Run as a script between fork and exec: change the user, ask for a signal at the parent's death, exec.
 
 Arguments: pid of the parent, number of the signal, user id and group id (-1: as they are), program, its argv.
 Python's own preexec_fn would do the same inside the forked child, where a process with threads may deadlock.
@@ -8,6 +10,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterable
+from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 CANNOT_EXECUTE = 126
@@ -48,6 +52,26 @@ def follow_parent(parent: int, death_signal: int) -> None:
             raise OSError(number, os.strerror(number))
     if os.getppid() != parent:
         sys.exit(0)
+
+
+def leave_to_parent(numbers: Iterable[signal.Signals]) -> None:
+    """Do nothing at these signals. Processes that jobs start or fork get the usual dispositions back."""
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            # Not SIG_IGN, which programs that jobs start would inherit.
+            signal.signal(number, _do_nothing)
+    os.register_at_fork(after_in_child=_restore_usual_signals)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _restore_usual_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is _do_nothing:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Messages that nobody can use: first kept in the database for people, then terminated."""
+"""Messages that no worker can use: first kept in the database for people, then terminated."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from jsworker.worker.context import WorkerContext
 _BATCH: Final = 100
 _DATABASE_DELAY: Final = 5.0
 _REFUSED_DELAY: Final = 60.0
-_TELL_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 1.0
 """Between two events: a flood of messages must not become a flood of log lines."""
 
 _COMPLAIN_SECONDS: Final = 60.0
@@ -23,64 +23,64 @@ _Message = Delivery | Undecodable
 
 
 class DeadLetters:
-    """Buries messages in batches; one that could not be kept is delivered again."""
+    """Keeps messages in batches; one that could not be kept is delivered again."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._in_hand: set[_Message] = set()
-        self._untold = 0
+        self._unanswered: set[_Message] = set()
+        self._unreported = 0
         self._latest: Letter | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.TimerHandle | None = None
         self._complained_at: float | None = None
         self._letters: Batcher[tuple[_Message, str], None] = Batcher(
-            "dead letters", self._bury, limit=_BATCH, died=context.died
+            "dead letters", self._keep, limit=_BATCH, died=context.died
         )
 
-    def bury(self, message: _Message, reason: str, answered: Callable[[], None]) -> None:
+    def keep(self, message: _Message, reason: str, answered: Callable[[], None]) -> None:
         """Keep a message with the rule it breaks, then terminate it.
 
         Args:
-            message: what nobody can use.
+            message: what no worker can use.
             reason: the rule that it breaks.
             answered: called once it has been terminated, or put back because it could not be kept.
         """
-        self._in_hand.add(message)
+        self._unanswered.add(message)
         self._letters.post((message, reason), lambda _: answered())
 
     @property
-    def in_hand(self) -> int:
+    def unanswered(self) -> int:
         """How many messages have not been answered yet."""
-        return len(self._in_hand)
+        return len(self._unanswered)
 
     async def close(self, seconds: float) -> None:
-        """Wait until every message given so far is buried, for at most ``seconds``; put back the others."""
+        """Wait until every message given so far is kept, for at most ``seconds``; put back the others."""
         try:
             async with asyncio.timeout(seconds):
                 await self._letters.flush()
         except TimeoutError:
             pass
         await self._letters.close()
-        for message in self._in_hand:
+        for message in self._unanswered:
             message.nak()
-        self._in_hand.clear()
-        if self._telling is not None:
-            self._telling.cancel()
-        self._tell()
+        self._unanswered.clear()
+        if self._reporting is not None:
+            self._reporting.cancel()
+        self._report()
 
-    async def _bury(self, batch: Sequence[tuple[_Message, str]]) -> Sequence[None]:
+    async def _keep(self, batch: Sequence[tuple[_Message, str]]) -> Sequence[None]:
         letters = {
             Letter(message.subject, message.stream_seq, message.stored_at, reason, message.data): message
             for message, reason in batch
         }
         if self._context.health.up:  # else each batch would wait out its own time-out
-            await self._keep(letters)
+            await self._write(letters)
         for message in letters.values():
             message.nak(_DATABASE_DELAY)
-        self._in_hand.difference_update(letters.values())
+        self._unanswered.difference_update(letters.values())
         return [None] * len(batch)
 
-    async def _keep(self, letters: dict[Letter, _Message]) -> None:
-        """Bury and terminate what PostgreSQL takes; what is left without an answer was not kept."""
+    async def _write(self, letters: dict[Letter, _Message]) -> None:
+        """Keep and terminate what PostgreSQL takes; what is left without an answer was not kept."""
         try:
             _, refused = await bury(self._context.database, list(letters))
         except (DatabaseUnavailable, DatabaseRefused) as error:
@@ -95,24 +95,24 @@ class DeadLetters:
         for letter, message in letters.items():
             if not message.answered:
                 message.term()
-                self._untold += 1
+                self._unreported += 1
                 self._latest = letter
-        if self._telling is None:
-            self._tell()
+        if self._reporting is None:
+            self._report()
 
-    def _tell(self) -> None:
-        """Tell of what was buried since the last time; what comes within the next second is told together."""
-        self._telling = None
+    def _report(self) -> None:
+        """Report what was kept since the last time; what comes within a second is reported together."""
+        self._reporting = None
         if self._latest is not None:
             self._context.events.emit(
                 "message.dead",
-                messages=self._untold,
+                messages=self._unreported,
                 subject=self._latest.subject,
                 stream_seq=self._latest.stream_seq,
                 reason=self._latest.reason,
             )
-            self._untold, self._latest = 0, None
-            self._telling = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell)
+            self._unreported, self._latest = 0, None
+            self._reporting = asyncio.get_running_loop().call_later(_REPORT_SECONDS, self._report)
 
     def _complain(self, reason: str) -> None:
         now = boottime()

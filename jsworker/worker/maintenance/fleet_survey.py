@@ -1,4 +1,4 @@
-"""What waits in the table and in the stream, asked now and then for those who look on."""
+"""What waits in the table and in the stream, asked now and then for metrics."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -10,7 +10,7 @@ from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
 from jsworker.stream.api import ConsumerState
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.scan_pace import Pace
+from jsworker.worker.maintenance.throttled_scan import ScanPace
 
 INTERVAL_SECONDS: Final = 10.0
 
@@ -26,7 +26,7 @@ class FleetSurvey:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._kinds = sorted(context.kinds)
-        self._pace = Pace()
+        self._pace = ScanPace()
         self._found: Fleet | None = None
         self._found_at = 0.0
         self._rests_until = 0.0
@@ -59,7 +59,7 @@ class FleetSurvey:
             for kind in kinds:
                 if not self._context.stream.connected:
                     break
-                with suppress(StreamRefused):  # a kind that nobody has worked on yet
+                with suppress(StreamRefused):  # a kind without a worker so far
                     states[kind] = await self._context.stream.consumer_state(kind)
         except StreamUnavailable:  # the next one would not answer either
             return states

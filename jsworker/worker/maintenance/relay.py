@@ -8,7 +8,7 @@ from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRef
 from jsworker.ownership.transitions import publish
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.scan_pace import RECENT_SECONDS, Pace
+from jsworker.worker.maintenance.throttled_scan import RECENT_SECONDS, ScanPace
 
 TakenT = TypeVar("TakenT", bound=Sized)
 
@@ -23,8 +23,8 @@ class Relay:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._promoting = Pace()
-        self._publishing = Pace()
+        self._promoting = ScanPace()
+        self._publishing = ScanPace()
         self._last_seq: int | None = None
         self._publisher = OutboxPublisher(
             context.database,
@@ -102,7 +102,7 @@ class Relay:
             self._context.publishing.stored()
 
     async def _has_grown(self) -> bool:
-        """Tell whether anybody's messages, producers' say, were stored since the last look."""
+        """Return whether any messages, those of producers for example, were stored since the last look."""
         before = self._last_seq
         try:
             self._last_seq = (await self._context.stream.state()).last_seq
@@ -125,15 +125,14 @@ class Relay:
             )
         )
 
-    async def _at_pace(self, pace: Pace, take: Callable[[float | None], Awaitable[TakenT]]) -> TakenT:
-        """Take a batch of everything that is due or, while such a search rests, of what became due lately."""
+    async def _at_pace(self, pace: ScanPace, take: Callable[[float | None], Awaitable[TakenT]]) -> TakenT:
+        """Take a batch of everything that is due or, while such a scan rests, of what became due lately."""
         if not pace.is_due:
             return await take(RECENT_SECONDS)
         refused = self._context.refused_rows.noted
         with pace.timed():
             taken = await take(None)
-        if (
-            len(taken) == _BATCH or self._context.refused_rows.noted > refused
-        ):  # others may stand behind the refused
+        # Others may stand behind those that were refused.
+        if len(taken) == _BATCH or self._context.refused_rows.noted > refused:
             pace.hurry()
         return taken

@@ -8,7 +8,7 @@ from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerE
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Batch, Ended, cutoff, next_limit, prune
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.recovery.reconciler import FORGOTTEN_AFTER_SECONDS
+from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
 TICK_SECONDS: Final = 0.25
 """Between two rounds."""
@@ -17,8 +17,8 @@ _SHARE: Final = 0.1
 """Of the time in which all workers together have a batch in the database."""
 _PASS_SECONDS: Final = 60.0
 """From the end of a pass through what is old to the beginning of the next."""
-_TOLD_SECONDS: Final = 60.0
-"""A long pass is told of so often."""
+_REPORT_SECONDS: Final = 60.0
+"""Between two events of a long pass."""
 
 
 class Retention:
@@ -37,7 +37,7 @@ class Retention:
         self._since: datetime | None = None
         self._jobs = 0
         self._entries = 0
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     async def step(self) -> None:
         """Delete for its share of a tick, unless it is resting or the database does not answer."""
@@ -64,7 +64,7 @@ class Retention:
     async def _begin(self, retention: float) -> None:
         self._ended = Ended(await cutoff(self._context.database, older_than=retention))
         self._since = None
-        self._told_at = boottime()
+        self._reported_at = boottime()
 
     async def _prune(self, ended: Ended) -> Batch:
         limit, began = self._limit, boottime()
@@ -81,26 +81,26 @@ class Retention:
         self._entries += batch.events
         if batch.is_last:
             await self._end()
-        elif boottime() - self._told_at >= _TOLD_SECONDS:
-            self._tell()
+        elif boottime() - self._reported_at >= _REPORT_SECONDS:
+            self._report()
         return batch
 
     async def _end(self) -> None:
         self._ended = None
         self._rests_until = boottime() + _PASS_SECONDS
-        self._tell()
+        self._report()
         await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._jobs:
             self._context.events.emit("jobs.pruned", jobs=self._jobs, entries=self._entries)
         self._jobs = self._entries = 0
-        self._told_at = boottime()
+        self._reported_at = boottime()
 
     def _fail(self, error: JsworkerError) -> None:
         """Try smaller batches, later: one that was too large says nothing about the database's health."""
         self._ended = None
         self._limit = max(self._limit // 4, 1)
         self._rests_until = boottime() + _PASS_SECONDS
-        self._tell()
+        self._report()
         self._context.events.emit("prune.failed", reason=str(error))

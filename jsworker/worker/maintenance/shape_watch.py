@@ -22,7 +22,7 @@ class ShapeWatch:
         self._complaint: str | None = None
 
     async def step(self) -> None:
-        """Look once; whoever pulls or publishes tells of a server that does not answer."""
+        """Look once; a server that does not answer is reported by pullers and publishers."""
         if not self._context.stream.connected:
             return
         try:

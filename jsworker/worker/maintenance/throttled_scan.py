@@ -1,25 +1,81 @@
-"""A search that may take long: it rests in between, gets more time, and is not taken for a silent database.
+"""Scans of the table that may take long: they rest in between, get more time, and are not taken for outages.
 
-It passes every dead row that somebody's open transaction keeps. Weeks of them, and no time-out made for one
-statement suffices; what looks for the jobs of the dead must find them all the same.
+A transaction that is left open keeps PostgreSQL from removing dead rows. A scan through an index of what is
+there for a short time only (queued, waiting to be published, owned) then passes all of them. After weeks no
+time-out made for one statement suffices; what looks for jobs of dead owners must find them all the same.
 """
 
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.scan_pace import LONGEST_REST_SECONDS, REST, Pace
 
 T = TypeVar("T")
 
-MOST_PATIENCE: Final = 10
-"""Times the statement time-out that a search gets in the end."""
+REST: Final = 50
+"""Times its own duration that a slow scan rests."""
+_QUICK_SECONDS: Final = 0.02
+"""What no rest is needed after."""
+LONGEST_REST_SECONDS: Final = 30.0
+
+RECENT_SECONDS: Final = 10.0
+"""How far back a scan looks that may not look at everything now: what turns up late stands within it."""
+
+MOST_TIMEOUTS: Final = 10
+"""Times the statement time-out that a scan gets in the end."""
 
 
-class Search:
-    """One search of everything, made again and again."""
+class ScanPace:
+    """Lets a slow scan rest, as a rule until it takes a fiftieth of the time; a quick one is always due.
+
+    Of two in a row the quicker one counts: a single slow one may be due to a busy machine.
+
+    Args:
+        rest: times its own duration that a scan rests, for another share of the time.
+        longest_rest: seconds that it rests at most.
+    """
+
+    def __init__(self, rest: int = REST, longest_rest: float = LONGEST_REST_SECONDS) -> None:
+        self._rest = rest
+        self._longest_rest = longest_rest
+        self._rested_at = -math.inf
+        self._took = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether everything may be scanned now."""
+        return boottime() >= self._rested_at
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time a scan of everything; one that fails rests, whatever the one before took."""
+        began = boottime()
+        took_before = math.inf
+        try:
+            yield
+            took_before = self._took
+        finally:
+            ended = boottime()
+            self._took = ended - began
+            took = min(self._took, took_before)
+            rest = min(self._rest * took, self._longest_rest) if took > _QUICK_SECONDS else 0.0
+            self._rested_at = max(self._rested_at, ended + rest)
+
+    def hurry(self) -> None:
+        """Let the next scan follow at once: the last one found as much as it could take."""
+        self._rested_at = -math.inf
+
+
+class ThrottledScan:
+    """One scan of everything, made again and again.
+
+    Attributes:
+        is_slow: whether it went unanswered, and has not been quick again since.
+    """
 
     def __init__(
         self,
@@ -28,24 +84,24 @@ class Search:
         *,
         rest: int = REST,
         longest_rest: float = LONGEST_REST_SECONDS,
-        most_patience: int = MOST_PATIENCE,
+        most_timeouts: int = MOST_TIMEOUTS,
     ) -> None:
-        """Prepare a search.
+        """Prepare a scan.
 
         Args:
             context: the worker's.
-            what: what is looked for, for ``worker.degraded``.
+            what: the scan looks for, as ``worker.degraded`` says it.
             rest: times its own duration that a slow one rests.
             longest_rest: seconds that it rests at most.
-            most_patience: times the statement time-out that it gets at most.
+            most_timeouts: times the statement time-out that it gets at most.
         """
         self._context = context
         self._what = f"looking for {what}"
         self._least = context.settings.statement_timeout
-        self._most = most_patience * self._least
+        self._most = most_timeouts * self._least
         self._seconds = self._least
-        self._pace = Pace(rest, longest_rest)
-        self._told = False
+        self._pace = ScanPace(rest, longest_rest)
+        self.is_slow = False
 
     @property
     def is_due(self) -> bool:
@@ -53,34 +109,29 @@ class Search:
         return self._pace.is_due
 
     @property
-    def is_slow(self) -> bool:
-        """Whether it went unanswered, and has not been quick again since."""
-        return self._told
-
-    @property
     def must_rest(self) -> bool:
         """Whether it went unanswered and has not rested enough since."""
-        return self._told and not self._pace.is_due
+        return self.is_slow and not self._pace.is_due
 
     async def make(self, ask: Callable[[float], Awaitable[T]]) -> T | None:
-        """Search.
+        """Scan.
 
         Args:
-            ask: searches within so many seconds.
+            ask: scans within so many seconds.
 
         Returns:
-            What was found; None when the search takes too long, while the database answers other questions.
+            What was found; None when the scan takes too long, while the database answers other questions.
 
         Raises:
             DatabaseUnavailable: the database answers nothing at all.
-            DatabaseRefused: the search was refused.
+            DatabaseRefused: the scan was refused.
         """
         began = boottime()
         try:
             with self._pace.timed():
                 found = await ask(self._seconds)
         except DatabaseUnavailable as error:
-            # Sooner than its time was over, or with a database that answers nothing: no slow search.
+            # Sooner than its time was over, or with a database that answers nothing: no slow scan.
             if boottime() - began < self._seconds or not await self._answers():
                 self._pace.hurry()
                 raise
@@ -99,8 +150,8 @@ class Search:
 
     def _grow(self, error: DatabaseUnavailable) -> None:
         self._seconds = min(2 * self._seconds, self._most)
-        if not self._told:
-            self._told = True
+        if not self.is_slow:
+            self.is_slow = True
             reason = (
                 f"{error}, but answers at once otherwise; is a transaction open for long? See jsworker doctor"
             )
@@ -108,6 +159,6 @@ class Search:
 
     def _recover(self) -> None:
         self._seconds = self._least
-        if self._told:
-            self._told = False
+        if self.is_slow:
+            self.is_slow = False
             self._context.events.emit("worker.restored", what=self._what)

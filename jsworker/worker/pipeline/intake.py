@@ -257,7 +257,7 @@ class Consumer:
 
     def _keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
         self._unusable += 1
-        self._dead_letters.bury(message, reason, self._note_kept)
+        self._dead_letters.keep(message, reason, self._note_kept)
 
     def _note_kept(self) -> None:
         self._unusable -= 1

@@ -1,84 +1,121 @@
-"""Taking back the jobs of a sibling whose death the common parent has seen, over a warm connection."""
+"""Taking back what a dead owner holds: rule 2 of the protocol, evidence of death."""
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final
-from uuid import UUID
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.transitions import reset
-from jsworker.worker.context import WorkerContext
-from jsworker.worker.recovery.reports import report
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import reset, workers
+from jsworker.ownership.transitions.reset import TakenBack
+from jsworker.worker.recovery.reports import report_taken
+from jsworker.worker.supervision import DeadOwner
+
+if TYPE_CHECKING:  # a parent of workers resets without NATS
+    from jsworker.worker.context import WorkerContext
 
 _LOOKS: Final = 4
-"""In a statement time-out: a row that the dead one's last statement has locked is skipped by the first."""
+"""In a statement time-out."""
+_FIRST_RETRY_SECONDS: Final = 0.1
+_LONGEST_RETRY_SECONDS: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A worker that is proven to have ended.
+async def reset_dead_owner(
+    database: Database,
+    dead: DeadOwner,
+    *,
+    worker_id: str,
+    statement_timeout: float,
+    report: Callable[[TakenBack], Awaitable[None]],
+    failed: Callable[[DatabaseUnavailable | DatabaseRefused], None],
+) -> str | None:
+    """Take back all that a dead owner holds, again and again until its last CLAIM cannot commit any more.
 
-    Attributes:
-        worker_id: the owner of what is to be taken back.
-        reason: told to the next runs.
-        counted: whether the stalls count.
-        culprits: if there are any, only these jobs' stalls count.
+    A CLAIM may be on its way to the database when its process dies, and rows that a last statement of the
+    dead owner has locked are skipped. The last look begins when no such statement can be left. Without a
+    database this waits and tries again, for ever.
+
+    Args:
+        database: where its jobs are.
+        dead: the owner.
+        worker_id: under which the jobs are taken back, for the timeline.
+        statement_timeout: seconds; there are four looks in them, so that a late CLAIM is found soon.
+        report: awaited with what was taken back by each look.
+        failed: called with each error of the database.
+
+    Returns:
+        Why the owner is not marked as ended in the registry; None: it is.
     """
-
-    worker_id: str
-    reason: str
-    counted: bool
-    culprits: Collection[UUID]
-
-
-class Burial:
-    """Takes back what the dead hold: at once, and again until their last statements must have ended.
-
-    The parent looks again at the end: what fails here is only later, not lost.
-    """
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        self._pause = context.settings.statement_timeout / _LOOKS
-        self._digging: set[asyncio.Task[None]] = set()
-
-    def begin(self, death: Death) -> None:
-        """Take back without making anybody wait."""
-        digging = asyncio.create_task(self._work(death), name=f"bury {death.worker_id}")
-        self._digging.add(digging)
-        digging.add_done_callback(self._digging.discard)
-
-    async def close(self) -> None:
-        """Give up what is not done; the parent does it."""
-        for digging in self._digging:
-            digging.cancel()
-        if self._digging:
-            await asyncio.wait(self._digging)
-
-    async def _work(self, death: Death) -> None:
-        in_line: reset.InLine = {}
-        for _ in range(_LOOKS):
-            await self._take_back(death, in_line)
-            await asyncio.sleep(self._pause)
-
-    async def _take_back(self, death: Death, in_line: reset.InLine) -> None:
+    in_line: reset.InLine = {}
+    retry = 0.0
+    while True:
+        is_last = boottime() >= dead.settled_at
         try:
             taken = await reset.reset_dead(
-                self._context.database,
-                worker_id=self._context.worker_id,
-                owner=death.worker_id,
-                reason=death.reason,
-                counted=death.counted,
-                culprits=death.culprits,
+                database,
+                worker_id=worker_id,
+                owner=dead.worker_id,
+                reason=dead.reason,
+                counted=dead.counted,
+                culprits=dead.culprits,
                 in_line=in_line,
             )
-            await report(
-                taken,
-                cause="dead",
-                events=self._context.events,
-                refused_rows=self._context.refused_rows,
-                on_requeued=self._context.requeued.notify,
-            )
+            await report(taken)
+            if is_last:
+                return await _mark_ended(database, dead.worker_id)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
+            failed(error)
+            retry = min(_LONGEST_RETRY_SECONDS, max(_FIRST_RETRY_SECONDS, 2 * retry))
+            await asyncio.sleep(retry)
+        else:
+            retry = 0.0
+            await asyncio.sleep(min(statement_timeout / _LOOKS, dead.settled_at - boottime()))
+
+
+async def _mark_ended(database: Database, worker_id: str) -> str | None:
+    try:
+        refused = await workers.bury(database, ids=[worker_id])
+    except DatabaseRefused as error:  # its jobs are taken back, which is what matters
+        return str(error)
+    return str(refused[0][1]) if refused else None
+
+
+class DeadOwners:
+    """Takes back, in a worker, what dead owners hold."""
+
+    def __init__(self, context: "WorkerContext") -> None:
+        self._context = context
+        self._resetting: set[asyncio.Task[int]] = set()
+
+    def begin(self, dead: DeadOwner) -> None:
+        """Take back what a dead sibling holds, without making the caller wait."""
+        resetting = asyncio.create_task(self.reset(dead), name=f"reset {dead.worker_id}")
+        self._resetting.add(resetting)
+        resetting.add_done_callback(self._resetting.discard)
+
+    async def reset(self, dead: DeadOwner) -> int:
+        """Take back all that a dead owner holds or may still claim, and return how many jobs."""
+        jobs = 0
+
+        async def report_and_count(taken: TakenBack) -> None:
+            nonlocal jobs
+            jobs += len(taken.resets)
+            await report_taken(self._context, taken, cause="dead")
+
+        await reset_dead_owner(
+            self._context.database,
+            dead,
+            worker_id=self._context.worker_id,
+            statement_timeout=self._context.settings.statement_timeout,
+            report=report_and_count,
+            failed=self._context.health.failed,
+        )
+        return jobs
+
+    async def close(self) -> None:
+        """Give up what is not done: the parent, or the next worker on this host, does it."""
+        for resetting in self._resetting:
+            resetting.cancel()
+        if self._resetting:
+            await asyncio.wait(self._resetting)

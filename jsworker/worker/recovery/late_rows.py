@@ -10,11 +10,11 @@ from jsworker.ownership.transitions.reset import Lateness, Suspect
 from jsworker.stream.liveness import Answer
 
 _FEWEST_OWNERS = 3
-"""Below this a mass event cannot be told from a single death."""
+"""With fewer a mass event looks like a single death."""
 
 BELIEVED_SECONDS: Final = 86_400.0
-"""So long beyond the crash threshold an answer on NATS stands for heartbeats: whoever has a worker's login to
-NATS can answer for a dead worker, or keep others from learning that nobody does. The owner stops before."""
+"""So long beyond the crash threshold an answer on NATS stands for heartbeats: a client with a worker's login
+can answer for a dead worker, or hide that there is no answer. The owner stops before."""
 
 
 @dataclass(slots=True)
@@ -76,9 +76,10 @@ class LateRows:
 
         A row must be seen unchanged for a third of its threshold on this worker's own clock, the last time
         beyond the threshold: a jump of the database's clock, or an outage that silenced every owner, then
-        resets nobody who lives. When more than half of at least three owners are late when a row turns stale,
-        it gets one more threshold: it is likelier that something else has happened than that so many have
-        died. Late, not stale: owners that fall silent together turn stale over a whole heartbeat interval.
+        resets no job of a live owner. When more than half of at least three owners are late when a row turns
+        stale, it gets one more threshold: it is likelier that something else has happened than that so many
+        have died. Late, not stale: owners that fall silent together turn stale over a whole heartbeat
+        interval.
         """
         self._seen = {row.id: self._sighting(row, now) for row in lateness.suspects}
         ripe = [row for row in lateness.suspects if self._is_ripe(row, now)]

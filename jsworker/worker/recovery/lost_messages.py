@@ -10,7 +10,7 @@ from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.api import StreamState
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
 _PAGE = 300
 _PAGES = 20
@@ -21,10 +21,10 @@ the server nothing beside a deep backlog."""
 _AT_ONCE = 20
 
 
-class Repair:
+class LostMessages:
     """Compares the queue in the table with the stream, a page a scan."""
 
-    def __init__(self, context: WorkerContext, search: Search) -> None:
+    def __init__(self, context: WorkerContext, search: ThrottledScan) -> None:
         """Prepare the repair; ``search`` is for pages of the queue."""
         self._context = context
         self._search = search
@@ -44,7 +44,7 @@ class Repair:
         except StreamUnavailable:
             return  # nothing is proven; the next scan asks again
         except StreamRefused as error:
-            self._tell(str(error))
+            self._report(str(error))
 
     async def _repair_page(self) -> bool:
         rows = await self._search.make(self._next_page)
@@ -75,7 +75,7 @@ class Repair:
         )
 
     async def _ack_floors(self, rows: Sequence[Posted]) -> Mapping[str, int]:
-        """Return up to which number every message of a kind was answered; 0 where nobody can tell."""
+        """Return up to which number every message of a kind was answered; 0 where that is unknown."""
         return {kind: await self._ack_floor(kind) for kind in {row.kind for row in rows}}
 
     async def _ack_floor(self, kind: str) -> int:
@@ -111,7 +111,7 @@ class Repair:
             )
             self._context.requeued.notify()
 
-    def _tell(self, refusal: str) -> None:
+    def _report(self, refusal: str) -> None:
         if refusal != self._refusal:
             self._refusal = refusal
             self._context.events.emit("worker.degraded", what="repair of lost messages", reason=refusal)

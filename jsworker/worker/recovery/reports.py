@@ -1,63 +1,52 @@
-"""What is told of jobs that were taken back, whichever rule gave them free: of each one event."""
+"""Events of jobs that were taken back, by whichever rule: one for each job and one for all together."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 from jsworker.core import fault_points
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.reset import Reset, TakenBack, take_untold
+
+if TYPE_CHECKING:
+    from jsworker.worker.context import WorkerContext
 
 BY_OPERATOR: Final = "operator"
 
 
-async def report(
-    taken: TakenBack,
-    *,
-    cause: str,
-    events: Events,
-    refused_rows: RefusedRows,
-    on_requeued: Callable[[], None],
-) -> list[Reset]:
-    """Tell of each job and of all together, and wake whoever publishes.
+async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str) -> None:
+    """Emit the events of a RESET, have jobs published, and set refused rows aside.
 
     Args:
-        taken: the answer of a RESET.
-        cause: the rule that gave the jobs free: ``stale``, ``crashed`` or ``dead``.
-        events: told.
-        refused_rows: sets aside what was refused, and tells it once.
-        on_requeued: called when any job waits to be published.
-
-    Returns:
-        The jobs that were taken back.
+        context: the worker's.
+        taken: the answer of the RESET.
+        cause: the rule by which: ``stale``, ``crashed`` or ``dead``.
 
     Raises:
         DatabaseUnavailable, DatabaseRefused: what was refused is not set aside.
     """
-    tell(taken.resets, cause=cause, events=events)
+    report_resets(taken.resets, cause=cause, events=context.events)
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
-        on_requeued()
-    await refused_rows.note("reset", taken.refused.items())
-    return taken.resets
+        context.requeued.notify()
+    await context.refused_rows.note("reset", taken.refused.items())
 
 
 async def report_operators(database: Database, *, events: Events) -> None:
-    """Tell of jobs that operators have taken back since, which they could tell nobody.
+    """Emit events of jobs that operators have taken back since: their command has no subscribers.
 
     Raises:
-        DatabaseUnavailable, DatabaseRefused: not all are told.
+        DatabaseUnavailable, DatabaseRefused: not all are reported.
     """
     while resets := await take_untold(database):
-        tell(resets, cause=BY_OPERATOR, events=events)
+        report_resets(resets, cause=BY_OPERATOR, events=events)
 
 
-def tell(resets: Collection[Reset], *, cause: str, events: Events) -> None:
-    """Tell of each job that was taken back, and of all together where their owners were silent or dead."""
+def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> None:
+    """Emit one event for each job and, where their owners were silent or dead, one for all together."""
     for job in resets:
-        _tell_one(job, cause, events, together=len(resets))
+        _report_one(job, cause, events, together=len(resets))
     if not resets or cause == BY_OPERATOR:
         return
     events.emit(
@@ -70,9 +59,9 @@ def tell(resets: Collection[Reset], *, cause: str, events: Events) -> None:
     )
 
 
-def _tell_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
+def _report_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
     facts = {"job_id": str(job.id), "kind": job.kind, "fencing_token": job.fencing_token, "owner": job.owner}
-    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each is told in a line of its own
+    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each has a line of its own
         events.emit("job.cleared", **facts, cause=cause, to=job.status)
     else:
         stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls}

@@ -11,10 +11,10 @@ from jsworker.ownership.transitions.reset import Lateness, Suspect, TakenBack
 from jsworker.stream.liveness import Answer
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
-from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import LateRows, Proof
-from jsworker.worker.recovery.reports import report
+from jsworker.worker.recovery.reports import report_taken
 
 _LOOKED_AT = 5000
 """Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
@@ -31,7 +31,7 @@ class Sweeper:
         heartbeat: Heartbeat,
         presence: Presence,
         late: LateRows,
-        search: Search,
+        search: ThrottledScan,
     ) -> None:
         """Prepare the sweeper.
 
@@ -51,7 +51,7 @@ class Sweeper:
         self._rules = context.settings.recovers_by()
 
     async def step(self) -> None:
-        """Look at every late row once, and take back what is proven to be nobody's."""
+        """Look at every late row once, and take back what is proven to have no live owner."""
         now = boottime()
         if self._heartbeat.heard_for() < 2 * self._heartbeat_interval:
             self._late.forget()
@@ -64,7 +64,7 @@ class Sweeper:
                 return
             proof = self._late.look(lateness, now=now)
             if self._rules["stale"]:
-                self._tell_of_brake(proof)
+                self._report_brake(proof)
                 await self._take_back_stale(proof, lateness)
             else:
                 self._late.proven.clear()  # nor is a claim to take them
@@ -82,7 +82,7 @@ class Sweeper:
             past_refused=self._context.refused_rows.any_of("reset"),
         )
 
-    def _tell_of_brake(self, proof: Proof) -> None:
+    def _report_brake(self, proof: Proof) -> None:
         if proof.held:
             reason = "more than half of the owners are late; what has turned stale gets one more threshold"
             self._context.events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
@@ -105,10 +105,10 @@ class Sweeper:
                 reason=reason,
                 counted=counted,
             )
-            await self._tell(taken, "stale")
+            await self._report(taken, "stale")
 
     def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
-        """Tell whether something else than the job may have silenced the owner: then no stall is counted."""
+        """Return whether something else may have silenced the owner: then no stall is counted."""
         threshold = max(row.stale_after or 0.0 for row in rows)
         return lateness.database_up_for < threshold or self._heartbeat.had_a_gap_within(threshold)
 
@@ -134,17 +134,11 @@ class Sweeper:
                     crashed=rows,
                     reason=f"worker {owner} fell silent {why}",
                 )
-                await self._tell(taken, "crashed")
+                await self._report(taken, "crashed")
 
-    async def _tell(self, taken: TakenBack, cause: str) -> None:
+    async def _report(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
-        await report(
-            taken,
-            cause=cause,
-            events=self._context.events,
-            refused_rows=self._context.refused_rows,
-            on_requeued=self._context.requeued.notify,
-        )
+        await report_taken(self._context, taken, cause=cause)
 
     async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)

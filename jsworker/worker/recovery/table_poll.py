@@ -1,15 +1,15 @@
 """The idle poll: queued jobs whose message does not come are claimed straight from the table.
 
-Messages that were delivered to a process which died before its claim, or to somebody who sits on them, wait
-out ``ack_wait``. Without NATS no message comes at all, and while JetStream stores nothing no new one. The row
-alone says that a job is to be done.
+Messages that were delivered to a process which died before its claim, or to one that does not answer them,
+wait out ``ack_wait``. Without NATS no message comes at all, and while JetStream stores nothing no new one.
+The row alone says that a job is to be done.
 
 Rows that are found go before messages: as job slots fall free they take them first. Where messages of their
 kind keep coming they get half of the slots, and only rows that no message will bring are looked for. To have
-waited long does not tell: behind a deep backlog all rows have, and one that is claimed out of its turn makes
+waited long does not count: behind a deep backlog all rows have, and one that is claimed out of its turn makes
 its message a copy, which costs a claim that is refused. Nor does the age of what messages bring now: of jobs
-enqueued together the one whose message was lost is as old as all others. Numbers tell: a consumer delivers in
-their order, so a row that is still queued though a later message was delivered a scan ago was passed over.
+enqueued together the one whose message was lost is as old as all others. Numbers decide: a consumer delivers
+in their order, so a row that is still queued though a later message was delivered a scan ago was passed over.
 """
 
 import asyncio
@@ -24,8 +24,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import republish
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.scan_pace import Pace
-from jsworker.worker.maintenance.throttled_scan import Search
+from jsworker.worker.maintenance.throttled_scan import ScanPace, ThrottledScan
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.run import InFlight
 
@@ -39,17 +38,17 @@ class _Line:
 
     Attributes:
         rows: the oldest first.
-        in_hand: rows of this line that were in hand at the last look.
-        most: how many of them may be in hand at once.
+        in_flight: rows of this line that were in flight at the last look.
+        most: how many of them may be in flight at once.
         is_longer: whether the last search says that there may be more.
         passed: up to this number messages have been delivered, at least a scan ago.
     """
 
-    def __init__(self, consumer: Consumer, search: Search) -> None:
+    def __init__(self, consumer: Consumer, search: ThrottledScan) -> None:
         self.consumer = consumer
         self.search = search
         self.rows: deque[UUID] = deque()
-        self.in_hand: set[UUID] = set()
+        self.in_flight: set[UUID] = set()
         self.most = math.inf
         self.is_longer = False
         self.passed = 0
@@ -68,12 +67,12 @@ class _Line:
             job_id = self.rows.popleft()
             self.consumer.take(job_id)
             if job_id in in_flight.claiming:
-                self.in_hand.add(job_id)
+                self.in_flight.add(job_id)
 
     def _may_take(self, in_flight: InFlight) -> bool:
-        if len(self.in_hand) >= self.most:
-            self.in_hand = {job_id for job_id in self.in_hand if job_id in in_flight}
-        return len(self.in_hand) < self.most
+        if len(self.in_flight) >= self.most:
+            self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
+        return len(self.in_flight) < self.most
 
 
 class IdlePoll:
@@ -85,8 +84,8 @@ class IdlePoll:
         consumers: Sequence[Consumer],
         *,
         on_more: Callable[[], None],
-        new_search: Callable[[str], Search],
-        pace: Pace,
+        new_search: Callable[[str], ThrottledScan],
+        pace: ScanPace,
     ) -> None:
         """Prepare the poll.
 
@@ -149,8 +148,8 @@ class IdlePoll:
         """Look for rows of a kind, and take those for which there is room."""
         line.is_longer = False
         without_messages = self._is_without_messages
-        patience = self._context.settings.relay_interval if without_messages else self._scan_interval
-        idle = not self._context.stream.connected or boottime() - line.consumer.delivered_at >= patience
+        idle_after = self._context.settings.relay_interval if without_messages else self._scan_interval
+        idle = not self._context.stream.connected or boottime() - line.consumer.delivered_at >= idle_after
         most = line.consumer.most()
         line.most = math.inf if idle else max(1, most // 2)
         wanted = min(_MOST, 2 * most)
@@ -175,14 +174,14 @@ class IdlePoll:
         if line.search.must_rest:
             return []
         try:
-            in_hand = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
+            in_flight = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
             found = await line.search.make(
                 lambda seconds: republish.waiting(
                     self._context.database,
                     kinds=[line.consumer.kind.name],
                     older_than=older_than,
                     limit=limit,
-                    besides=[*in_hand, *line.consumer.put_off],
+                    besides=[*in_flight, *line.consumer.put_off],
                     delivered=delivered,
                     seconds=seconds,
                     past_refused=self._context.refused_rows.any_of("claim"),

@@ -1,4 +1,4 @@
-"""Messages that no consumer takes: no worker ever had their kind, or somebody else published them."""
+"""Messages that no consumer takes: no worker ever had their kind, or another program published them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LOOK_SECONDS: Final = 600.0
 _LEFT_SECONDS: Final = 3600.0
 """From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
 _WILDCARDS: Final = frozenset({"*", ">"})
-"""Somebody published to such a subject; to remove its messages would be to remove those of every kind."""
+"""A program published to such a subject; to remove its messages would be to remove those of every kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Seen:
 
 
 class Unconsumed:
-    """Removes messages that nobody will ever take; the stream would keep them for ever.
+    """Removes messages that no consumer will ever take; the stream would keep them for ever.
 
     What is removed was stored before the subject was first seen without a consumer, at least an hour ago,
     while no job of its kind is queued. So no job waits for it: each entry into the queue has a message of its
@@ -71,7 +71,7 @@ class Unconsumed:
         if removed:
             left = await self._context.stream.unconsumed()
             for kind in removed:
-                self._tell(kind, without[kind], left.get(kind, 0))
+                self._report(kind, without[kind], left.get(kind, 0))
 
     async def _waiting(self, kinds: Sequence[str]) -> set[str]:
         """Return the kinds with a queued job; only what a kind may be called is asked for."""
@@ -94,7 +94,7 @@ class Unconsumed:
                 "worker.degraded", what="removal of messages that no consumer takes", reason=refusal
             )
 
-    def _tell(self, kind: str, was: int, now: int) -> None:
+    def _report(self, kind: str, was: int, now: int) -> None:
         subject = self._context.stream.subject_of(kind)
         what = f"messages of {subject}, which no consumer takes and no job waits for"
         self._context.events.emit(

@@ -1,15 +1,15 @@
-"""Leaving a process in which a processor's thread may never end."""
+"""The end of a process in which a processor's thread may never end."""
 
 import os
 import sys
 import threading
 from collections.abc import Callable
 
-LEAVE_SECONDS = 3.0
+EXIT_SECONDS = 3.0
 """For so long the event loop, and then the interpreter, may take to end."""
 
 
-def leave_within(seconds: float, code: int) -> Callable[[], None]:
+def exit_within(seconds: float, code: int) -> Callable[[], None]:
     """End the process after ``seconds``, unless the function that this returns is called before.
 
     At their ends the event loop and the interpreter wait for threads, for ever if need be: a processor that
@@ -17,15 +17,15 @@ def leave_within(seconds: float, code: int) -> Callable[[], None]:
     """
     ended = threading.Event()
 
-    def leave() -> None:
+    def exit_late() -> None:
         if not ended.wait(seconds):
-            leave_now(code)
+            exit_now(code)
 
-    threading.Thread(target=leave, name="jsworker exit", daemon=True).start()
+    threading.Thread(target=exit_late, name="jsworker exit", daemon=True).start()
     return ended.set
 
 
-def leave_now(code: int) -> None:
+def exit_now(code: int) -> None:
     """End the process without the interpreter's end.
 
     The thread of a processor that does not return runs on. If it writes while the interpreter is taken down

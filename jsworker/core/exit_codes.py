@@ -1,0 +1,84 @@
+"""Exit codes of processes, and how an error is shown that ends one."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from jsworker.core.errors import (
+    InvalidJson,
+    InvalidName,
+    InvalidPayload,
+    InvalidTarget,
+    JsworkerError,
+    ServersUnavailable,
+    SettingsError,
+)
+
+DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class WrongUsage(JsworkerError):
+    """The command was called in a way that makes no sense."""
+
+
+_USAGE_ERRORS: Final = (SettingsError, InvalidName, InvalidJson, InvalidPayload, InvalidTarget, WrongUsage)
+_OF_SEVERAL_LINES: Final = (SettingsError, ServersUnavailable)
+"""One line for each fault; the end of a server's log."""
+
+
+def show_traceback(error: Exception) -> int:
+    """Write an unexpected error to stderr, without values of variables, which may be secrets."""
+    traceback.print_exception(error)
+    return FAILED
+
+
+def exit_code_of(
+    command: Callable[[], Any], *, on_unexpected: Callable[[Exception], int] = show_traceback
+) -> int:
+    """Run a command, show its error, and return its exit code.
+
+    Args:
+        command: returns its code; None is 0.
+        on_unexpected: shows an error that is neither jsworker's own nor stdout's, and returns the code.
+    """
+    try:
+        code = command()
+        sys.stdout.flush()
+    except JsworkerError as error:
+        show(error)
+        return code_of(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _close_stdout()
+        return FAILED
+    except Exception as error:  # noqa: BLE001 -- the last place where an error can be shown
+        return on_unexpected(error)
+    return int(code or DONE)
+
+
+def code_of(error: JsworkerError) -> int:
+    """Return the exit code of a process that ends in this error."""
+    return WRONG_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED
+
+
+def lines_of(error: JsworkerError) -> list[str]:
+    """Return an error as it is shown: one line unless it is a list of faults."""
+    lines = str(error).splitlines()
+    return lines if isinstance(error, _OF_SEVERAL_LINES) else [" ".join(line.strip() for line in lines)]
+
+
+def show(error: JsworkerError) -> None:
+    """Write an error to stderr, as one line unless it is a list of faults."""
+    for line in lines_of(error):
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _close_stdout() -> None:
+    """Discard what is still to be written, at the end of the process too: the reader of stdout has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,244 @@
+"""Messages between two processes over a socket pair: one JSON object a line, strictly read and bounded."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
+
+from jsworker.core.clock import boottime
+
+MessageT = TypeVar("MessageT")
+
+LONGEST_LINE: Final = 64 * 1024
+"""Bytes; a longer line is skipped."""
+SPARING_RATE: Final = 2**20
+"""Bytes a second that are read of a process that may send anything."""
+FULL_RATE: Final = 2**26
+
+_READ_BYTES: Final = 65_536
+_ROUND_SECONDS: Final = 0.25
+"""For so long a budget of bytes lasts; a process that has used it up is not heard until the next one."""
+_INVALID_LINE_BYTES: Final = 4_096
+"""Charged for a line that is no message, so that a flood of them does not keep the reader from its work."""
+
+
+class Message(BaseModel):
+    """What one process sends to the other; ``what`` tells messages apart."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def line_of(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    return json.dumps(dict(message), default=_plain).encode() + b"\n"
+
+
+class MessageLines(Generic[MessageT]):
+    """Cuts what arrives into messages; None stands for a line that is none."""
+
+    def __init__(self, adapter: TypeAdapter[MessageT], *, longest: int = LONGEST_LINE) -> None:
+        """Read what ``adapter`` accepts, from lines of at most ``longest`` bytes."""
+        self._adapter = adapter
+        self._longest = longest
+        self._partial = bytearray()
+        self._skipping = False
+
+    def feed(self, data: bytes) -> Iterator[MessageT | None]:
+        """Take bytes and yield the messages that they complete."""
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            self._append(end)
+            line, skipped = bytes(self._partial), self._skipping
+            self._partial.clear()
+            self._skipping = False
+            yield None if skipped else self._read(line)
+        self._append(rest)
+
+    def _append(self, data: bytes) -> None:
+        self._skipping = self._skipping or len(self._partial) + len(data) > self._longest
+        if self._skipping:
+            self._partial.clear()
+        else:
+            self._partial += data
+
+    def _read(self, line: bytes) -> MessageT | None:
+        try:
+            return self._adapter.validate_python(json.loads(line))
+        except (ValidationError, ValueError, RecursionError):
+            return None
+
+
+class MessageLink(Generic[MessageT]):
+    """One end of a socket pair between a process and its child. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        adapter: TypeAdapter[MessageT],
+        *,
+        on_message: Callable[[MessageT], None],
+        on_end: Callable[[], None] | None = None,
+        on_invalid: Callable[[], None] | None = None,
+        rate: int = FULL_RATE,
+        longest_line: int = LONGEST_LINE,
+    ) -> None:
+        """Take over an end; nothing is read before ``open``.
+
+        Args:
+            end: a socket.
+            adapter: reads what the other process sends.
+            on_message: called with each message.
+            on_end: called once the other end is closed.
+            on_invalid: called for each line that is no message; without it they are passed over.
+            rate: bytes a second that are read at most.
+            longest_line: bytes of a message.
+        """
+        end.setblocking(False)
+        self._socket = end
+        self._lines = MessageLines(adapter, longest=longest_line)
+        self._on_message: Callable[[MessageT], None] = on_message
+        self._on_end = on_end
+        self._on_invalid = on_invalid
+        self._rate = rate
+        self._budget = rate * _ROUND_SECONDS
+        self._budgeted_at = boottime()
+        self._resume: asyncio.TimerHandle | None = None
+        self._unsent = bytearray()
+        self._waits_to_send = False
+        self._flushed: asyncio.Future[None] | None = None
+
+    def open(self) -> None:
+        """Read from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self.hear)
+
+    def close(self) -> None:
+        """Neither read nor send any more; the other process sees the end."""
+        self._unsent.clear()
+        self.detach()
+        self._socket.close()
+        # No cycle of references keeps alive what the callbacks belong to.
+        self._on_message, self._on_end, self._on_invalid = _ignore, None, None
+
+    def detach(self) -> None:
+        """Neither read nor send on the event loop any more; ``send_blocking`` still works."""
+        if self._resume is not None:
+            self._resume.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+        self._end_sending()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other process has not taken yet."""
+        return len(self._unsent)
+
+    def hear(self, *, to_the_end: bool = False) -> None:
+        """Take what has arrived so far, as far as the budget lasts.
+
+        Args:
+            to_the_end: the other process has ended; begin a new budget for what it sent last.
+        """
+        now = boottime()
+        most = self._rate * _ROUND_SECONDS
+        self._budget = min(most, self._budget + self._rate * (now - self._budgeted_at))
+        self._budgeted_at = now
+        if to_the_end:
+            self._budget = most
+        while self._budget > 0:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.remove_reader(self._socket)
+                if self._on_end is not None:
+                    self._on_end()
+                return
+            self._budget -= len(data)
+            for message in self._lines.feed(data):
+                if message is not None:
+                    self._on_message(message)
+                    continue
+                self._budget -= _INVALID_LINE_BYTES
+                if self._on_invalid is not None:
+                    self._on_invalid()
+        self._loop.remove_reader(self._socket)
+        self._resume = self._loop.call_later(_ROUND_SECONDS, self._hear_again)
+
+    def send(self, *messages: Message) -> None:
+        """Send as much as the socket takes now and the rest as soon as it takes more, in whole lines."""
+        for message in messages:
+            self._unsent += line_of(message)
+        self._send_on()
+
+    async def flush(self) -> None:
+        """Wait until everything is sent, or the other end is closed."""
+        while self._unsent:
+            self._flushed = self._loop.create_future()
+            await self._flushed
+
+    def send_blocking(self, message: Message, *, seconds: float) -> bool:
+        """Send one last message outside of the event loop; return whether it was taken in time."""
+        try:
+            self._socket.settimeout(seconds)
+            self._socket.sendall(bytes(self._unsent) + line_of(message))
+        except OSError:
+            return False
+        return True
+
+    def _hear_again(self) -> None:
+        self._loop.add_reader(self._socket, self.hear)
+        self.hear()
+
+    def _send_on(self) -> None:
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the other process is dead, which reading finds
+            self._unsent.clear()
+        if not self._unsent:
+            self._end_sending()
+        elif not self._waits_to_send:
+            self._waits_to_send = True
+            self._loop.add_writer(self._socket, self._send_on)
+
+    def _end_sending(self) -> None:
+        if self._waits_to_send:
+            self._waits_to_send = False
+            self._loop.remove_writer(self._socket)
+        if self._flushed is not None and not self._flushed.done():
+            self._flushed.set_result(None)
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case BaseModel():
+            return dict(value)
+        case Enum():
+            return value.value
+        case SecretStr():
+            return value.get_secret_value()
+        case UUID() | Path():
+            return str(value)
+        case datetime():
+            return value.isoformat()
+        case _ if is_dataclass(value):
+            return {field.name: getattr(value, field.name) for field in fields(value)}
+        case _:
+            raise TypeError(f"{type(value).__name__} cannot be sent")

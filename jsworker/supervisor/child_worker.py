@@ -1,0 +1,187 @@
+"""A worker in this process, from the parent's arguments to the exit code."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import structlog
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import JsworkerError, SettingsError
+from jsworker.core.events import Event
+from jsworker.core.exit_codes import DONE, code_of, exit_code_of, lines_of, show
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings, load_settings
+from jsworker.core.targets import load_processor
+from jsworker.supervisor.child_link import ChildLink
+from jsworker.supervisor.child_start import ChildStart
+from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
+from jsworker.telemetry.logs import configure_logs, log_events
+from jsworker.worker.watchdog import told_while_slow
+from jsworker.worker.worker import Worker, WorkerDied
+
+Given = JobProcessor[Any] | type[JobProcessor[Any]]
+
+_EXIT_SECONDS: Final = 2 * EXIT_SECONDS
+"""The event loop's end and the interpreter's."""
+
+
+def work(targets: Sequence[str], start: ChildStart) -> int:
+    """Work on these targets until the parent requests a stop, and return the exit code."""
+    link = ChildLink(start)
+    with ExitStack() as last, ExitStack() as loop:
+        # The error is shown in here, for behind this line a thread may keep the process from going on.
+        code = exit_code_of(lambda: _work(targets, start, link, loop))
+        last.callback(exit_within(EXIT_SECONDS, code))
+    return code
+
+
+def loop_factory(wanted: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop; None: asyncio's own.
+
+    Args:
+        wanted: ``auto`` (uvloop where it is installed), ``asyncio`` or ``uvloop``.
+
+    Raises:
+        SettingsError: uvloop is wanted and not installed.
+    """
+    if wanted == "asyncio":
+        return None
+    try:
+        import uvloop  # noqa: PLC0415 -- an extra
+    except ImportError as error:
+        if wanted == "auto":
+            return None
+        raise SettingsError(
+            f"JSWORKER_EVENT_LOOP='{wanted}' cannot be used: {error};"
+            " install it: pip install 'jsworker[uvloop]'"
+        ) from None
+    return uvloop.new_event_loop
+
+
+def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: ExitStack) -> int:
+    try:
+        settings = load_settings()
+        runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
+        asyncio.set_event_loop(runner.get_loop())  # of code that asks for it while processors are loaded
+        configure_logs(format=settings.log_format, level=settings.log_level)
+        processors = [_load(target) for target in targets]
+        runner.run(_run(processors, settings, start, link))
+    except JsworkerError as error:
+        if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
+            show(error)
+        return code_of(error)
+    return DONE
+
+
+def _load(target: str) -> Given:
+    with told_while_slow(_log_slow, what=f"import of {target}"):
+        return load_processor(target)
+
+
+def _log_slow(**facts: object) -> None:
+    structlog.get_logger().warning("setup.slow", **facts)
+
+
+async def _run(processors: Sequence[Given], settings: Settings, start: ChildStart, link: ChildLink) -> None:
+    is_watched = settings.http_port is not None
+    with told_while_slow(_log_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
+        worker = Worker(
+            processors,
+            settings,
+            connect_seconds=start.connect_seconds,
+            supervision=link,
+            surveys=is_watched and start.number == 1,  # the same for all, so one of them asks
+        )
+    log_events(worker.events, worker_id=worker.id)
+    running = asyncio.create_task(worker.run(), name="jsworker run")
+    life = _Life(worker, link, running)
+    link.open(
+        settings,
+        on_stop=life.stop,
+        on_wake=worker.wake_relay,
+        on_dead_sibling=worker.take_back,
+        on_sibling=worker.siblings.add,
+    )
+    with ExitStack() as last:
+        last.callback(link.close)
+        last.callback(life.report_end)
+        if is_watched:
+            from jsworker.supervisor.child_reports import Reporter  # noqa: PLC0415 -- only where it is wanted
+
+            reporter = Reporter(worker, link)
+            last.callback(reporter.stop)
+            reporter.start()
+        await life.wait()
+    if life.left:
+        exit_now(DONE)
+
+
+def _name_of(processor: Given) -> str:
+    return (processor if isinstance(processor, type) else type(processor)).__qualname__
+
+
+class _Life:
+    """Reports to the parent how far the worker is, and stops the worker when the parent requests it."""
+
+    def __init__(self, worker: Worker, link: ChildLink, running: asyncio.Task[None]) -> None:
+        self.left = 0
+        self._worker = worker
+        self._link = link
+        self._running = running
+        self._stop_requested = False
+        self._refused = False
+        self._started = False
+        self._stopped = False
+        self._without_database = False
+        worker.on("worker.started", self._note_start)
+        worker.on("worker.stopped", self._note_end)
+        worker.on("worker.degraded", self._note_health)
+        worker.on("worker.restored", self._note_health)
+
+    async def wait(self) -> None:
+        """Wait until the worker has stopped.
+
+        Raises:
+            JsworkerError: it could not start, or has died.
+        """
+        try:
+            await self._running
+        except asyncio.CancelledError:
+            if not self._stop_requested:
+                raise
+        except SettingsError:
+            self._refused = True
+            raise
+        except WorkerDied as died:
+            if not isinstance(died.__cause__, JsworkerError):  # an unexpected error: where it was
+                structlog.get_logger().error("worker.died", exc_info=died.__cause__)
+            raise
+
+    def report_end(self) -> None:
+        """Report whether jobs are left to be taken back; without a report the parent expects it."""
+        if self._stopped and not self._without_database:
+            self._link.stopped(holds_jobs=self.left > 0)
+        elif self._refused:
+            self._link.stopped(holds_jobs=False)
+        self._link.quiet_until(boottime() + _EXIT_SECONDS)
+
+    def stop(self, force: bool) -> None:  # noqa: FBT001 -- the shape of the link's callback
+        """Drain, or hand everything back at once; a worker that has not started just ends."""
+        self._stop_requested = True
+        self._worker.stop(force=force)
+        if not self._started:
+            self._running.cancel()
+
+    def _note_start(self, event: Event) -> None:
+        self._started = True
+        self._link.ready(event.fields["kinds"])
+
+    def _note_health(self, event: Event) -> None:
+        if event.fields["what"] == "postgresql":
+            self._without_database = event.name == "worker.degraded"
+
+    def _note_end(self, event: Event) -> None:
+        self._stopped = True
+        self.left = event.fields["left"]

@@ -1,0 +1,164 @@
+"""Earlier lives of a worker: evidence of their death (rule 2), their jobs, and an id that is still in use."""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, SettingsError
+from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions.workers import EarlierLife, WorkerRow
+from jsworker.stream.liveness import Answer
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.identity import start_of
+from jsworker.worker.presence import Presence
+from jsworker.worker.recovery.dead_owners import DeadOwners
+from jsworker.worker.supervision import DeadOwner
+
+FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
+"""A worker that has been silent for a day, and holds nothing, is deleted from the registry."""
+
+_MISSED_HEARTBEATS: Final = 4
+"""After so many of its own intervals without a sign of life a worker with a duplicate id counts as gone. One
+is left out on purpose now and then (``Heartbeat``); two may be missed beside it."""
+_LOOKS_PER_INTERVAL: Final = 4
+
+
+def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
+    """Return how an earlier life is proven to have ended, None when it may be alive.
+
+    A name proves nothing: a pod of the same name may run on another node, and several workers may share a
+    host. Proof is the process that is gone from this very PID namespace, or the end of the container that
+    this one has replaced in its own pod.
+
+    Args:
+        earlier: the other worker, as the registry knows it.
+        me: the worker that asks.
+    """
+    if me.boot_id is None or me.pid_namespace is None:
+        return None
+    if (earlier.boot_id, earlier.pid_namespace) == (me.boot_id, me.pid_namespace):
+        return _end_of_process(earlier)
+    same_container = (earlier.pod_uid, earlier.container) == (me.pod_uid, me.container)
+    if same_container and me.pod_uid is not None and me.container is not None:
+        return f"container {me.container} of this pod was started anew"
+    return None
+
+
+class Reconciler:
+    """Startup reconciliation: takes back the jobs of earlier lives at once, on evidence of death."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        dead_owners: DeadOwners,
+        *,
+        siblings: Collection[str],
+        done: Callable[[], None],
+    ) -> None:
+        """Prepare the reconciliation.
+
+        Args:
+            context: the worker's.
+            dead_owners: takes the jobs back.
+            siblings: workers whose jobs the common parent takes back: it knows which of them had begun. What
+                it has left after one statement time-out is taken back all the same.
+            done: called when nothing is left to do.
+        """
+        self._context = context
+        self._dead_owners = dead_owners
+        self._siblings = siblings
+        self._done = done
+
+    async def step(self) -> None:
+        """Find the dead and take back what they hold; without a database the next step tries again."""
+        try:
+            dead = await self._find_the_dead()
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._context.health.failed(error)
+            return
+        jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
+        try:
+            await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
+        except (DatabaseUnavailable, DatabaseRefused) as error:  # the next start forgets them
+            self._context.health.failed(error)
+        ended = sorted(each.worker_id for each in dead)
+        self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
+        self._done()
+
+    async def _find_the_dead(self) -> list[DeadOwner]:
+        lives = await workers.earlier_lives(self._context.database, worker=self._context.me)
+        settled_at = boottime() + self._context.settings.statement_timeout
+        proofs = {life.id: death_of(life, self._context.me) for life in lives}
+        return [
+            DeadOwner(worker_id, f"worker {worker_id} has ended: {proof}", settled_at)
+            for worker_id, proof in proofs.items()
+            if proof is not None
+        ]
+
+    async def _take_back(self, dead: DeadOwner) -> int:
+        if dead.worker_id in self._siblings:
+            await asyncio.sleep(dead.settled_at - boottime())
+        return await self._dead_owners.reset(dead)
+
+
+async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: Presence) -> None:
+    """Wait until no other live worker has this name.
+
+    A worker of this name that crashed without evidence of its death is waited for, so that its successor does
+    not crash in a loop: names decide nothing about jobs, their ids end at random.
+
+    Args:
+        context: of this worker, which is registered.
+        name: the id that was set, without its random end.
+        presence: asks the others whether they are there.
+
+    Raises:
+        SettingsError: another worker with this name is alive.
+        DatabaseUnavailable: the registry cannot be read.
+    """
+    first_seen: dict[str, EarlierLife] = {}
+    while True:
+        others = [
+            life
+            for life in await workers.namesakes(context.database, worker=context.me, name=name)
+            if life.started_before and death_of(life, context.me) is None and not _is_silent(life)
+        ]
+        if not others:
+            return
+        for life in others:
+            before = first_seen.setdefault(life.id, life)
+            beats = life.last_seen_at > before.last_seen_at
+            if beats or await presence.answered_by(life.id) is Answer.ALIVE:
+                raise SettingsError(
+                    f"JSWORKER_WORKER_ID={name} must be another one: worker {life.id} has it and is alive, "
+                    f"pid {life.pid} on host {life.hostname}"
+                )
+        # Else the next worker of this name would take this one for gone.
+        await workers.seen(context.database, context.me, state="running")
+        await asyncio.sleep(min(life.heartbeat_interval for life in others) / _LOOKS_PER_INTERVAL)
+
+
+def _is_silent(life: EarlierLife) -> bool:
+    return life.seconds_silent > _MISSED_HEARTBEATS * life.heartbeat_interval
+
+
+def _end_of_process(earlier: EarlierLife) -> str | None:
+    started = start_of(earlier.pid)
+    if started is not None and (earlier.process_started is None or started == earlier.process_started):
+        return None
+    if started is None and _is_hidden(earlier.pid):
+        return None
+    return f"process {earlier.pid} of this host is gone"
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process may be there that ``/proc`` hides because another user owns it."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return False  # one's own, which show: a zombie

@@ -1,0 +1,117 @@
+"""What an owner and its isolated process send each other arrives as it was."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from jsworker.core.message_link import Message, MessageLines, line_of
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.worker.isolation.isolated_messages import (
+    FROM_ISOLATED,
+    FROM_OWNER,
+    AskStacks,
+    Drain,
+    Order,
+    RunEnded,
+    RunStacks,
+    RunState,
+    StopRun,
+)
+from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.run import Stop
+
+CLAIMED = ClaimedJob(
+    id=uuid4(),
+    kind="kind",
+    payload='{"deep": ' + "[" * 400 + "]" * 400 + "}",
+    fencing_token=3,
+    dispatch=2,
+    attempt=1,
+    max_attempts=5,
+    cleared=True,
+    clear_reason="taken back",
+    deadline=datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+    checkpoint=None,
+    traceparent=None,
+    tracestate=None,
+    cancel_requested=False,
+    stalls=1,
+    max_stalls=2,
+    waited=0.25,
+    stored_bytes=10,
+)
+
+
+def read_by_owner(message: Message) -> Message | None:
+    [read] = MessageLines(FROM_ISOLATED).feed(line_of(message))
+    return read
+
+
+def read_by_isolated(message: Message) -> Message | None:
+    [read] = MessageLines(FROM_OWNER).feed(line_of(message))
+    return read
+
+
+def test_an_order_arrives_with_its_settings_and_secrets() -> None:
+    settings = Settings(
+        database_url="postgresql://user@host/database",
+        database_password="from-a-file",
+        heartbeat_interval=1.5,
+    )
+    order = Order(
+        origin="m:C", path=["/a", "/not\udcffutf8"], worker_id="w", settings=settings, claimed=CLAIMED
+    )
+    assert read_by_isolated(order) == order
+
+
+@pytest.mark.parametrize("message", [StopRun(reason=Stop.NO_PROGRESS), Drain(), AskStacks()])
+def test_requests_arrive(message: Message) -> None:
+    assert read_by_isolated(message) == message
+    assert read_by_owner(message) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        RunState(sign_at=1.5, quiet_seconds=0.0, quiet_until=2.5),
+        RunStacks(stacks=[{"of": "task", "places": [], "waits_for": None}]),
+    ],
+)
+def test_reports_arrive(message: Message) -> None:
+    assert read_by_owner(message) == message
+    assert read_by_isolated(message) is None
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Completed(None),
+        Completed('{"a": "\udc80"}'),
+        Failed("error", "result", 1.5),
+        Failed("error", None, 0.0, stalled=True),
+        HandedBack("draining"),
+        Interrupted("error", "reason", 2.0),
+        Lost(),
+    ],
+)
+def test_outcomes_arrive(outcome: Outcome) -> None:
+    sent = RunEnded(kind=type(outcome).__name__, values=asdict(outcome), completed=True)
+    read = read_by_owner(sent)
+    assert isinstance(read, RunEnded)
+    assert (read.outcome, read.completed) == (outcome, True)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b'{"what":"ended","kind":"Sudden","values":{},"completed":true}',
+        b'{"what":"ended","kind":"Failed","values":{"error":7},"completed":true}',
+        b'{"what":"ended","kind":"Completed","values":[],"completed":true}',
+        b'{"what":"state","sign_at":NaN,"quiet_seconds":0,"quiet_until":0}',
+    ],
+)
+def test_nonsense_is_no_outcome(nonsense: bytes) -> None:
+    assert list(MessageLines(FROM_ISOLATED).feed(nonsense + b"\n")) == [None]
