@@ -109,7 +109,7 @@ class MessageLink(Generic[MessageT]):
         self._on_invalid = on_invalid
         self._rate = rate
         self._budget = rate * _ROUND_SECONDS
-        self._budgeted_at = boottime()
+        self._round_began_at = boottime()
         self._resume: asyncio.TimerHandle | None = None
         self._unsent = bytearray()
         self._waits_to_send = False
@@ -130,10 +130,8 @@ class MessageLink(Generic[MessageT]):
 
     def detach(self) -> None:
         """Neither read nor send on the event loop any more; ``send_blocking`` still works."""
-        if self._resume is not None:
-            self._resume.cancel()
         if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
+            self._stop_reading()
         self._end_sending()
 
     @property
@@ -148,11 +146,9 @@ class MessageLink(Generic[MessageT]):
             to_the_end: the other process has ended; begin a new budget for what it sent last.
         """
         now = boottime()
-        most = self._rate * _ROUND_SECONDS
-        self._budget = min(most, self._budget + self._rate * (now - self._budgeted_at))
-        self._budgeted_at = now
-        if to_the_end:
-            self._budget = most
+        if to_the_end or now - self._round_began_at >= _ROUND_SECONDS:
+            self._budget = self._rate * _ROUND_SECONDS
+            self._round_began_at = now
         while self._budget > 0:
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -161,7 +157,7 @@ class MessageLink(Generic[MessageT]):
             except OSError:
                 data = b""
             if not data:
-                self._loop.remove_reader(self._socket)
+                self._stop_reading()
                 if self._on_end is not None:
                     self._on_end()
                 return
@@ -173,7 +169,7 @@ class MessageLink(Generic[MessageT]):
                 self._budget -= _INVALID_LINE_BYTES
                 if self._on_invalid is not None:
                     self._on_invalid()
-        self._loop.remove_reader(self._socket)
+        self._stop_reading()
         self._resume = self._loop.call_later(_ROUND_SECONDS, self._hear_again)
 
     def send(self, *messages: Message) -> None:
@@ -196,6 +192,11 @@ class MessageLink(Generic[MessageT]):
         except OSError:
             return False
         return True
+
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._socket)
+        if self._resume is not None:
+            self._resume.cancel()
 
     def _hear_again(self) -> None:
         self._loop.add_reader(self._socket, self.hear)

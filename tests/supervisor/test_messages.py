@@ -1,11 +1,12 @@
 """Lines between parent and child, however they arrive."""
 
+import socket
 from uuid import uuid4
 
 import pytest
 from pydantic import TypeAdapter
 
-from jsworker.core.message_link import LONGEST_LINE, Message, MessageLines, line_of
+from jsworker.core.message_link import LONGEST_LINE, SPARING_RATE, Message, MessageLines, MessageLink, line_of
 from jsworker.supervisor.child_messages import (
     FROM_CHILD,
     FROM_PARENT,
@@ -20,6 +21,7 @@ from jsworker.supervisor.child_messages import (
     Wake,
 )
 from jsworker.worker.supervision import DeadOwner
+from tests.support.polling import eventually
 
 TO_PARENT: list[FromChild] = [
     Tick(),
@@ -74,3 +76,20 @@ def test_a_line_that_never_ends_is_not_kept() -> None:
         assert list(lines.feed(b"x" * LONGEST_LINE)) == []
         assert len(lines._partial) <= LONGEST_LINE
     assert list(lines.feed(b"\n" + line_of(Tick()))) == [None, Tick()]
+
+
+async def test_nonsense_costs_a_moment_and_not_what_is_sent_later() -> None:
+    ours, theirs = socket.socketpair()
+    heard: list[FromChild] = []
+    link = MessageLink(ours, FROM_CHILD, on_message=heard.append, rate=SPARING_RATE)
+    link.open()
+    with theirs:
+        theirs.sendall(b"{\n" * 30_000)
+        link.hear()
+        theirs.sendall(line_of(Tick()))
+
+        async def tick_is_heard() -> None:
+            assert heard == [Tick()]
+
+        await eventually(tick_is_heard)
+    link.close()
