@@ -32,8 +32,8 @@ _RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
     AsyncGeneratorType: ("ag_frame", "ag_await"),
 }
-"""What stands still at a place in its code: the attributes of its frame, and of what it awaits. Nothing else is
-asked for attributes: those of other types may run code."""
+"""What stands still at a place in its code, with its attributes for its frame and for what it awaits.
+Others are not asked for attributes: that may run code."""
 
 
 def raised_at(error: BaseException) -> str:

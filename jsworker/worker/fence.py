@@ -50,7 +50,9 @@ class Fence:
                 run.signal(Stop.TIMEOUT)
             if unheard:
                 self.check(run, gone=gone)
-            if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):
+            if run.first_cancelled_at is not None and self._ignores_its_stop(
+                run, run.first_cancelled_at, now
+            ):
                 ignoring.append(run)
         if ignoring:
             self._have_killed(ignoring)
@@ -81,13 +83,13 @@ class Fence:
                 )
             run.signal(Stop.FENCED)
 
-    def _ignores_its_stop(self, run: Run, told_at: float, now: float) -> bool:
+    def _ignores_its_stop(self, run: Run, first_cancelled_at: float, now: float) -> bool:
         """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
         # Isolated, its own process is ended, not this one.
         if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
             return False
         if not run.kind.is_async:  # a thread cannot be cancelled
-            return now - told_at > self._grace_of(run)
+            return now - first_cancelled_at > self._grace_of(run)
         if now - run.cancelled_at <= self._grace_of(run):
             return False
         if run.cancellations < _CANCELLATIONS:
