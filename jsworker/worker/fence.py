@@ -50,9 +50,7 @@ class Fence:
                 run.signal(Stop.TIMEOUT)
             if unheard:
                 self.check(run, gone=gone)
-            if run.first_cancelled_at is not None and self._ignores_its_stop(
-                run, run.first_cancelled_at, now
-            ):
+            if self._ignores_its_stop(run, now):
                 ignoring.append(run)
         if ignoring:
             self._have_killed(ignoring)
@@ -83,13 +81,15 @@ class Fence:
                 )
             run.signal(Stop.FENCED)
 
-    def _ignores_its_stop(self, run: Run, first_cancelled_at: float, now: float) -> bool:
+    def _ignores_its_stop(self, run: Run, now: float) -> bool:
         """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
+        if run.first_cancelled_at is None:
+            return False
         # Isolated, its own process is ended, not this one.
         if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
             return False
         if not run.kind.is_async:  # a thread cannot be cancelled
-            return now - first_cancelled_at > self._grace_of(run)
+            return now - run.first_cancelled_at > self._grace_of(run)
         if now - run.cancelled_at <= self._grace_of(run):
             return False
         if run.cancellations < _CANCELLATIONS:
