@@ -53,7 +53,7 @@ class Fence:
             if self._ignores_its_stop(run, now):
                 ignoring.append(run)
         if ignoring:
-            self._have_killed(ignoring)
+            self._request_kill(ignoring)
         for run in self._context.in_flight.given_up:
             if now - run.cancelled_at > self._grace_of(run):
                 run.cancel_again()
@@ -102,7 +102,7 @@ class Fence:
         grace = _GRACE_HEARTBEATS * self._heartbeat_interval
         return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
-    def _have_killed(self, runs: list[Run]) -> None:
+    def _request_kill(self, runs: list[Run]) -> None:
         """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
         for run in runs:
             if not run.ignores_stop:
