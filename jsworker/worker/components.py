@@ -44,7 +44,7 @@ _SWEEPER_REST: Final = 20
 """Shorter than that of other searches: jobs of the dead wait for this one."""
 _FENCE_LOOKS: Final = 4
 """Looks at the fence in a heartbeat interval."""
-_LINEAGE_HEARTBEATS: Final = 6
+_FAILOVER_HEARTBEATS: Final = 6
 """Heartbeat intervals between two looks at the database's history and the schema's level; also looked at when
 the database falls silent or answers again."""
 _SHAPE_SCANS: Final = 6
@@ -121,8 +121,8 @@ class Components:
         self.database_watch = DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
         )
-        interval = _LINEAGE_HEARTBEATS * settings.heartbeat_interval
-        self.lineage = self._scan("lineage", self.database_watch.step, interval)
+        interval = _FAILOVER_HEARTBEATS * settings.heartbeat_interval
+        self.failover_watch = self._scan("lineage", self.database_watch.step, interval)
 
     def _wire_recovery(self, siblings: Collection[str]) -> None:
         context, settings = self._context, self._context.settings
@@ -183,7 +183,7 @@ class Components:
         # Rows that were found in the table come first: messages are asked for in as far as they leave room.
         context.room.subscribe(self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers))
         context.requeued.subscribe(self.relay.wake)
-        context.health.changed.subscribe(context.room.notify, self.lineage.wake)
+        context.health.changed.subscribe(context.room.notify, self.failover_watch.wake)
         context.publishing.changed.subscribe(self.relay.wake, self.table.wake, self._answer_for_publishing)
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
@@ -200,7 +200,7 @@ class Components:
         recovers_by = self._context.settings.recovers_by()
         loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.repairs]
         loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
-        loops += [self.table, self.lineage, self.unconsumed, self.shape]
+        loops += [self.table, self.failover_watch, self.unconsumed, self.shape]
         loops += [self.retention] if self._context.settings.retention is not None else []
         loops += [self.surveys] if self._surveys else []
         return [*loops, self.reconciliation] if recovers_by["start"] else loops

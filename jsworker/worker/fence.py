@@ -50,10 +50,10 @@ class Fence:
                 run.signal(Stop.TIMEOUT)
             if unheard:
                 self.check(run, gone=gone)
-            if run.told_at is not None and self._ignores_its_stop(run, run.told_at, now):
+            if self._ignores_its_stop(run, now):
                 ignoring.append(run)
         if ignoring:
-            self._have_killed(ignoring)
+            self._request_kill(ignoring)
         for run in self._context.in_flight.given_up:
             if now - run.cancelled_at > self._grace_of(run):
                 run.cancel_again()
@@ -81,13 +81,15 @@ class Fence:
                 )
             run.signal(Stop.FENCED)
 
-    def _ignores_its_stop(self, run: Run, told_at: float, now: float) -> bool:
+    def _ignores_its_stop(self, run: Run, now: float) -> bool:
         """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
+        if run.first_cancelled_at is None:
+            return False
         # Isolated, its own process is ended, not this one.
         if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
             return False
         if not run.kind.is_async:  # a thread cannot be cancelled
-            return now - told_at > self._grace_of(run)
+            return now - run.first_cancelled_at > self._grace_of(run)
         if now - run.cancelled_at <= self._grace_of(run):
             return False
         if run.cancellations < _CANCELLATIONS:
@@ -100,7 +102,7 @@ class Fence:
         grace = _GRACE_HEARTBEATS * self._heartbeat_interval
         return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
-    def _have_killed(self, runs: list[Run]) -> None:
+    def _request_kill(self, runs: list[Run]) -> None:
         """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
         for run in runs:
             if not run.ignores_stop:

@@ -1,24 +1,30 @@
-"""Taking jobs of one kind: CLAIM, its read-back, its stale-owner arm, and the look at what was refused."""
+"""Taking jobs: CLAIM, its read-back, its stale-owner arm, what was refused, content that comes later."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Final
 from uuid import UUID
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import claim as claims
-from jsworker.ownership.transitions.claim import ClaimedJob, Limits, RefusedJob
+from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob
 from jsworker.ownership.transitions.reset import Suspect
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.run import Run, Stop
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.late_rows import LateRows
 
 _MOST_AT_ONCE: Final = 500
+_FETCHED_AT_ONCE: Final = 3
+"""Each takes its part of the line, and a connection that other statements need too."""
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,12 @@ class Claimer:
                 worker_id=self._context.worker_id,
                 kind=self._kind.name,
                 ids=[job_id for job_id in ids if job_id not in aside] if aside else ids,
-                limits=_patient(self._kind.limits, quiet),
+                limits=self._kind.limits_when_quiet(quiet),
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
             self.at_once = max(1, min(self.at_once, len(ids)) // 2)
-            found = await self._read_back(ids) or ()
-            return Take(found, frozenset(ids) - {row.id for row in found}, quiet_seconds=quiet)
+            return await self._read_back(ids, quiet)
         self._context.health.answered()
         self.at_once = min(_MOST_AT_ONCE, 2 * self.at_once)
         await self._set_aside(taken.refused_rows)
@@ -88,14 +93,13 @@ class Claimer:
                 worker_id=self._context.worker_id,
                 kind=self._kind.name,
                 seen=seen,
-                limits=_patient(self._kind.limits, quiet),
+                limits=self._kind.limits_when_quiet(quiet),
             )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
-            found = await self._read_back([row.id for row in seen]) or ()
-            self._report_stalled(found, seen)
-            unclear = frozenset(row.id for row in seen) - {row.id for row in found}
-            return Take(found, unclear, quiet_seconds=quiet)
+            take = await self._read_back([row.id for row in seen], quiet)
+            self._report_stalled(take.claimed, seen)
+            return take
         self._report_stalled(taken.claimed, seen)
         await self._set_aside(taken.refused_rows)
         return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows), quiet)
@@ -153,33 +157,63 @@ class Claimer:
             return None
         return rows
 
-    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob] | None:
-        """Return what is mine of an unclear claim; None when the database stays silent for too long.
+    async def _read_back(self, ids: Sequence[UUID], quiet_seconds: float) -> Take:
+        """Find out what an unclear claim has claimed; all stays unclear if the database is silent for long.
 
         Until then the ids stay in flight, so that no other message starts a second claim of them. Given up,
         a claim that did commit is an orphaned claim, which the heartbeat finds and releases.
         """
-        give_up_at = boottime() + 2 * self._context.settings.statement_timeout
+        context = self._context
+        give_up_at = boottime() + 2 * context.settings.statement_timeout
         while (left := give_up_at - boottime()) > 0:
             try:
                 async with asyncio.timeout(left):
-                    await self._context.health.wait_until_up()
-                return await claims.read_back(
-                    self._context.database, worker_id=self._context.worker_id, ids=ids
-                )
+                    await context.health.wait_until_up()
+                found = await claims.read_back(context.database, worker_id=context.worker_id, ids=ids)
             except TimeoutError:
-                return None
+                break
             except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._context.health.failed(error)
-        return None
+                context.health.failed(error)
+            else:
+                return Take(found, frozenset(ids) - {row.id for row in found}, quiet_seconds=quiet_seconds)
+        return Take((), frozenset(ids), quiet_seconds=quiet_seconds)
 
 
-def _patient(limits: Limits, seconds: float) -> Limits:
-    """Return limits of silence that outlast a quiet phase of so many seconds."""
-    if not seconds:
-        return limits
-    return replace(
-        limits,
-        stale_after=None if limits.stale_after is None else limits.stale_after + seconds,
-        crash_after=None if limits.crash_after is None else limits.crash_after + seconds,
-    )
+class LargeValues:
+    """Fetches payloads and checkpoints too large to come with the claim, while heartbeats keep the jobs."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._turns = asyncio.Semaphore(_FETCHED_AT_ONCE)
+
+    async def fetch(self, run: Run) -> bool:
+        """Complete what was claimed; a run that is stopped meanwhile is cancelled in here.
+
+        A value that does not come in time is asked for again, each time with more time: handed back, the job
+        would go from worker to worker for ever.
+
+        Returns:
+            Whether it was fetched; False: the job is lost, and so the run is stopped.
+
+        Raises:
+            DatabaseRefused: PostgreSQL cannot give it; not for a login that it refuses, perhaps for a moment.
+        """
+        for tries in count():
+            try:
+                async with self._turns:
+                    run.claimed = await claims.fetch_content(
+                        self._context.database,
+                        worker_id=self._context.worker_id,
+                        claimed=run.claimed,
+                        tries=tries,
+                    )
+            except OwnershipLost:
+                run.stop, run.should_stop = Stop.LOST, True
+                return False
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                if not may_answer_later(error):
+                    raise
+                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(tries, 5)))
+            else:
+                return True
+        raise AssertionError

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -60,6 +60,17 @@ class Kind:
     def timeout(self) -> float | None:
         """Seconds that one run may take; None: no limit."""
         return self.limits.timeout
+
+    def limits_when_quiet(self, seconds: float) -> Limits:
+        """Return limits that allow so many seconds more of silence; None stays None: no such limit."""
+        if not seconds:
+            return self.limits
+        stale_after, crash_after = self.limits.stale_after, self.limits.crash_after
+        return replace(
+            self.limits,
+            stale_after=None if stale_after is None else stale_after + seconds,
+            crash_after=None if crash_after is None else crash_after + seconds,
+        )
 
 
 def resolve_kinds(

@@ -15,10 +15,9 @@ from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
-from jsworker.worker.pipeline.claiming import Claimer
+from jsworker.worker.pipeline.claiming import Claimer, LargeValues
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.large_values import Values
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run import Phase, Run
 from jsworker.worker.pipeline.run_events import call_hooks, emit_end, emit_ignored_stop
@@ -69,7 +68,7 @@ class Pipeline:
             cover_others=quiet.cover_others,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._values = Values(context)
+        self._values = LargeValues(context)
         self.slots = Slots(context.settings.concurrency, len(context.kinds))
         self.isolated_runner = IsolatedRunner(
             worker_id=context.worker_id, settings=context.settings, events=context.events

@@ -54,7 +54,7 @@ class Run:
         thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
         stop: why it was stopped; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
-        told_at: boot time at which its task was first cancelled; None: it never was.
+        first_cancelled_at: boot time at which its task was first cancelled; None: it never was.
         cancelled_at: boot time at which its task was last cancelled.
         cancellations: how often its task was cancelled.
         is_urgent: whether others may soon run its job, which is still its own.
@@ -83,7 +83,7 @@ class Run:
     thread_id: int | None = None
     stop: Stop | None = None
     cancelled_for: Stop | None = None
-    told_at: float | None = None
+    first_cancelled_at: float | None = None
     cancelled_at: float = 0.0
     cancellations: int = 0
     is_urgent: bool = False
@@ -158,12 +158,9 @@ class Run:
         return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
-        """Return the limits of silence while the run is quiet for so long; None stays None: no such limit."""
-        limits = self.kind.limits
-        return {
-            "stale_after": None if limits.stale_after is None else limits.stale_after + quiet_seconds,
-            "crash_after": None if limits.crash_after is None else limits.crash_after + quiet_seconds,
-        }
+        """Return the limits of silence while the run is quiet for so long."""
+        limits = self.kind.limits_when_quiet(quiet_seconds)
+        return {"stale_after": limits.stale_after, "crash_after": limits.crash_after}
 
     def facts(self) -> dict[str, object]:
         """Return the fields of every event about this run."""
@@ -196,7 +193,7 @@ class Run:
             self.is_urgent = True
         if self.phase is Phase.RUNNING and self._escalates(reason):
             self.cancelled_for = reason
-            self.told_at = self.told_at or boottime()
+            self.first_cancelled_at = self.first_cancelled_at or boottime()
             self._cancel(self.task)
 
     def cancel_again(self) -> None:

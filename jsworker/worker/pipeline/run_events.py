@@ -55,7 +55,7 @@ def emit_ignored_stop(events: Events, run: Run) -> None:
         **run.facts(),
         stop=run.stop_in_words,
         cancellations=run.cancellations if run.kind.is_async else 0,
-        seconds=round(boottime() - (run.told_at or run.claimed_at), 3),
+        seconds=round(boottime() - (run.first_cancelled_at or run.claimed_at), 3),
     )
 
 

@@ -138,7 +138,7 @@ class RunLease:
                 tries=next(tries),
             )
 
-        await self._outlast(partial(self._sign_of_life, write))
+        await self._until_answered(partial(self._sign_of_life, write))
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
@@ -154,16 +154,30 @@ class RunLease:
         )
         # The heartbeat may just be restoring the thresholds after the phase before.
         async with self._run.thresholds_lock:
-            await self._outlast(partial(self._sign_of_life, write))
+            await self._until_answered(partial(self._sign_of_life, write))
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
         if seconds and self._services.cover_others is not None:
-            await self._outlast(self._services.cover_others)
+            await self._until_answered(self._services.cover_others)
 
-    def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
+    @asynccontextmanager
+    async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
         """Open a session whose last statement completes the job."""
-        return self._transaction(result)
+        attempt = Attempt()
+        try:
+            async with self._services.sessions.transaction(
+                lambda: self._completion(result), attempt
+            ) as session:
+                yield session
+        except OwnershipLost:
+            self._lose()
+            raise
+        except Exception as error:
+            if attempt.fault is None or not (attempt.committing and await self._was_committed()):
+                self._interrupt(error, attempt)
+                raise
+        self._run.completed = True
 
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
         """Open a plain session whose last statement completes the job."""
@@ -201,23 +215,6 @@ class RunLease:
             raise
         return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
 
-    @asynccontextmanager
-    async def _transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
-        attempt = Attempt()
-        try:
-            async with self._services.sessions.transaction(
-                lambda: self._completion(result), attempt
-            ) as session:
-                yield session
-        except OwnershipLost:
-            self._lose()
-            raise
-        except Exception as error:
-            if attempt.fault is None or not (attempt.committing and await self._was_committed()):
-                self._interrupt(error, attempt)
-                raise
-        self._run.completed = True
-
     @contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
         attempt = Attempt()
@@ -240,7 +237,7 @@ class RunLease:
         opened = AsyncExitStack()
         async for connecting in AsyncRetrying(**self._retry()):  # the block has not begun
             with connecting:
-                session = await opened.enter_async_context(self._transaction(result))
+                session = await opened.enter_async_context(self.transaction(result))
         with attempt:
             async with opened:
                 yield session
@@ -291,15 +288,9 @@ class RunLease:
     async def _was_committed(self) -> bool:
         """Wait until the database shows what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception(may_answer_later),
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            stop=lambda _: self._run.stop is not None,
-            reraise=True,
-        ):
-            with attempt:
-                return await was_committed(self._services.database, job_id=job_id, token=token)
-        raise AssertionError
+        return await self._until_answered(
+            partial(was_committed, self._services.database, job_id=job_id, token=token)
+        )
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         value = result() if callable(result) else result
@@ -311,8 +302,8 @@ class RunLease:
         self._run.stop = Stop.LOST
         self._run.should_stop = True
 
-    async def _outlast(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Write until the database answers; a run that is stopped meanwhile is cancelled in here."""
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(may_answer_later),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
@@ -320,7 +311,8 @@ class RunLease:
             reraise=True,
         ):
             with attempt:
-                await write()
+                return await ask()
+        raise AssertionError
 
     async def _sign_of_life(self, write: Callable[[], Awaitable[None]]) -> None:
         started = boottime()
