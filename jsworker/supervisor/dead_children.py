@@ -200,10 +200,10 @@ class Burials:
         dead.found = True
 
     async def _note_death(self, database: "Database", dead: Dead) -> None:
-        from jsworker.ownership.transitions.workers import bury  # noqa: PLC0415 -- with SQLAlchemy, see above
+        from jsworker.ownership.transitions.workers import mark_stopped  # noqa: PLC0415 -- with SQLAlchemy, see above
 
         try:
-            refused = await bury(database, ids=[dead.worker_id])
+            refused = await mark_stopped(database, ids=[dead.worker_id])
         except JsworkerError as error:  # its jobs are taken back, which is what matters
             reason = str(error)
         else:

@@ -185,7 +185,7 @@ class Recovering(Example):
         )
         counts = {job: job.id in culprits if culprits else counted for job in owned}
         self._taken_back("reset dead", taken, counts, "its process is gone")
-        self.world.run(workers.bury(database, ids=[dead.id]))
+        self.world.run(workers.mark_stopped(database, ids=[dead.id]))
         dead.buried = True
         if not owned:
             self.world.saw("reset dead: nothing")

@@ -1,4 +1,4 @@
-"""What the rows tell: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
+"""What the rows show: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.transitions.workers import IS_ALIVE
+from jsworker.ownership.statements import KINDS_BY_LEAPS, filled
+from jsworker.ownership.transitions.workers import IS_ALIVE, SILENT
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
@@ -41,15 +42,9 @@ SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
   ORDER BY run_at LIMIT :bound) AS late
 """)
 
-# Kinds are found by leaps through the index, few of them: producers invent kinds as they like.
-QUEUED = text("""
-WITH RECURSIVE kinds AS (
-  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
-  UNION ALL
-  SELECT (SELECT j.kind FROM jsworker.jobs AS j
-          WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
-  FROM kinds WHERE kinds.kind IS NOT NULL
-), several AS (
+QUEUED = filled(
+    """
+WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most) AS first
   UNION SELECT unnest(CAST(:served AS text[]))
 ), queues AS MATERIALIZED (
@@ -61,7 +56,9 @@ SELECT k.kind,
     ORDER BY j.queued_at LIMIT 1)) AS oldest
 FROM several AS k)
 SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
-""")
+""",
+    kinds=KINDS_BY_LEAPS.replace("{which}", ""),
+)
 
 WORKERS = text(f"""
 SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
@@ -69,11 +66,7 @@ SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
 """)  # noqa: S608 -- a constant of registry.py
 
-FORGETTABLE = text("""
-SELECT count(*) AS workers FROM jsworker.workers AS w
-WHERE w.last_seen_at < statement_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
-  AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')
-""")
+FORGETTABLE = text(f"SELECT count(*) AS workers FROM ({SILENT.text}) AS silent")  # noqa: S608 -- as above
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -212,10 +205,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the rows tell.
+    """What the rows show.
 
     Attributes:
-        installation: id that pairs this database with its stream; None: nobody has asked for it yet.
+        installation: id that pairs this database with its stream; None: it was never asked for.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
         queues: by kind; from ``MOST_QUEUES`` on there may be others.
@@ -242,7 +235,7 @@ class Rows:
 
 
 async def read_rows(database: Database, *, late_after: float, forgotten_after: float) -> Rows:
-    """Return what the rows tell.
+    """Return what the rows show.
 
     Args:
         database: where they are.

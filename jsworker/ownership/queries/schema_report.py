@@ -1,4 +1,4 @@
-"""What the catalogs and statistics tell of jsworker's tables, and how they must be."""
+"""What the catalogs and statistics show of jsworker's tables, and how they must be."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Looking on: how far jobs are, who holds them, who took them over. Read-only; decides nothing.
+"""The progress of jobs, their owners, and who took them over. Read-only; decides nothing.
 
 Every query names the rows it is about, so each reads them through an index, however large the tables are.
 """
@@ -33,7 +33,7 @@ FROM jsworker.jobs
 WHERE worker_id = ANY(CAST(:worker_ids AS text[])) AND status || '' = 'processing'
 """)
 
-# A run that the timeline tells by its claim: first claims of a job are not in it, claims after a reset are.
+# A run that the timeline shows by its claim: first claims of a job are not in it, claims after a reset are.
 TAKEOVERS = text("""
 SELECT DISTINCT ON (e.job_id) e.job_id, e.worker_id, e.fencing_token, e.at
 FROM jsworker.job_events AS e

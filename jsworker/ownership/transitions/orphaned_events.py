@@ -4,8 +4,8 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 
-# An entry is written in the statement that writes its job, so whoever sees the one and not the other looks at
-# what was left behind. As a join a large page might be answered by reading every job.
+# An entry is written in the statement that writes its job, so an entry that is seen without its job was
+# left behind. As a join a large page might be answered by reading every job.
 DELETE_ORPHANED_EVENTS = text("""
 WITH page AS (
   SELECT id, job_id FROM jsworker.job_events WHERE id > :after ORDER BY id LIMIT :limit

@@ -9,7 +9,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.dead_messages import Letter, bury
+from jsworker.ownership.transitions.dead_messages import Letter, keep
 from jsworker.stream.message import Delivery, Undecodable
 from jsworker.worker.health import DatabaseHealth
 
@@ -93,7 +93,7 @@ class DeadLetters:
     async def _keep(self, letters: dict[Letter, _Message]) -> None:
         """Bury and terminate what PostgreSQL takes; what is left without an answer was not kept."""
         try:
-            _, refused = await bury(self._database, list(letters))
+            _, refused = await keep(self._database, list(letters))
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
                 self._complain(str(error))  # of this statement: the others may go on

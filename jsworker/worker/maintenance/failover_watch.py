@@ -6,7 +6,7 @@ from dataclasses import replace
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.failover import Lineage, read_lineage
+from jsworker.ownership.failover import DatabaseHistory, read_history
 from jsworker.worker.health import DatabaseHealth
 
 
@@ -37,7 +37,7 @@ class FailoverWatch:
         self._health = health
         self._events = events
         self._on_changed = on_changed
-        self._last: Lineage | None = None
+        self._last: DatabaseHistory | None = None
         self._refusal: str | None = None
 
     async def step(self) -> None:
@@ -45,7 +45,7 @@ class FailoverWatch:
         if not self._health.up:
             return
         try:
-            found = await read_lineage(self._database)
+            found = await read_history(self._database)
         except DatabaseUnavailable as error:
             self._health.failed(error)
         except DatabaseRefused as error:
@@ -53,7 +53,7 @@ class FailoverWatch:
         else:
             self._compare(found)
 
-    def _compare(self, found: Lineage) -> None:
+    def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
         if last is None:
             return

@@ -38,7 +38,7 @@ async def refuse_live_duplicate(
     while True:
         others = [
             life
-            for life in await workers.namesakes(database, worker=worker, name=name)
+            for life in await workers.duplicates(database, worker=worker, name=name)
             if life.started_before and death_of(life, worker) is None and not _is_silent(life)
         ]
         if not others:

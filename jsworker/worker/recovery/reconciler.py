@@ -73,7 +73,7 @@ class Reconciler:
                 if last or owner not in self._siblings:
                     await self._take_back(owner, proof)
             if last:
-                await workers.bury(self._database, ids=list(self._dead))
+                await workers.mark_stopped(self._database, ids=list(self._dead))
                 await workers.forget_workers(self._database, silent_for=FORGOTTEN_AFTER_SECONDS)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._health.failed(error)

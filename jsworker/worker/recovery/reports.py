@@ -8,7 +8,7 @@ from jsworker.core import fault_points
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.refused_rows import RefusedRows
-from jsworker.ownership.transitions.reset import Reset, TakenBack, take_untold
+from jsworker.ownership.transitions.reset import Reset, TakenBack, take_unreported
 
 BY_OPERATOR: Final = "operator"
 
@@ -50,7 +50,7 @@ async def report_operators(database: Database, *, events: Events) -> None:
     Raises:
         DatabaseUnavailable, DatabaseRefused: not all are told.
     """
-    while resets := await take_untold(database):
+    while resets := await take_unreported(database):
         tell(resets, cause=BY_OPERATOR, events=events)
 
 
