@@ -1,4 +1,4 @@
-"""The guards of docs/protocol.md, each written once, over the row ``j`` that a statement is about.
+"""The guards of the ownership protocol, each written once, over the row ``j`` that a statement is about.
 
 Those that end in ``_indexed`` mean the same as those without, in the words of a partial index: only a
 search may use them, for a statement that names its rows must reach them by their ids.

@@ -64,10 +64,10 @@ def filled(template: str, **parts: str) -> sa.TextClause:
 
 
 KINDS_BY_LEAPS: Final = """kinds AS (
-  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued'{which} ORDER BY j.kind LIMIT 1)
+  (SELECT j.kind FROM jsworker.jobs AS j WHERE {queued}{which} ORDER BY j.kind LIMIT 1)
   UNION ALL
   SELECT (SELECT j.kind FROM jsworker.jobs AS j
-          WHERE j.status || '' = 'queued'{which} AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
+          WHERE {queued}{which} AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
   FROM kinds WHERE kinds.kind IS NOT NULL
 )"""
 """Of a WITH RECURSIVE: queued kinds, found by leaps through the index; the reader takes a limited number of them, for

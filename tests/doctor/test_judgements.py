@@ -11,7 +11,7 @@ from jsworker.doctor import clocks, jobs, nats, postgresql, settings, stream, ta
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.facts import Found, Oldest, Revision
 from jsworker.doctor.finding import Remark, counted, listed, seconds
-from jsworker.ownership.queries.job_report import Ended, Late, RegisteredWorker, Rows
+from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
 from jsworker.ownership.queries.schema_report import IndexState, Schema, TableState
 from jsworker.ownership.queries.server_report import Clock, Link, OpenTransaction, Server
 from jsworker.stream.diagnostics import NatsServer, Peer, StreamReport
@@ -56,7 +56,7 @@ ROWS = Rows(
     orphaned_events=0,
     dead_messages=0,
     newest_dead_message=None,
-    ended=Ended(0, 0, None, None),
+    ended=EndedSample(0, 0, None, None),
 )
 NATS = NatsServer("nats:4222", "n1", None, (2, 15, 1), True, False, 1_048_576, True)
 STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0, ahead=0.0, within=0.0)

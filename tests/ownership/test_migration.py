@@ -297,7 +297,7 @@ async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> 
                 lambda: other.execute(waits).rowcount == 1, "the build waits for the transaction"
             )
             other.execute("SET statement_timeout = '5s'; SET lock_timeout = '100ms'")
-            insert_job(other)  # nobody waits for it
+            insert_job(other)  # no transaction waits for it
             assert not migrating.done()
         assert await migrating == "0008"
         assert built(other) == dict.fromkeys(BUILT, True)
@@ -319,7 +319,7 @@ def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch:
 
 async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
     upgrade_database(empty_url, "0007")
-    told: list[str] = []
+    said: list[str] = []
     with connected(empty_url) as holder, connected(empty_url) as other:
         other.execute(MANY)
         with holder.transaction():
@@ -333,15 +333,15 @@ async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
             )
             index = other.execute(waits).fetchall()[0]["index_relid"]
             second = asyncio.create_task(
-                asyncio.to_thread(upgrade_database, empty_url, "0008", tell=told.append)
+                asyncio.to_thread(upgrade_database, empty_url, "0008", tell=said.append)
             )
-            await eventually(lambda: bool(told), "the second upgrade waits for the first")
+            await eventually(lambda: bool(said), "the second upgrade waits for the first")
         assert (await first, await second) == ("0008", "0008")
         assert built(other) == dict.fromkeys(BUILT, True)
         kept = "SELECT CAST(to_regclass('jsworker.jobs_due_of_kind') AS oid) AS index"
         assert other.execute(kept).fetchall() == [{"index": index}]
         assert other.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").rowcount == 0
-    assert told == ["waiting for another upgrade, which builds indexes"]
+    assert said == ["waiting for another upgrade, which builds indexes"]
 
 
 def test_an_index_that_is_missing_in_the_newest_schema_is_built_anew(empty_url: str) -> None:

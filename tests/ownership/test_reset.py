@@ -236,8 +236,8 @@ class TestDeadOwner:
 async def test_what_operators_take_back_is_handed_to_one_teller_each(database: Database, sql: Sql) -> None:
     ids = [insert_job(sql, "processing") for _ in range(20)]
     taken = await by_operator(database, sql, ids, False)
-    told = await asyncio.gather(*(reset.take_unreported(database) for _ in range(4)))
-    assert sorted((each for part in told for each in part), key=lambda each: each.id) == sorted(
+    parts = await asyncio.gather(*(reset.take_unreported(database) for _ in range(4)))
+    assert sorted((each for part in parts for each in part), key=lambda each: each.id) == sorted(
         taken.resets, key=lambda each: each.id
     )
     assert await reset.take_unreported(database) == []

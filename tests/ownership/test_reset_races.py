@@ -1,4 +1,4 @@
-"""Rules 2 and 3 beside whoever else wants the same row: one reset each, and no claim of the dead survives."""
+"""Rules 2 and 3 beside others that want the same row: one reset each, and no claim of the dead survives."""
 
 import asyncio
 from functools import partial

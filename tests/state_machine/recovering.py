@@ -221,8 +221,8 @@ class Recovering(Example):
     @when(lambda machine: [job for job in _running(machine) if not job.cancel_requested])
     @rule(jobs=some_of(_running_and_another, most=2))
     def cancel(self, jobs: list[Job]) -> None:
-        nobody = UUID(int=0)
-        said = self.world.run(self.world.client.cancel(nobody, *(job.id for job in jobs)))
+        unknown = UUID(int=0)
+        said = self.world.run(self.world.client.cancel(unknown, *(job.id for job in jobs)))
         running = {job.id for job in jobs if job.status == "processing"}
         final = {job.id: job.status for job in jobs if not job.live}
         for job in jobs:
@@ -236,7 +236,7 @@ class Recovering(Example):
                 self.world.saw("cancel: final")
         assert set(said.requested) == running
         assert set(said.cancelled) == {job.id for job in jobs} - running - final.keys()
-        assert (said.final, said.unknown) == (final, [nobody])
+        assert (said.final, said.unknown) == (final, [unknown])
 
     @when(lambda machine: machine.model.having("failed"))
     @rule(job=one_of(_failed_and_another))

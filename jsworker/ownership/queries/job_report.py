@@ -9,7 +9,8 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.statements import KINDS_BY_LEAPS, filled
+from jsworker.ownership.predicates import queued_indexed
+from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.workers import IS_ALIVE, SILENT
 
 BOUND: Final = 1_001
@@ -58,6 +59,7 @@ FROM several AS k)
 SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """,
     kinds=KINDS_BY_LEAPS.replace("{which}", ""),
+    queued=condition(queued_indexed),
 )
 
 WORKERS = text(f"""
@@ -131,7 +133,7 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueuedKind:
     """Jobs of a kind that wait for a worker, counted up to ``BOUND``; ``oldest`` in seconds."""
 
     kind: str
@@ -169,7 +171,7 @@ class SilentOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedRows:
+class RefusalGroup:
     """Jobs that are set aside because PostgreSQL refuses to write their rows, all for one reason.
 
     Attributes:
@@ -188,7 +190,7 @@ class RefusedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedSample:
     """The jobs that ended last.
 
     Attributes:
@@ -222,7 +224,7 @@ class Rows:
     installation: UUID | None
     unpublished: Late
     overdue: Late
-    queues: tuple[Queue, ...]
+    queues: tuple[QueuedKind, ...]
     workers: tuple[RegisteredWorker, ...]
     forgettable: int
     silent_owners: tuple[SilentOwner, ...]
@@ -230,8 +232,8 @@ class Rows:
     orphaned_events: int
     dead_messages: int
     newest_dead_message: float | None
-    ended: Ended
-    refused: tuple[RefusedRows, ...] = ()
+    ended: EndedSample
+    refused: tuple[RefusalGroup, ...] = ()
 
 
 async def read_rows(database: Database, *, late_after: float, forgotten_after: float) -> Rows:
@@ -263,7 +265,7 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
         unpublished=_late(await database.run(UNPUBLISHED, late)),
         overdue=_late(await database.run(OVERDUE, late)),
         queues=tuple(
-            Queue(row.kind, int(row.jobs), float(row.oldest or 0))
+            QueuedKind(row.kind, int(row.jobs), float(row.oldest or 0))
             for row in await database.run(QUEUED, queued)
         ),
         workers=workers,
@@ -276,9 +278,9 @@ async def read_rows(database: Database, *, late_after: float, forgotten_after: f
         orphaned_events=int(events.orphaned),
         dead_messages=int(dead.messages),
         newest_dead_message=_seconds(dead.newest),
-        ended=Ended(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
+        ended=EndedSample(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
         refused=tuple(
-            RefusedRows(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
+            RefusalGroup(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
             for row in await database.run(REFUSED)
         ),
     )

@@ -16,9 +16,9 @@ from sqlalchemy import TextClause, text
 from jsworker.core.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import as_old_as_chosen, progressed_at
+from jsworker.ownership.predicates import as_old_as_chosen, progressed_at, queued_indexed
 from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
-from jsworker.ownership.statements import KINDS_BY_LEAPS, filled, sql
+from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
@@ -89,6 +89,7 @@ SELECT page.id FROM several AS k CROSS JOIN LATERAL (
 ORDER BY page.queued_at DESC, page.id DESC LIMIT :limit
 """,
     kinds=KINDS_BY_LEAPS.replace("{which}", " AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)"),
+    queued=condition(queued_indexed),
 )
 
 RUNNING = text("""

@@ -165,7 +165,7 @@ _BEGINNING = "-infinity", UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A queued job that no worker has claimed for a while."""
 
     id: UUID
@@ -201,7 +201,7 @@ async def waiting(
     delivered: int | None = None,
     seconds: float | None = None,
     past_refused: bool = False,
-) -> list[Waiting]:
+) -> list[WaitingJob]:
     """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
 
     A plain read; CLAIM decides.
@@ -226,7 +226,7 @@ async def waiting(
         "length": limit if delivered is None else max(limit, _PASSED_OVER),
     }
     statement = WAITING_BESIDES if past_refused else WAITING
-    return [Waiting(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
+    return [WaitingJob(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
 
 
 async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
