@@ -188,8 +188,8 @@ def _executed(text: str) -> dict[str, Executed]:
 def _names() -> dict[str, str]:
     """Return the names of jsworker's statements by their signature."""
     found: dict[str, str] = {}
-    for module in pkgutil.iter_modules(jsworker.ownership.__path__):
-        namespace = vars(importlib.import_module(f"jsworker.ownership.{module.name}"))
+    for module in pkgutil.walk_packages(jsworker.ownership.__path__, "jsworker.ownership."):
+        namespace = vars(importlib.import_module(module.name))
         for name, value in namespace.items():
             if isinstance(value, TextClause):
                 found.setdefault(_signature(value.text), name)

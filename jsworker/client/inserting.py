@@ -10,7 +10,7 @@ from uuid import UUID
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import JsworkerError
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
 

@@ -27,7 +27,7 @@ Row: TypeAlias = Any
 _CONNECT_TIMEOUT_SECONDS: Final = 2
 """For each host of the URL: the next one must have its turn within a statement time-out. The driver's least."""
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
-"""For the transaction it is said in: the planner has no statistics of the partial indexes' predicates, and would
+"""For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
 _DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
@@ -123,7 +123,7 @@ class Pool:
         try:
             while self._idle:
                 lent = self._idle.pop()
-                if not _was_told(lent):
+                if not _has_unasked_input(lent):
                     self.in_use += 1
                     return lent
                 await lent.close()
@@ -185,7 +185,7 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
     try:
         return await psycopg.AsyncConnection.connect(**arguments)
     except BaseException as error:
-        clear_frames(error.__traceback__)  # whoever keeps the error would keep open what was half made
+        clear_frames(error.__traceback__)  # a kept error would keep open what was half made
         raise
 
 
@@ -221,13 +221,13 @@ def uuid_array(ids: Iterable[UUID]) -> str:
 
 async def _keep_plans(connection: Connection) -> None:
     [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [None]
-    if pid == connection.info.backend_pid:  # a pooler tells another one than the server
+    if pid == connection.info.backend_pid:  # a pooler reports another one than the server
         await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         connection.prepare_threshold = 0
 
 
-def _was_told(connection: Connection) -> bool:
-    """Tell whether anything came from the server that nobody asked for: as a rule the news of its end."""
+def _has_unasked_input(connection: Connection) -> bool:
+    """Return whether the server sent anything unasked: as a rule that it ends the connection."""
     if connection.closed:
         return True
     poll = select.poll()

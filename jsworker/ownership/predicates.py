@@ -1,6 +1,6 @@
-"""The guards of docs/protocol.md, each written once, over the row ``j`` that a statement is about.
+"""The guards of the ownership protocol, each written once, over the row ``j`` that a statement is about.
 
-Those that end in ``_indexed`` mean the same as their namesakes without, in the words of a partial index: only a
+Those that end in ``_indexed`` mean the same as those without, in the words of a partial index: only a
 search may use them, for a statement that names its rows must reach them by their ids.
 """
 
@@ -27,6 +27,7 @@ ended: Final = j.c.status.in_(("completed", "failed", "cancelled"))
 scheduled_indexed: Final = j.c.status + "" == "scheduled"
 queued_indexed: Final = j.c.status + "" == "queued"
 processing_indexed: Final = j.c.status + "" == "processing"
+ended_indexed: Final = (j.c.status + "").not_in(("scheduled", "queued", "processing"))
 needs_publish_indexed: Final = sa.cast(j.c.needs_publish, sa.Integer) == 1
 
 # The owner's fence.

@@ -1,13 +1,15 @@
 """PostgreSQL's refusals as jsworker's errors: never with the contents of a row."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import psycopg
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.ownership.pool import Row
 
 _COMES_BACK = (
     "starting up",
@@ -25,7 +27,7 @@ _READ_ONLY = "25006"
 _NOT_TEXT = "22021"
 """What PostgreSQL says to bytes that are no text; the driver refuses most of them before they are sent."""
 _OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
-"""Classes of SQLSTATE that tell of a row's content, of a constraint, or of what a trigger did."""
+"""Classes of SQLSTATE for a row's content, of a constraint, or of what a trigger did."""
 _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
 """Classes that mean the same inside a trigger as outside: a lock, a time-out, a full disk, a standby."""
 _RAISE = "exec_stmt_raise"
@@ -56,8 +58,13 @@ class RowRefused(DatabaseRefused):
         )
 
 
+T = TypeVar("T")
+Refused = list[tuple[T, RowRefused]]
+"""Members of a batch whose own row was refused, and why."""
+
+
 def server_fault(error: BaseException | None) -> str | None:
-    """Return in words the server's fault that an error of the driver tells; None: it is the statement's own.
+    """Return in words the server's fault that an error of the driver stands for; None: it is the statement's own.
 
     The same statement may succeed later: the connection, its slot or the server was lost, or others were in the way.
     A pool that has no free connection is none: the jobs themselves hold them.
@@ -71,17 +78,17 @@ def server_fault(error: BaseException | None) -> str | None:
 
 
 def is_answer_of_its_own(error: BaseException) -> bool:
-    """Tell whether the server refused a statement for itself, not for one before it in its transaction."""
+    """Return whether the server refused a statement for itself, not for one before it in its transaction."""
     return isinstance(error, psycopg.Error) and error.sqlstate not in (None, _IN_FAILED_TRANSACTION)
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Tell whether a write was sent to a standby, or in a transaction that may not write."""
+    """Return whether a write was sent to a standby, or in a transaction that may not write."""
     return isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
 
 
 def is_behind(cause: BaseException, error: BaseException) -> bool:
-    """Tell whether ``error`` is ``cause``, or was raised because of it or while it was being dealt with."""
+    """Return whether ``error`` is ``cause``, or was raised because of it or while it was being dealt with."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -121,7 +128,7 @@ def map_error(error: Exception, place: str) -> JsworkerError:
 
 
 def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
-    """Tell whether another row might have been taken: no statement of ours has a context but by a trigger."""
+    """Return whether another row might have been taken: no statement of ours has a context but by a trigger."""
     if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
         return True
     return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
@@ -157,3 +164,24 @@ def _primary(cause: BaseException | None) -> str:
     if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
         return cause.diag.message_primary[:200]
     return "no reason given"
+
+
+async def in_halves(
+    batch: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
+) -> tuple[list[Row], Refused[T]]:
+    """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
+
+    Returns:
+        The rows that ``write`` returned, and the refused members with the refusal of each.
+    """
+    if not batch:
+        return [], []
+    try:
+        return list(await write(batch)), []
+    except RowRefused as error:
+        if len(batch) == 1:
+            return [], [(batch[0], error)]
+    middle = len(batch) // 2
+    lower, refused_below = await in_halves(batch[:middle], write)
+    upper, refused_above = await in_halves(batch[middle:], write)
+    return lower + upper, refused_below + refused_above

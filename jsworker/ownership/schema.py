@@ -1,7 +1,7 @@
 """The tables of schema ``jsworker``: states, counters and the rules that PostgreSQL itself enforces.
 
 The constraints and the guard trigger are the last net under every statement of this package: a write
-that would break an invariant of the protocol is refused, whoever sends it.
+that would break an invariant of the protocol is refused, no matter who sends it.
 """
 
 from sqlalchemy import (
@@ -36,7 +36,7 @@ FINAL = ("completed", "failed", "cancelled")
 _MOST = 2**53
 """Of what is counted up: exact in every language's JSON, and never reached by counting."""
 _FIRST_MOST = 2**52
-"""Of the dispatch of a job that was never claimed: whoever claims it can put it back, however often."""
+"""Of the dispatch of a job that was never claimed: a worker that claims it can put it back, however often."""
 _FIRST, _LAST = "TIMESTAMPTZ '2000-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 00:00:00+00'"
 """A datetime of Python holds the last in every time zone."""
 _BOUNDED = ("run_at", "queued_at", "publish_after", "published_at", "stream_created", "created_at")
@@ -263,7 +263,7 @@ refused_rows = Table(
     _instant("retry_at", nullable=False),
 )
 
-# No foreign key to jobs: what is to be told outlives them.
+# No foreign key to jobs: what is to be reported outlives them.
 untold_resets = Table(
     "untold_resets",
     metadata,

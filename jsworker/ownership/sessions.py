@@ -70,7 +70,7 @@ class Sessions:
             url: the database.
             worker_id: the owner of the jobs that are completed here.
             size: connections in each of the two pools, one for coroutines and one for threads: the worker's
-                job slots. A pool that nobody uses connects nothing.
+                job slots. An unused pool connects nothing.
         """
         self._worker_id = worker_id
         options: dict[str, Any] = {
@@ -96,7 +96,7 @@ class Sessions:
 
         Args:
             completion: asked at the end of the block.
-            attempt: told how it goes.
+            attempt: notes how it goes.
 
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.

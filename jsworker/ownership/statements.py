@@ -63,6 +63,17 @@ def filled(template: str, **parts: str) -> sa.TextClause:
     return sa.text(template)
 
 
+KINDS_BY_LEAPS: Final = """kinds AS (
+  (SELECT j.kind FROM jsworker.jobs AS j WHERE {queued}{which} ORDER BY j.kind LIMIT 1)
+  UNION ALL
+  SELECT (SELECT j.kind FROM jsworker.jobs AS j
+          WHERE {queued}{which} AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
+  FROM kinds WHERE kinds.kind IS NOT NULL
+)"""
+"""Of a WITH RECURSIVE: queued kinds, found by leaps through the index; the reader takes a limited number of them, for
+producers invent kinds as they like."""
+
+
 class _LateText(sa.TextClause):
     """A text that is made when it is first needed, for a process uses few of all statements."""
 

@@ -10,7 +10,7 @@ from jsworker.core.settings import Settings
 from jsworker.doctor import job_checks, nats_checks, postgresql_checks, settings_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Remark, counted, listed, seconds
-from jsworker.ownership.queries.job_report import Ended, Late, RegisteredWorker, Rows
+from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
 from jsworker.ownership.queries.server_report import Link, OpenTransaction, Server
 from jsworker.stream.diagnostics import NatsServer, Peer, StreamReport
 
@@ -45,7 +45,7 @@ ROWS = Rows(
     silent_owners=(),
     dead_messages=0,
     newest_dead_message=None,
-    ended=Ended(0, 0, None, None),
+    ended=EndedSample(0, 0, None, None),
 )
 NATS = NatsServer("nats:4222", "n1", (2, 15, 1), True, False, True)
 STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0)

@@ -9,7 +9,7 @@ from .rows import Sql, read_value
 
 
 def deadlocks(sql: Sql) -> int:
-    """Return how many deadlocks this database has seen, as told by connections that are closed by now."""
+    """Return how many deadlocks this database has seen, as reported by connections that are closed by now."""
     query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     return int(read_value(sql, query))
 

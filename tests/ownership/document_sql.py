@@ -1,4 +1,4 @@
-"""Writes docs/sql.md: the SQL of each transition, to read beside docs/protocol.md.
+"""Writes docs/sql.md: the SQL of each transition, to read beside the protocol.
 
 python -m tests.ownership.document_sql docs/sql.md
 """

@@ -99,14 +99,14 @@ async def test_counts_the_stall_and_gives_a_new_owner_and_token(database: Databa
         ],
         {},
     )
-    told = {"attempt": 3, "cleared": True, "clear_reason": REASON}
+    detail = {"attempt": 3, "cleared": True, "clear_reason": REASON}
     assert read_events(sql, job_id) == [
         {
             "event": "claimed",
             "worker_id": OTHER_WORKER,
             "fencing_token": 2,
             "error": None,
-            "detail": told | {"cause": "stale", "owner": WORKER, "counted": True, "stalls": 1},
+            "detail": detail | {"cause": "stale", "owner": WORKER, "counted": True, "stalls": 1},
         }
     ]
 

@@ -1,4 +1,4 @@
-"""Every multi-row statement beside every other, rows in random order: nobody waits in a circle."""
+"""Every multi-row statement beside every other, rows in random order: none waits in a circle."""
 
 import asyncio
 import random

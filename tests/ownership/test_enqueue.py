@@ -1,4 +1,4 @@
-"""ENQUEUE: a job is a row first, in whoever's transaction; one live job holds a unique key."""
+"""ENQUEUE: a job is a row first, in its producer's transaction; one live job holds a unique key."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -209,7 +209,7 @@ class TestMany:
 
 
 class TestInTheCallersTransaction:
-    """The statement belongs to whoever executes it: its commit is the job's."""
+    """The statement belongs to the transaction that executes it: its commit is the job's."""
 
     @pytest_asyncio.fixture
     async def async_engine(self, database_url: str) -> AsyncIterator[AsyncEngine]:

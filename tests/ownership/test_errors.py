@@ -188,7 +188,7 @@ class TestConflict:
         lock = text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE")
         descending = text("SELECT id FROM jsworker.jobs ORDER BY id DESC FOR UPDATE")
         with hasty_deadlock_detection(sql), engine.connect() as other, engine.connect() as third:
-            # Whoever waits last looks for the circle and is its victim; nobody else looks in time.
+            # The one that waits last looks for the circle and is its victim; no other looks in time.
             other.exec_driver_sql("SET LOCAL deadlock_timeout = '60s'")
             other.execute(lock, {"id": low})
             third.execute(lock, {"id": middle})

@@ -77,8 +77,8 @@ def test_one_false_predicate_is_enough_to_refuse(
     before = read_job(sql, job_id)
     assert connection.execute(transition.statement, parameters).all() == []
     assert read_job(sql, job_id) == before
-    told = transition.tells if before["status"] != "completed" else None
-    assert event_names(sql, job_id) == ([told] if told else [])
+    logged = transition.tells if before["status"] != "completed" else None
+    assert event_names(sql, job_id) == ([logged] if logged else [])
 
 
 @pytest.mark.parametrize(("transition", "flip"), FLIPS)

@@ -34,8 +34,8 @@ async def lives(database: Database, me: WorkerRow = ME) -> set[str]:
     return {life.id for life in await workers.earlier_lives(database, worker=me)}
 
 
-async def namesakes(database: Database, name: str) -> set[str]:
-    return {life.id for life in await workers.namesakes(database, worker=ME, name=name)}
+async def duplicates(database: Database, name: str) -> set[str]:
+    return {life.id for life in await workers.duplicates(database, worker=ME, name=name)}
 
 
 class TestEarlierLives:
@@ -137,8 +137,8 @@ async def test_no_predicate_of_namesakes_can_be_left_out(
     changes = dict(changes)
     await register(database, sql, changes.pop("id", "alpha-9-aaaaaaaa"), **changes)
     values = {"id": ME.id, "name": "alpha-9"}
-    assert await database.run(workers.NAMESAKES, values) == []
-    assert len(await database.run(without(workers.NAMESAKES, pattern), values)) == 1
+    assert await database.run(workers.DUPLICATES, values) == []
+    assert len(await database.run(without(workers.DUPLICATES, pattern), values)) == 1
 
 
 class TestNamesakes:
@@ -160,25 +160,25 @@ class TestNamesakes:
     async def test_by_equality_of_the_name(self, database: Database, sql: Sql, other: str) -> None:
         await register(database, sql, "worker_1-aaaaaaaa", hostname="elsewhere")
         await register(database, sql, other)
-        assert await namesakes(database, "worker_1") == {"worker_1-aaaaaaaa"}
+        assert await duplicates(database, "worker_1") == {"worker_1-aaaaaaaa"}
 
     @pytest.mark.parametrize("pattern", ["%", "worker__", "_______%"])
     async def test_no_name_is_a_pattern(self, database: Database, sql: Sql, pattern: str) -> None:
         await register(database, sql, "worker_1-aaaaaaaa")
-        assert await namesakes(database, pattern) == set()
+        assert await duplicates(database, pattern) == set()
 
     async def test_not_itself_and_not_what_stopped(self, database: Database, sql: Sql) -> None:
         await workers.seen(database, ME, state="running")
         await register(database, sql, "alpha-9-aaaaaaaa", state="stopped")
         await register(database, sql, "alpha-9-bbbbbbbb", state="draining")
-        assert await namesakes(database, "alpha-9") == {"alpha-9-bbbbbbbb"}
+        assert await duplicates(database, "alpha-9") == {"alpha-9-bbbbbbbb"}
 
 
 class TestEndOfARow:
     async def test_the_buried_have_stopped(self, database: Database, sql: Sql) -> None:
         for worker_id in ("one", "two", "three"):
             await register(database, sql, worker_id)
-        await workers.bury(database, ids=["three", "one", "nobody"])
+        await workers.mark_stopped(database, ids=["three", "one", "nobody"])
         states = {row["id"]: row["state"] for row in sql.execute("SELECT id, state FROM jsworker.workers")}
         assert states == {"one": "stopped", "two": "running", "three": "stopped"}
 
@@ -201,7 +201,7 @@ class TestEndOfARow:
             "ALTER TABLE jsworker.workers ADD CONSTRAINT theirs CHECK (id <> 'two' OR state <> 'stopped')"
         )
         try:
-            await workers.bury(database, ids=["one", "two", "three"])
+            await workers.mark_stopped(database, ids=["one", "two", "three"])
             states = {row["id"]: row["state"] for row in sql.execute("SELECT * FROM jsworker.workers")}
             assert states == {"one": "stopped", "two": "running", "three": "stopped"}
             assert await workers.forget_workers(database, silent_for=60.0) == 2

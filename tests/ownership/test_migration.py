@@ -21,7 +21,7 @@ from sqlalchemy.engine import make_url
 
 from alembic import command
 from jsworker.core.errors import DatabaseRefused, MigrationMissing, SettingsError
-from jsworker.ownership import migrations, revision, upgrading
+from jsworker.ownership import revision, upgrading
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
@@ -47,22 +47,22 @@ def connected(url: str) -> Iterator[Sql]:
 
 def test_upgrade_downgrade_upgrade(empty_url: str) -> None:
     assert current_revision(empty_url) is None
-    assert upgrade_database(empty_url) == migrations.head()
+    assert upgrade_database(empty_url) == upgrading.head()
     with connected(empty_url) as sql:
         first = describe_schema(sql)
         assert downgrade_database(empty_url, "base") is None
         assert not any(describe_schema(sql).values())
         assert current_revision(empty_url) is None
-        assert upgrade_database(empty_url) == migrations.head()
+        assert upgrade_database(empty_url) == upgrading.head()
         assert describe_schema(sql) == first
-    assert current_revision(empty_url) == migrations.head()
+    assert current_revision(empty_url) == upgrading.head()
 
 
 def test_an_upgrade_of_the_newest_schema_keeps_every_row(empty_url: str) -> None:
     upgrade_database(empty_url)
     with connected(empty_url) as sql:
         insert_job(sql)
-        assert upgrade_database(empty_url) == migrations.head()
+        assert upgrade_database(empty_url) == upgrading.head()
         assert sql.execute("SELECT 1 FROM jsworker.jobs").rowcount == 1
 
 
@@ -129,7 +129,7 @@ async def test_a_second_upgrade_waits_for_the_first(empty_url: str, migrate: Cal
     engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
     with connected(empty_url) as sql:
         with engine.begin() as first:
-            migrations.upgrade_by_one(first)
+            upgrading._upgrade_by_one(first)
             second = asyncio.create_task(asyncio.to_thread(migrate, empty_url))
             waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             await eventually(lambda: sql.execute(waiting).rowcount == 1, "the second upgrade waits")
@@ -150,11 +150,11 @@ async def test_an_open_transaction_keeps_a_migration_waiting_and_nobody_else(emp
             other.execute("SET statement_timeout = '5s'")
             insert_job(other)  # behind the migration's lock, which it gives up after a second
             assert not migrating.done()
-        assert await migrating == migrations.head()
+        assert await migrating == upgrading.head()
 
 
 def test_a_transaction_that_does_not_end_is_named(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrading, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(upgrading, "_LONGEST_WAIT_SECONDS", 0.5)
     upgrade_database(empty_url, "0001")
     with connected(empty_url) as holder, holder.transaction():
         holder.execute("LOCK TABLE jsworker.jobs IN ROW EXCLUSIVE MODE")
@@ -197,7 +197,7 @@ def test_in_one_transaction_they_are_not_validated_beside_jobs(empty_url: str, b
     with pytest.raises(CommandError, match=r"keep workers from their jobs .*: run `jsworker db upgrade`"):
         migrate_by_command(empty_url)
     assert current_revision(empty_url) == before
-    assert upgrade_database(empty_url) == migrations.head()
+    assert upgrade_database(empty_url) == upgrading.head()
 
 
 def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> None:
@@ -243,7 +243,7 @@ async def test_a_row_that_is_written_while_the_bounds_are_set_is_brought_to_the_
             migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url))
             waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'jsworker.jobs'::regclass"
             await eventually(lambda: other.execute(waits).rowcount == 1, "the migration waits for the table")
-        assert await migrating == migrations.head()
+        assert await migrating == upgrading.head()
         assert read_job(other, job_id)["dispatch"] == 2**52 - 1
 
 
@@ -259,7 +259,7 @@ def test_a_row_that_slipped_through_is_told_to_alembic_and_mended_by_the_upgrade
         sql.execute(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT jobs_numbers {rule}".encode())
         with pytest.raises(CommandError, match=r"beyond the bounds .*: run `jsworker db upgrade`"):
             migrate_by_command(empty_url)
-        assert upgrade_database(empty_url) == migrations.head()
+        assert upgrade_database(empty_url) == upgrading.head()
         assert read_job(sql, job_id)["dispatch"] == 2**52 - 1
         assert describe_schema(sql)["triggers"] == describe_schema(observer)["triggers"]
 
@@ -297,7 +297,7 @@ async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> 
                 lambda: other.execute(waits).rowcount == 1, "the build waits for the transaction"
             )
             other.execute("SET statement_timeout = '5s'; SET lock_timeout = '100ms'")
-            insert_job(other)  # nobody waits for it
+            insert_job(other)  # no transaction waits for it
             assert not migrating.done()
         assert await migrating == "0008"
         assert built(other) == dict.fromkeys(BUILT, True)
@@ -319,7 +319,7 @@ def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch:
 
 async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
     upgrade_database(empty_url, "0007")
-    told: list[str] = []
+    said: list[str] = []
     with connected(empty_url) as holder, connected(empty_url) as other:
         other.execute(MANY)
         with holder.transaction():
@@ -333,15 +333,15 @@ async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
             )
             index = other.execute(waits).fetchall()[0]["index_relid"]
             second = asyncio.create_task(
-                asyncio.to_thread(upgrade_database, empty_url, "0008", tell=told.append)
+                asyncio.to_thread(upgrade_database, empty_url, "0008", tell=said.append)
             )
-            await eventually(lambda: bool(told), "the second upgrade waits for the first")
+            await eventually(lambda: bool(said), "the second upgrade waits for the first")
         assert (await first, await second) == ("0008", "0008")
         assert built(other) == dict.fromkeys(BUILT, True)
         kept = "SELECT CAST(to_regclass('jsworker.jobs_due_of_kind') AS oid) AS index"
         assert other.execute(kept).fetchall() == [{"index": index}]
         assert other.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").rowcount == 0
-    assert told == ["waiting for another upgrade, which builds indexes"]
+    assert said == ["waiting for another upgrade, which builds indexes"]
 
 
 def test_an_index_that_is_missing_in_the_newest_schema_is_built_anew(empty_url: str) -> None:
@@ -377,7 +377,7 @@ def test_every_migration_is_a_transaction_of_its_own(empty_url: str) -> None:
 def test_four_upgrades_at_once(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as threads:
         reached = list(threads.map(upgrade_database, [empty_url] * 4))
-    assert reached == [migrations.head()] * 4
+    assert reached == [upgrading.head()] * 4
 
 
 def test_the_alembic_command_line_migrates(empty_url: str, observer: Sql) -> None:
@@ -423,18 +423,18 @@ def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> None:
 
 class TestLevel:
     def test_the_revisions_that_are_known_are_those_of_the_scripts(self) -> None:
-        scripts = ScriptDirectory.from_config(migrations._config(None))
+        scripts = ScriptDirectory.from_config(upgrading._config(None))
         assert [each.revision for each in scripts.walk_revisions()] == list(reversed(revision.REVISIONS))
 
     def test_this_version(self) -> None:
-        revision.check_level(migrations.head())
+        revision.check_level(upgrading.head())
 
     def test_never_migrated(self) -> None:
         with pytest.raises(MigrationMissing, match="no jsworker schema: run `jsworker db upgrade`"):
             revision.check_level(None)
 
     def test_older(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        older = migrations.head()
+        older = upgrading.head()
         monkeypatch.setattr(revision, "REVISIONS", (older, "9999"))
         with pytest.raises(
             MigrationMissing,
@@ -450,9 +450,9 @@ class TestLevel:
     ) -> None:
         (tmp_path / "alembic" / "versions").mkdir(parents=True)
         (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = %(here)s/alembic\n")
-        monkeypatch.setattr(migrations, "_ini", lambda: tmp_path / "alembic.ini")
+        monkeypatch.setattr(upgrading, "_ini", lambda: tmp_path / "alembic.ini")
         with pytest.raises(MigrationMissing, match="holds no migrations"):
-            migrations.head()
+            upgrading.head()
 
 
 async def test_a_worker_refuses_an_empty_database_and_takes_a_migrated_one(empty_url: str) -> None:
@@ -461,5 +461,5 @@ async def test_a_worker_refuses_an_empty_database_and_takes_a_migrated_one(empty
         await database.check_migrated()
     await asyncio.to_thread(upgrade_database, empty_url)
     await database.check_migrated()
-    assert await database.migrated_to() == migrations.head()
+    assert await database.migrated_to() == upgrading.head()
     await database.close()

@@ -94,7 +94,7 @@ class TestHeartbeat:
 
 
 class TestLockedWhileSettling:
-    """A row that a batch skipped and that is still mine is settled alone, after whoever holds it."""
+    """A row that a batch skipped and that is still mine is settled alone, once its lock is free."""
 
     async def test_it_keeps_no_neighbour_from_its_commit(
         self, database: Database, sql: Sql, winner: Winner

@@ -321,7 +321,7 @@ class TestSweeps:
     def test_workers(self, table: Connection) -> None:
         me = {"id": WORKER, "hostname": "alpha", "pod_uid": "uid", "name": "alpha"}
         assert of_jobs(access_paths(table, workers.EARLIER_LIVES, me)) == {"jobs_owned"}
-        assert of_jobs(access_paths(table, workers.NAMESAKES, me)) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, workers.DUPLICATES, me)) == {"jobs_owned"}
         assert of_jobs(access_paths(table, workers.FORGET, {"silent_for": 60.0})) == {"jobs_owned"}
 
     def test_strays(self, table: Connection) -> None:

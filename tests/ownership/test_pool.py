@@ -177,7 +177,7 @@ async def test_what_the_url_says_of_transactions_changes_nothing(database_url: s
 async def test_a_connection_that_is_being_made_is_closed_when_its_caller_goes_away(
     database_url: str, sql: Sql, *, keeps_plans: bool
 ) -> None:
-    errors: list[BaseException] = []  # kept, as by whoever reports them
+    errors: list[BaseException] = []  # kept, as by code that reports them
     gc.disable()
     try:
         for milliseconds in range(30):

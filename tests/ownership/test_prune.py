@@ -1,4 +1,4 @@
-"""PRUNE: only what ended long ago goes, with its timeline, and it stands in nobody's way."""
+"""PRUNE: only what ended long ago goes, with its timeline, and no other statement waits for it."""
 
 import asyncio
 from collections.abc import Iterator

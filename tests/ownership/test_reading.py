@@ -82,21 +82,21 @@ async def test_the_backlog_tells_a_finite_age(database: Database, sql: Sql) -> N
     assert found.kinds[KIND].jobs["queued"] == len(TIMES)
 
 
-@pytest.mark.parametrize("told", TIMES)
-async def test_a_far_time_compares_and_comes_back_as_it_was(database: Database, told: str) -> None:
-    [row] = await database.run(text("SELECT CAST(:told AS timestamptz) AS at"), {"told": told})
+@pytest.mark.parametrize("written", TIMES)
+async def test_a_far_time_compares_and_comes_back_as_it_was(database: Database, written: str) -> None:
+    [row] = await database.run(text("SELECT CAST(:written AS timestamptz) AS at"), {"written": written})
     now = datetime.now(UTC)
     assert isinstance(row.at, FarTime)
-    assert (row.at > now) == (told in {"infinity", "10000-01-01 00:00:00+00"})
-    assert (iso(row.at), since(row.at), until(row.at)) == (told,) * 3
-    assert copy.deepcopy(row.at).text == told
-    same = text("SELECT CAST(:at AS timestamptz) = CAST(:told AS timestamptz) AS same")
-    assert (await database.run(same, {"at": row.at, "told": told}))[0].same
-    among = text("SELECT CAST(:told AS timestamptz) = ANY(CAST(:times AS timestamptz[])) AS same")
+    assert (row.at > now) == (written in {"infinity", "10000-01-01 00:00:00+00"})
+    assert (iso(row.at), since(row.at), until(row.at)) == (written,) * 3
+    assert copy.deepcopy(row.at).text == written
+    same = text("SELECT CAST(:at AS timestamptz) = CAST(:written AS timestamptz) AS same")
+    assert (await database.run(same, {"at": row.at, "written": written}))[0].same
+    among = text("SELECT CAST(:written AS timestamptz) = ANY(CAST(:times AS timestamptz[])) AS same")
     for times in ([row.at, now, None], [now, row.at]):
-        assert (await database.run(among, {"told": told, "times": times}))[0].same
-    by_key = await database.run_by_key(text("SELECT CAST(:told AS timestamptz)"), {"told": told})
-    assert str(by_key[0][0]) == told
+        assert (await database.run(among, {"written": written, "times": times}))[0].same
+    by_key = await database.run_by_key(text("SELECT CAST(:written AS timestamptz)"), {"written": written})
+    assert str(by_key[0][0]) == written
 
 
 async def test_json_is_read_whatever_it_holds(database: Database, sql: Sql) -> None:

@@ -90,9 +90,9 @@ class TestInstallation:
 LETTER = dead_messages.Letter("jobs.a", 1, None, "malformed", b"x")
 
 
-async def bury(database: Database, letter: dead_messages.Letter = LETTER) -> int:
+async def keep(database: Database, letter: dead_messages.Letter = LETTER) -> int:
     """Keep a message and return its id."""
-    (kept,), refused = await dead_messages.bury(database, [letter])
+    (kept,), refused = await dead_messages.keep(database, [letter])
     assert refused == []
     return kept
 
@@ -100,8 +100,8 @@ async def bury(database: Database, letter: dead_messages.Letter = LETTER) -> int
 class TestDeadMessages:
     async def test_a_message_is_kept_listed_read_and_dropped(self, database: Database) -> None:
         stored_at = datetime(2026, 1, 2, tzinfo=UTC)
-        first = await bury(database, replace(LETTER, stream_seq=7, stored_at=stored_at, data=b"\x00{"))
-        second = await bury(database, replace(LETTER, subject="jobs.b", stream_seq=None, data=b""))
+        first = await keep(database, replace(LETTER, stream_seq=7, stored_at=stored_at, data=b"\x00{"))
+        second = await keep(database, replace(LETTER, subject="jobs.b", stream_seq=None, data=b""))
         listed = await dead_messages.list_dead(database, limit=10)
         assert [row["id"] for row in listed] == [second, first]
         assert {name: listed[1][name] for name in listed[1] if name != "at"} == {
@@ -123,7 +123,7 @@ class TestDeadMessages:
     async def test_a_long_message_is_cut(self, database: Database) -> None:
         size = dead_messages.KEPT_BYTES
         for length, truncated in ((size, False), (size + 1, True)):
-            found = await bury(
+            found = await keep(
                 database, replace(LETTER, subject="s" * 1000, reason="r" * 1000, data=b"x" * length)
             )
             (kept,) = await dead_messages.read_dead(database, [found])
@@ -133,7 +133,7 @@ class TestDeadMessages:
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(dead_messages, "KEPT_MESSAGES", 3)
-        ids = [await bury(database) for _ in range(5)]
+        ids = [await keep(database) for _ in range(5)]
         assert [one.id for one in await dead_messages.read_dead(database, None)] == ids[2:]
 
     async def test_a_batch_larger_than_what_is_kept_leaves_its_newest(
@@ -141,15 +141,15 @@ class TestDeadMessages:
     ) -> None:
         monkeypatch.setattr(dead_messages, "KEPT_MESSAGES", 3)
         letters = [replace(LETTER, stream_seq=n) for n in range(5)]
-        ids, _ = await dead_messages.bury(database, letters)
-        await bury(database)
+        ids, _ = await dead_messages.keep(database, letters)
+        await keep(database)
         assert len(ids) == 5
         assert [one.id for one in await dead_messages.read_dead(database, ids)] == ids[3:]
 
     async def test_a_message_that_cannot_be_kept_fails_no_other(self, database: Database) -> None:
         numbers = [1, 2**70, 3, 4]
         letters = [replace(LETTER, stream_seq=n) for n in numbers]
-        ids, refused = await dead_messages.bury(database, letters)
+        ids, refused = await dead_messages.keep(database, letters)
         assert [letter for letter, _ in refused] == [letters[1]]
         assert [row["stream_seq"] for row in await dead_messages.list_dead(database, limit=9)] == [4, 3, 1]
         assert len(ids) == 3

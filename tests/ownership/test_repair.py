@@ -8,7 +8,7 @@ import pytest
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish, republish
 from jsworker.ownership.transitions.enqueue import new_job_id
-from jsworker.ownership.transitions.republish import Posted, Waiting
+from jsworker.ownership.transitions.republish import Posted, WaitingJob
 
 from .calls import claimed
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, insert_job, read_events, read_job
@@ -23,7 +23,7 @@ def queue(sql: Sql, *ages: float, kind: str = KIND) -> list[UUID]:
 
 
 class TestWaiting:
-    async def waiting(self, database: Database, **changes: object) -> list[Waiting]:
+    async def waiting(self, database: Database, **changes: object) -> list[WaitingJob]:
         values: dict[str, object] = {"kinds": [KIND], "older_than": 30.0, "limit": 10, "besides": []}
         return await republish.waiting(database, **(values | changes))  # type: ignore[arg-type] # as the door names them
 
@@ -32,11 +32,11 @@ class TestWaiting:
         queue(sql, 10)
         insert_job(sql, "processing", queued_at=ago(99))
         insert_job(sql, "scheduled", queued_at=ago(99))
-        assert await self.waiting(database) == [Waiting(one, KIND) for one in (oldest, middle, youngest)]
-        assert await self.waiting(database, limit=2) == [Waiting(oldest, KIND), Waiting(middle, KIND)]
-        assert await self.waiting(database, besides=[oldest, youngest]) == [Waiting(middle, KIND)]
+        assert await self.waiting(database) == [WaitingJob(one, KIND) for one in (oldest, middle, youngest)]
+        assert await self.waiting(database, limit=2) == [WaitingJob(oldest, KIND), WaitingJob(middle, KIND)]
+        assert await self.waiting(database, besides=[oldest, youngest]) == [WaitingJob(middle, KIND)]
         assert await self.waiting(database, limit=1, besides=[oldest, new_job_id()]) == [
-            Waiting(middle, KIND)
+            WaitingJob(middle, KIND)
         ]
         assert len(await self.waiting(database, older_than=0.0)) == 4
 
@@ -57,7 +57,7 @@ class TestWaiting:
 
     async def test_with_or_without_a_message(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, queued_at=ago(60), needs_publish=True)
-        assert await self.waiting(database) == [Waiting(job_id, KIND)]
+        assert await self.waiting(database) == [WaitingJob(job_id, KIND)]
 
     async def test_only_those_that_no_first_delivery_will_bring(self, database: Database, sql: Sql) -> None:
         unpublished = insert_job(sql, queued_at=ago(60), needs_publish=True)

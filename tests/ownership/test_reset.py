@@ -236,15 +236,15 @@ class TestDeadOwner:
 async def test_what_operators_take_back_is_handed_to_one_teller_each(database: Database, sql: Sql) -> None:
     ids = [insert_job(sql, "processing") for _ in range(20)]
     taken = await by_operator(database, sql, ids, False)
-    told = await asyncio.gather(*(reset.take_untold(database) for _ in range(4)))
-    assert sorted((each for part in told for each in part), key=lambda each: each.id) == sorted(
+    parts = await asyncio.gather(*(reset.take_unreported(database) for _ in range(4)))
+    assert sorted((each for part in parts for each in part), key=lambda each: each.id) == sorted(
         taken.resets, key=lambda each: each.id
     )
-    assert await reset.take_untold(database) == []
+    assert await reset.take_unreported(database) == []
 
 
 @pytest.mark.parametrize("cause", COUNTING)
 async def test_what_workers_take_back_they_tell_themselves(database: Database, sql: Sql, cause: str) -> None:
     job_id = insert_job(sql, "processing", last_activity_at=ago(60))
     assert len((await RULES[cause](database, sql, [job_id], True)).resets) == 1
-    assert await reset.take_untold(database) == []
+    assert await reset.take_unreported(database) == []

@@ -1,4 +1,4 @@
-"""Rules 2 and 3 beside whoever else wants the same row: one reset each, and no claim of the dead survives."""
+"""Rules 2 and 3 beside others that want the same row: one reset each, and no claim of the dead survives."""
 
 import asyncio
 from functools import partial
@@ -28,7 +28,7 @@ from .winner import Winner
 SWEEPERS = 6
 
 
-async def bury(database: Database) -> TakenBack:
+async def evidence(database: Database) -> TakenBack:
     return await reset.reset_dead(database, worker_id=OTHER_WORKER, owner=WORKER, reason="killed")
 
 
@@ -40,11 +40,11 @@ class TestTwoSweepers:
     async def test_many_at_once_reset_each_row_once(self, database: Database, sql: Sql) -> None:
         ids = [insert_job(sql, "processing", last_activity_at=ago(60)) for _ in range(700)]
         seen = [suspect(sql, job_id) for job_id in ids]
-        calls = [partial(bury, database), partial(witness, database, *seen)] * (SWEEPERS // 2)
+        calls = [partial(evidence, database), partial(witness, database, *seen)] * (SWEEPERS // 2)
         taken = await asyncio.gather(*(call() for call in calls))
         resets = [one.id for answer in taken for one in answer.resets]
         assert len(resets) == len(set(resets))
-        left = await bury(database)  # what one of them held locked when another came by
+        left = await evidence(database)  # what one of them held locked when another came by
         assert sorted([*resets, *(one.id for one in left.resets)]) == sorted(ids)
         assert {counters(read_job(sql, job_id)) for job_id in ids} == {(1, 0, 1)}
         assert read_value(sql, "SELECT count(*) FROM jsworker.job_events") == len(ids)
@@ -54,9 +54,9 @@ class TestTwoSweepers:
     ) -> None:
         neighbour = insert_job(sql, "processing")
         winner.resets(running)
-        assert [one.id for one in (await bury(database)).resets] == [neighbour]
+        assert [one.id for one in (await evidence(database)).resets] == [neighbour]
         winner.commit()
-        assert (await bury(database)).resets == []
+        assert (await evidence(database)).resets == []
         assert counters(read_job(sql, running)) == (1, 0, 1)
 
 
@@ -66,23 +66,23 @@ class TestOutcomeOfTheDead:
     ) -> None:
         seen = suspect(sql, running)
         winner.completes(running)
-        assert ((await bury(database)).resets, (await witness(database, seen)).resets) == ([], [])
+        assert ((await evidence(database)).resets, (await witness(database, seen)).resets) == ([], [])
         winner.commit()
-        assert ((await bury(database)).resets, (await witness(database, seen)).resets) == ([], [])
+        assert ((await evidence(database)).resets, (await witness(database, seen)).resets) == ([], [])
         assert read_job(sql, running)["result"] == "winner"
         assert event_names(sql, running) == []
 
     async def test_its_completion_was_undone(self, database: Database, winner: Winner, running: UUID) -> None:
         winner.completes(running)
-        assert (await bury(database)).resets == []
+        assert (await evidence(database)).resets == []
         winner.rollback()
-        assert [one.id for one in (await bury(database)).resets] == [running]
+        assert [one.id for one in (await evidence(database)).resets] == [running]
 
     @pytest.mark.parametrize("rule", ["dead", "crashed"])
     async def test_a_completion_that_comes_after_the_reset(
         self, database: Database, sql: Sql, running: UUID, rule: str
     ) -> None:
-        taken = await (bury(database) if rule == "dead" else witness(database, suspect(sql, running)))
+        taken = await (evidence(database) if rule == "dead" else witness(database, suspect(sql, running)))
         assert len(taken.resets) == 1
         before = read_job(sql, running)
         assert await complete(database, running) is Settled.LOST
@@ -96,18 +96,18 @@ class TestClaimOfTheDead:
     ) -> None:
         late = insert_job(sql)
         winner.claims(late, WORKER)
-        assert [one.id for one in (await bury(database)).resets] == [running]
+        assert [one.id for one in (await evidence(database)).resets] == [running]
         winner.commit()
         assert read_job(sql, late)["worker_id"] == WORKER
-        assert [one.id for one in (await bury(database)).resets] == [late]
+        assert [one.id for one in (await evidence(database)).resets] == [late]
         assert (read_job(sql, late)["status"], counters(read_job(sql, late))) == ("queued", (1, 0, 1))
 
     async def test_a_job_that_another_has_claimed_meanwhile_stays_with_it(
         self, database: Database, sql: Sql, running: UUID
     ) -> None:
-        assert len((await bury(database)).resets) == 1
+        assert len((await evidence(database)).resets) == 1
         assert [job.fencing_token for job in await claimed(database, running, worker_id=OTHER_WORKER)] == [2]
-        assert (await bury(database)).resets == []
+        assert (await evidence(database)).resets == []
         assert read_job(sql, running)["worker_id"] == OTHER_WORKER
 
 

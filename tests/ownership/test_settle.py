@@ -1,4 +1,4 @@
-"""COMPLETE, FAIL and RELEASE: what they write, what a second try finds, who is told LOST."""
+"""COMPLETE, FAIL and RELEASE: what they write, what a second try finds, when the answer is LOST."""
 
 from dataclasses import replace
 from typing import Any

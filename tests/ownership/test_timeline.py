@@ -87,8 +87,8 @@ class TestLateWrites:
         job_id = insert_job(sql, fencing_token=1)
         for write in (*SIGNS.values(), *OUTCOMES.values(), *SIGNS.values()):
             await rejected(write, database, job_id)
-        told = [event["detail"]["write"] for event in read_events(sql, job_id)]
-        assert told == [*SIGNS, *OUTCOMES]
+        logged = [event["detail"]["write"] for event in read_events(sql, job_id)]
+        assert logged == [*SIGNS, *OUTCOMES]
 
     async def test_each_run_by_itself(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, fencing_token=3)
@@ -165,8 +165,8 @@ class TestSkips:
             await self.skip(database, job_id, neighbour, worker_id=worker_id)
         change_job(sql, job_id, fencing_token=2)
         await self.skip(database, job_id)
-        told = [(event["worker_id"], event["fencing_token"]) for event in read_events(sql, job_id)]
-        assert told == [(OTHER_WORKER, 1), ("gamma-3-cccc", 1), (OTHER_WORKER, 2)]
+        logged = [(event["worker_id"], event["fencing_token"]) for event in read_events(sql, job_id)]
+        assert logged == [(OTHER_WORKER, 1), ("gamma-3-cccc", 1), (OTHER_WORKER, 2)]
         assert event_names(sql, neighbour) == ["skipped"] * 2
 
     async def test_whatever_else_the_timeline_tells(self, database: Database, sql: Sql) -> None:

@@ -229,21 +229,21 @@ class TestLease:
             crash_after=75.0,
         )
 
-        def told() -> bool:
+        def is_logged() -> bool:
             found = read_job(sql, held[0])["progress_at"] is not None
             change_job(sql, held[0], progress_at=None)
             return found
 
         await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[held])
-        assert not told()
+        assert not is_logged()
         await quiet(announced=False)
-        assert not told()
+        assert not is_logged()
         await quiet()
-        assert told()
+        assert is_logged()
         await heartbeat.update_progress(
             database, worker_id=WORKER, held=held, stage=None, progress=None, message=None
         )
-        assert told()
+        assert is_logged()
 
     async def test_a_quiet_phase_leaves_no_limit_where_there_is_none(
         self, database: Database, sql: Sql

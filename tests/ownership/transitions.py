@@ -1,4 +1,4 @@
-"""The words in which guards are told: a statement, a row that may take it, a flip for each predicate."""
+"""The words in which guards are written: a statement, a row that may take it, a flip for each predicate."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
 
 
 class Winner:
-    """Runs statements in one open transaction; whoever needs the same rows must wait or skip."""
+    """Runs statements in one open transaction; others that need the same rows must wait or skip."""
 
     def __init__(self, engine: Engine, sql: Sql) -> None:
         self._sql = sql
@@ -37,7 +37,7 @@ class Winner:
         return rows
 
     def locks_the_table(self) -> None:
-        """Let nobody else write to jobs; a claim waits for no row, but for this."""
+        """Let no other transaction write to jobs; a claim waits for no row, but for this."""
         self._connection.exec_driver_sql("LOCK TABLE jsworker.jobs IN SHARE ROW EXCLUSIVE MODE")
 
     def commit(self) -> None:

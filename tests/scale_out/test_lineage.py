@@ -9,7 +9,7 @@ import psycopg
 from jsworker.core.events import Event, Events
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
-from jsworker.ownership.failover import Lineage, read_lineage
+from jsworker.ownership.failover import DatabaseHistory, read_history
 from jsworker.worker.maintenance.database_watch import DatabaseWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.contexts import make_context
@@ -66,9 +66,9 @@ async def check_standby(pair: Pair) -> None:
         connected(pair.primary.database_url(DATABASE)) as primary,
         connected(pair.standby.database_url(DATABASE)) as standby,
     ):
-        here = await read_lineage(primary)
+        here = await read_history(primary)
         assert here.timeline == 1
-        assert await read_lineage(standby) == Lineage(here.system_identifier, None)
+        assert await read_history(standby) == DatabaseHistory(here.system_identifier, None)
 
 
 async def test_a_standby_in_between_changes_nothing() -> None:
@@ -92,12 +92,12 @@ async def test_another_cluster_at_the_same_address_is_another_system() -> None:
         async with connected(old.url) as database:
             watched = Watched(database)
             await watched.look()
-            before = (await read_lineage(database)).system_identifier
+            before = (await read_history(database)).system_identifier
             old.stop()
             new.start()
             let_everybody_in(new)
             [changed] = await watched.look()
-            after = (await read_lineage(database)).system_identifier
+            after = (await read_history(database)).system_identifier
             assert before != after
             assert changed.fields == {"what": "system identifier", "was": before, "is": after}
     finally:

@@ -32,7 +32,7 @@ def _owners(machine: Example) -> list[Life]:
     return [life for life in machine.alive if machine.model.owned_by(life.id)]
 
 
-def strays(machine: Example) -> list[Life]:
+def orphaned(machine: Example) -> list[Life]:
     return [
         life
         for life in machine.alive
@@ -112,7 +112,7 @@ class Claiming(Example):
     @when(lambda machine: machine.in_flight)
     @rule(sent=one_of(lambda machine: machine.in_flight))
     def claim_arrives(self, sent: ClaimInFlight) -> None:
-        """A CLAIM commits that nobody waits for any more."""
+        """A CLAIM commits whose answer is awaited no more."""
         self.in_flight.remove(sent)
         self._arrive(sent)
         self.world.saw("claim in flight: owner alive" if sent.life.alive else "claim in flight: owner dead")
@@ -188,7 +188,7 @@ class Claiming(Example):
         ),
     )
     def write(self, run: Run, what: str) -> None:
-        """A run writes into its row, whoever owns it by then."""
+        """A run writes into its row, which another run may own by then."""
         if what in _PATIENCE:
             self._set_patience(run, *_PATIENCE[what])
         elif what == "checkpoint":
@@ -231,7 +231,7 @@ class Claiming(Example):
         try:
             self.world.run(call)
         except OwnershipLost:
-            assert job is None, f"{run} owns its job and was told that it does not"
+            assert job is None, f"{run} owns its job and got the answer that it does not"
             self.world.saw("owner's write: rejected")
             return False
         assert job is not None, f"{run} does not own its job and was allowed to write"
@@ -242,7 +242,7 @@ class Claiming(Example):
     @when(_owners)
     @rule(life=one_of(_owners), long=st.sampled_from([True, True, False]))
     def release_strays(self, life: Life, *, long: bool) -> None:
-        """A worker gives back what it owns and has in nobody's hand."""
+        """A worker gives back what it owns and does not run."""
         if long:
             self.world.age_claims(life.id, 2 * _LONG)
             for job in self.model.owned_by(life.id):
@@ -262,7 +262,7 @@ class Claiming(Example):
             )
         )
         assert set(found) == predicted
-        self.world.saw("strays: found" if found else "strays: none")
+        self.world.saw("orphaned claims: found" if found else "orphaned claims: none")
         if not found:
             return
         returns = [Return(job_id, token, "in nobody's hand") for job_id, token in found]

@@ -81,7 +81,7 @@ class Example(RuleBasedStateMachine):
 
     @property
     def dead(self) -> list[Life]:
-        """Return killed workers that nobody has buried or that hold jobs still."""
+        """Return killed workers that are not marked as stopped or that still hold jobs."""
         return [
             life
             for life in self.lives
@@ -111,7 +111,7 @@ class Example(RuleBasedStateMachine):
         return life
 
     def adopt(self, life: Life, claimed: Iterable[ClaimedJob], message: dict[UUID, Message]) -> None:
-        """Begin the runs of jobs that a worker was told it owns."""
+        """Begin the runs of jobs that a worker got the answer that it owns."""
         row_of = {row.id: row for row in claimed}
         for job in self.model.in_order(row_of):
             row = row_of[job.id]

@@ -65,7 +65,7 @@ def _of_two(before: Row, after: Row, rights: Collection[Right], *, retried: bool
         after["status"] != "processing" or after["fencing_token"] != before["fencing_token"]
     )
     if ended and not any(right(before) for right in rights):
-        yield f"S5 {name}: the run of {before['worker_id']} was ended by nobody who may"
+        yield f"S5 {name}: the run of {before['worker_id']} was ended by no statement that may"
 
 
 def _changed(before: Row, after: Row) -> str:

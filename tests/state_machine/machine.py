@@ -8,7 +8,7 @@ from hypothesis.stateful import initialize
 
 from jsworker.ownership.transitions.settle import Settled
 
-from .claiming import Claiming, strays
+from .claiming import Claiming, orphaned
 from .lives import HOSTNAMES, Life
 from .producing import Producing
 from .recovering import Recovering
@@ -62,7 +62,7 @@ class OwnershipMachine(Producing, Claiming, Settling, Recovering):
             self._step(self.read_back, life=life)
         if life.in_hand:
             self._step(self.heartbeat, life=life, late=False)
-        if life in strays(self):
+        if life in orphaned(self):
             self._step(self.release_strays, life=life, long=True)
         if life.in_hand:
             self._step(self.end, runs=life.in_hand, how="complete", answered=True)
@@ -102,5 +102,5 @@ class OwnershipMachine(Producing, Claiming, Settling, Recovering):
             assert self.completions[job.id] == completed, (
                 f"S2 {job} completed {self.completions[job.id]} times"
             )
-            assert accepted[job.id] <= completed, f"S2 {accepted[job.id]} runs were told they completed {job}"
+            assert accepted[job.id] <= completed, f"S2 {accepted[job.id]} runs were accepted of {job}"
             self.world.saw(f"in the end: {job.status}")

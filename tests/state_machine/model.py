@@ -35,7 +35,7 @@ class Job:
         publish_due, due, queued_long, claimed_long: what only the clock changes.
         silence: seconds since the owner's last sign of life, as far as rules let them pass.
         activity: counts the changes of ``last_activity_at``.
-        written: what each run, by worker id and token, was told when it settled the job.
+        written: what each run, by worker id and token, got when it settled the job.
     """
 
     name: str

@@ -182,7 +182,7 @@ class Producing(Example):
         kind=st.sampled_from([KIND, OTHER_KIND]),
     )
     def forge_message(self, job: Job | None, dispatch: int, kind: str) -> None:
-        """Somebody publishes what nobody has queued."""
+        """A message is published that belongs to no dispatch."""
         name, job_id = (job.name, job.id) if job else ("nobody's job", UUID(int=0))
         self.messages.held.append(Message(name, job_id, dispatch, kind))
         self.world.saw("message: forged")

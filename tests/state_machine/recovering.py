@@ -185,7 +185,7 @@ class Recovering(Example):
         )
         counts = {job: job.id in culprits if culprits else counted for job in owned}
         self._taken_back("reset dead", taken, counts, "its process is gone")
-        self.world.run(workers.bury(database, ids=[dead.id]))
+        self.world.run(workers.mark_stopped(database, ids=[dead.id]))
         dead.buried = True
         if not owned:
             self.world.saw("reset dead: nothing")
@@ -221,8 +221,8 @@ class Recovering(Example):
     @when(lambda machine: [job for job in _running(machine) if not job.cancel_requested])
     @rule(jobs=some_of(_running_and_another, most=2))
     def cancel(self, jobs: list[Job]) -> None:
-        nobody = UUID(int=0)
-        said = self.world.run(self.world.client.cancel(nobody, *(job.id for job in jobs)))
+        unknown = UUID(int=0)
+        said = self.world.run(self.world.client.cancel(unknown, *(job.id for job in jobs)))
         running = {job.id for job in jobs if job.status == "processing"}
         final = {job.id: job.status for job in jobs if not job.live}
         for job in jobs:
@@ -236,7 +236,7 @@ class Recovering(Example):
                 self.world.saw("cancel: final")
         assert set(said.requested) == running
         assert set(said.cancelled) == {job.id for job in jobs} - running - final.keys()
-        assert (said.final, said.unknown) == (final, [nobody])
+        assert (said.final, said.unknown) == (final, [unknown])
 
     @when(lambda machine: machine.model.having("failed"))
     @rule(job=one_of(_failed_and_another))

@@ -90,5 +90,5 @@ class Settling(Example):
         assert answers == predicted
         for run, answer, mine in zip(runs, answers, owned, strict=True):
             self.settled(run, answer)
-            told_before = answer is not Settled.LOST and not mine
-            self.world.saw(f"{write}: told again" if told_before else f"{write}: {answer.value}")
+            settled_before = answer is not Settled.LOST and not mine
+            self.world.saw(f"{write}: again" if settled_before else f"{write}: {answer.value}")

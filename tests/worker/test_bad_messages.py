@@ -148,7 +148,7 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     most = statements = 0
-    really_bury = dead_messages.bury
+    really_bury = dead_messages.keep
 
     async def bury(database: Database, letters: Sequence[Any]) -> Any:
         nonlocal most, statements
@@ -158,7 +158,7 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
         await asyncio.sleep(max(0.005, began + 2.0 - time.monotonic()))
         return await really_bury(database, letters)
 
-    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.bury", bury)
+    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.keep", bury)
     await publisher.flood()
     job = await client.enqueue(KIND, {})
     began = time.monotonic()
@@ -181,7 +181,7 @@ async def test_a_forced_close_waits_for_no_flood_and_what_was_not_kept_comes_aga
     publisher: Publisher,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    really_bury = dead_messages.bury
+    really_bury = dead_messages.keep
     began = asyncio.Event()
 
     async def slowly_bury(database: Database, letters: Sequence[Any]) -> Any:
@@ -189,7 +189,7 @@ async def test_a_forced_close_waits_for_no_flood_and_what_was_not_kept_comes_aga
         await asyncio.sleep(1.0)
         return await really_bury(database, letters)
 
-    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.bury", slowly_bury)
+    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.keep", slowly_bury)
     running = await start(scripted(echo))
     await publisher.flood()
     await began.wait()
@@ -199,7 +199,7 @@ async def test_a_forced_close_waits_for_no_flood_and_what_was_not_kept_comes_aga
     _, left = await publisher.waiting()
     assert kept["messages"] + left >= FLOOD
     assert left > 0
-    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.bury", really_bury)
+    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.keep", really_bury)
     again = await start(scripted(echo))
     await again.stream_is_empty(seconds=30.0)  # long before the consumer's ack_wait
 
@@ -214,7 +214,7 @@ async def test_a_forced_close_waits_for_no_burial_that_never_ends(
         await ended.wait()
         return [], []
 
-    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.bury", never_bury)
+    monkeypatch.setattr("jsworker.worker.maintenance.dead_letters.keep", never_bury)
     running = await start(scripted(echo))
     await publisher.raw(b"{")
     await began.wait()

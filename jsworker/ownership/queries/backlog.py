@@ -1,7 +1,7 @@
-"""What waits: live jobs by kind, the outbox, refused rows, messages that nobody could use. Read-only; decides nothing.
+"""What waits: live jobs by kind, the outbox, refused rows, messages that could not be used. Read-only; decides nothing.
 
 Each part reads an index that holds only what waits, however many jobs have ended. Producers invent kinds as they
-like, so only those that workers are for are told apart, and no more of them than are asked for.
+like, so only those that workers are for are counted each, and no more of them than are asked for.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class Backlog:
     Attributes:
         kinds: by kind: those asked for and those of other workers, even without a job.
         others: all other kinds together; None: they have no live jobs.
-        dead_messages: messages that nobody could use.
+        dead_messages: messages that could not be used.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
@@ -95,8 +95,8 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
 
     Args:
         database: where.
-        kinds: told apart, the first ``most`` of them.
-        most: kinds that are told apart; as far as ``kinds`` leave room, those of other workers.
+        kinds: counted each, the first ``most`` of them.
+        most: kinds that are counted each; as far as ``kinds`` leave room, those of other workers.
     """
     named = list(kinds[:most])
     if len(named) < most:

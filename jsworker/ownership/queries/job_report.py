@@ -1,4 +1,4 @@
-"""What the rows tell: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
+"""What the rows show: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.transitions.workers import IS_ALIVE
+from jsworker.ownership.predicates import queued_indexed
+from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
+from jsworker.ownership.transitions.workers import IS_ALIVE, SILENT
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
@@ -41,15 +43,9 @@ SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
   ORDER BY run_at LIMIT :bound) AS late
 """)
 
-# Kinds are found by leaps through the index, few of them: producers invent kinds as they like.
-QUEUED = text("""
-WITH RECURSIVE kinds AS (
-  (SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' ORDER BY j.kind LIMIT 1)
-  UNION ALL
-  SELECT (SELECT j.kind FROM jsworker.jobs AS j
-          WHERE j.status || '' = 'queued' AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
-  FROM kinds WHERE kinds.kind IS NOT NULL
-), several AS (
+QUEUED = filled(
+    """
+WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most) AS first
   UNION SELECT unnest(CAST(:served AS text[]))
 ), queues AS MATERIALIZED (
@@ -61,7 +57,10 @@ SELECT k.kind,
     ORDER BY j.queued_at LIMIT 1)) AS oldest
 FROM several AS k)
 SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
-""")
+""",
+    kinds=KINDS_BY_LEAPS.replace("{which}", ""),
+    queued=condition(queued_indexed),
+)
 
 WORKERS = text(f"""
 SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
@@ -121,7 +120,7 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueuedKind:
     """Jobs of a kind that wait for a worker, counted up to ``BOUND``; ``oldest`` in seconds."""
 
     kind: str
@@ -159,7 +158,7 @@ class SilentOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedRows:
+class RefusalGroup:
     """Jobs that are set aside because PostgreSQL refuses to write their rows, all for one reason.
 
     Attributes:
@@ -178,7 +177,7 @@ class RefusedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedSample:
     """The jobs that ended last.
 
     Attributes:
@@ -195,10 +194,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the rows tell.
+    """What the rows show.
 
     Attributes:
-        installation: id that pairs this database with its stream; None: nobody has asked for it yet.
+        installation: id that pairs this database with its stream; None: it was never asked for.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
         queues: by kind; from ``MOST_QUEUES`` on there may be others.
@@ -209,13 +208,13 @@ class Rows:
     installation: UUID | None
     unpublished: Late
     overdue: Late
-    queues: tuple[Queue, ...]
+    queues: tuple[QueuedKind, ...]
     workers: tuple[RegisteredWorker, ...]
     silent_owners: tuple[SilentOwner, ...]
     dead_messages: int
     newest_dead_message: float | None
-    ended: Ended
-    refused: tuple[RefusedRows, ...] = ()
+    ended: EndedSample
+    refused: tuple[RefusalGroup, ...] = ()
 
 
 async def read_rows(database: Database, *, late_after: float) -> Rows:
@@ -244,7 +243,7 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         unpublished=_late(await database.run(UNPUBLISHED, late)),
         overdue=_late(await database.run(OVERDUE, late)),
         queues=tuple(
-            Queue(row.kind, int(row.jobs), float(row.oldest or 0))
+            QueuedKind(row.kind, int(row.jobs), float(row.oldest or 0))
             for row in await database.run(QUEUED, queued)
         ),
         workers=workers,
@@ -254,9 +253,9 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         ),
         dead_messages=int(dead.messages),
         newest_dead_message=_seconds(dead.newest),
-        ended=Ended(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
+        ended=EndedSample(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
         refused=tuple(
-            RefusedRows(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
+            RefusalGroup(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
             for row in await database.run(REFUSED)
         ),
     )

@@ -16,9 +16,9 @@ from sqlalchemy import TextClause, text
 from jsworker.core.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import as_old_as_chosen, progressed_at
+from jsworker.ownership.predicates import as_old_as_chosen, progressed_at, queued_indexed
 from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
-from jsworker.ownership.statements import sql
+from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
@@ -73,18 +73,10 @@ ORDER BY run_at, id LIMIT :limit
 NEXT_DUE = text(_NEXT_DUE.replace("{status}", "status || '' = 'scheduled'"))
 NEXT_DUE_OF_KIND = text(_NEXT_DUE.replace("{status}", "'' || status = 'scheduled' AND kind = :kind"))
 
-# Each kind's last ones, and of these the last. Kinds are found by leaps through the index, a limited number: there
-# may be one for every job.
-LAST_QUEUED = text("""
-WITH RECURSIVE kinds AS (
-  (SELECT j.kind FROM jsworker.jobs AS j
-   WHERE j.status || '' = 'queued' AND (CAST(:kind AS text) IS NULL OR j.kind = :kind) ORDER BY j.kind LIMIT 1)
-  UNION ALL
-  SELECT (SELECT j.kind FROM jsworker.jobs AS j
-          WHERE j.status || '' = 'queued' AND (CAST(:kind AS text) IS NULL OR j.kind = :kind) AND j.kind > kinds.kind
-          ORDER BY j.kind LIMIT 1)
-  FROM kinds WHERE kinds.kind IS NOT NULL
-), several AS (
+# Each kind's last ones, and of these the last.
+LAST_QUEUED = filled(
+    """
+WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 100
 )
 SELECT page.id FROM several AS k CROSS JOIN LATERAL (
@@ -95,7 +87,10 @@ SELECT page.id FROM several AS k CROSS JOIN LATERAL (
   ORDER BY j.queued_at DESC, j.id DESC LIMIT :limit
 ) AS page
 ORDER BY page.queued_at DESC, page.id DESC LIMIT :limit
-""")
+""",
+    kinds=KINDS_BY_LEAPS.replace("{which}", " AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)"),
+    queued=condition(queued_indexed),
+)
 
 RUNNING = text("""
 SELECT id, kind FROM jsworker.jobs WHERE status || '' = 'processing' ORDER BY worker_id LIMIT :most
@@ -179,7 +174,7 @@ PAGES = {
             f"(kind, run_at, id) > (:place_kind, CAST(:run_at AS timestamptz), {_AFTER})",
         )
     ),
-    # One that was never told when it was queued stands last of its kind, where no place leads on from it.
+    # One without a time at which it was queued stands last of its kind, where no place leads on from it.
     "queued": text(
         _page(
             f"status || '' = 'queued' AND {_IS_OF_KIND}",
@@ -440,7 +435,9 @@ def _full(rows: Sequence[Row], limit: int) -> _Found:
 async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:
     """Return jobs in the order of their ids given; what has another status by now is left out."""
     rows: dict[UUID, dict[str, Any]] = {}
-    for start in range(0, len(ids) or 1, _FETCHED):  # for none too: a role that may not read jobs is told so
+    for start in range(
+        0, len(ids) or 1, _FETCHED
+    ):  # for none too: a role that may not read jobs gets an error
         for row in await database.run(COLUMNS, {"ids": list(ids[start : start + _FETCHED])}):
             if status in (None, row.status):
                 rows[row.id] = row._asdict()

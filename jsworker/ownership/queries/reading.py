@@ -1,6 +1,6 @@
 """Values that PostgreSQL can store and Python cannot hold are read as what PostgreSQL calls them.
 
-A row may hold ``infinity``, a year before Christ or a number of five thousand digits, whoever wrote it. Reading
+A row may hold ``infinity``, a year before Christ or a number of five thousand digits. Reading
 it must not fail: a listing shows it, and its neighbours.
 """
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL tells of itself and of this login: settings, rights, other sessions, the way to it."""
+"""What PostgreSQL reports of itself and of this login: settings, rights, other sessions, the way to it."""
 
 import asyncio
 import ipaddress
@@ -136,7 +136,7 @@ class Link:
 
 
 async def read_server(database: Database) -> Server:
-    """Return what the server tells of itself and of this login."""
+    """Return what the server reports of itself and of this login."""
     [row] = await database.run(SERVER)
     settings = await database.run(SETTINGS, {"names": list(_SETTINGS)})
     return Server(**row._asdict(), settings={each.name: each.setting for each in settings})
@@ -189,7 +189,7 @@ async def _read_link(first: Connection, second: Connection) -> Link:
     local = info.host.startswith("/") or (
         bool(info.hostaddr) and ipaddress.ip_address(info.hostaddr.partition("%")[0]).is_loopback
     )
-    pooled = await _backend(first) != info.backend_pid  # a pooler tells another one than the server
+    pooled = await _backend(first) != info.backend_pid  # a pooler reports another one than the server
     return Link(
         encrypted=bool(first.pgconn.ssl_in_use),
         local=local,

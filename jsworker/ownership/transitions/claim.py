@@ -1,4 +1,4 @@
-"""CLAIM: queued becomes processing, with a new fencing token. Whoever gets the row owns the job."""
+"""CLAIM: queued becomes processing, with a new fencing token. The worker that gets the row owns the job."""
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import (
     held_by_me,
@@ -22,7 +21,7 @@ from jsworker.ownership.predicates import (
     stale_and_seen,
     worker_id,
 )
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import job_events
 from jsworker.ownership.statements import (
     NOW,
@@ -100,7 +99,7 @@ def _claim(
 ) -> sa.TextClause:
     """Return the statement that claims rows which it locks, as long as the guard holds.
 
-    It skips locked rows: whoever holds the lock of one row must not keep the rest of a batch waiting. So a job that
+    It skips locked rows: the holder of one row's lock must not keep the rest of a batch waiting. So a job that
     is not in the answer is not refused before a look without a lock has found that it is not queued: the message
     may be its only one, and the lock a MARK's.
     """
@@ -345,7 +344,7 @@ async def look_at_refused(
         database: where they are.
         kind: of the consumer that delivered them.
         ids: the jobs.
-        worker_id: who skips them; jobs that run under another worker say so in their timeline. None: not told.
+        worker_id: the worker that skips them, for the timeline of jobs that run under another one. None: not logged.
     """
     values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
     try:

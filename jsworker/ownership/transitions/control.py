@@ -8,11 +8,10 @@ import sqlalchemy as sa
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import as_old_as_chosen, failed, live, processing
 from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
 

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row
+from jsworker.ownership.refusals import Refused, in_halves
 
 KEPT_BYTES = 4096
 """How much of a message is kept; a longer one cannot be replayed."""
@@ -18,8 +18,8 @@ KEPT_MESSAGES = 10_000
 """How many are kept; the oldest go first. Anybody who may publish could fill the table otherwise."""
 
 # The lowest id still kept is found from the end of the key's index.
-BURY = text("""
-WITH buried AS (
+KEEP = text("""
+WITH kept AS (
   INSERT INTO jsworker.dead_messages (subject, stream_seq, stored_at, reason, data, truncated)
   SELECT * FROM unnest(
     CAST(:subjects AS text[]), CAST(:stream_seqs AS bigint[]), CAST(:stored_at AS timestamptz[]),
@@ -27,9 +27,9 @@ WITH buried AS (
   )
   RETURNING id
 ), pruned AS (
-  DELETE FROM jsworker.dead_messages WHERE id <= (SELECT max(id) - :kept FROM buried)
+  DELETE FROM jsworker.dead_messages WHERE id <= (SELECT max(id) - :kept FROM kept)
 )
-SELECT id FROM buried ORDER BY id
+SELECT id FROM kept ORDER BY id
 """)
 
 DEAD = text("""
@@ -68,7 +68,7 @@ class Letter:
     data: bytes
 
 
-async def bury(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
+async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
     """Keep messages for people to look at; only then may they be terminated.
 
     Returns:
@@ -76,7 +76,7 @@ async def bury(database: Database, letters: Sequence[Letter]) -> tuple[list[int]
     """
 
     async def write(batch: Sequence[Letter]) -> Sequence[Row]:
-        return await database.run(BURY, _parameters(batch))
+        return await database.run(KEEP, _parameters(batch))
 
     rows, refused = await in_halves(letters, write)
     return [int(row.id) for row in rows], refused

@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
-from sqlalchemy import TextClause, text
+from sqlalchemy import Text, TextClause, any_, select, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.predicates import live, of_kind
+from jsworker.ownership.statements import compiled, condition, filled, given_array, j
 
-# DO NOTHING, never DO UPDATE: that would block the live job's owner until the producer commits.
+# Text, for an INSERT of computed rows reads worse as an expression. DO NOTHING, never DO UPDATE: that would block the live job's owner until the producer commits.
 # No row at all means: a twin with the same key is being committed right now; run it again.
-ENQUEUE = text("""
+ENQUEUE = filled(
+    """
 WITH created AS (
   INSERT INTO jsworker.jobs (
     id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
@@ -34,10 +37,11 @@ WITH created AS (
 )
 SELECT id, true AS created, dispatch FROM created
 UNION ALL
-SELECT id, false, dispatch FROM jsworker.jobs
-WHERE kind = :kind AND unique_key = :unique_key AND status IN ('scheduled', 'queued', 'processing')
-  AND NOT EXISTS (SELECT FROM created)
-""")
+SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
+WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
+""",
+    live=condition(live),
+)
 
 # The same for many. Keys given twice in one call meet their own conflict: the first wins. Keys are inserted
 # in one order by all producers: each waits for twins that are not committed yet.
@@ -74,11 +78,11 @@ COPY jsworker.jobs (
   status, run_at, dispatch, needs_publish, publish_after, queued_at) FROM STDIN
 """)
 
-LIVE_BY_KEY = text("""
-SELECT unique_key, id FROM jsworker.jobs
-WHERE kind = :kind AND unique_key = ANY(CAST(:unique_keys AS text[]))
-  AND status IN ('scheduled', 'queued', 'processing')
-""")
+LIVE_BY_KEY = compiled(
+    select(j.c.unique_key, j.c.id).where(
+        of_kind, j.c.unique_key == any_(given_array("unique_keys", Text)), live
+    )
+)
 
 _TRIES = 3
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}

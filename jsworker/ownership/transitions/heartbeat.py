@@ -1,4 +1,4 @@
-"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and rows in nobody's hand.
+"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and orphaned claims.
 
 ``mine`` is the whole guard of every write: processing, my worker id, my fencing token.
 """
@@ -13,7 +13,6 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import (
     Predicate,
@@ -25,7 +24,7 @@ from jsworker.ownership.predicates import (
     refused,
     set_aside,
 )
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import (
     NOW,
     compiled,
@@ -161,9 +160,9 @@ class Beat:
 
     Attributes:
         alive: runs that still own their job.
-        cancelled: those of them that somebody asked to cancel.
+        cancelled: those of them whose cancellation was requested.
         lost: runs that own their job no longer.
-        locked: alive, but not renewed: somebody else holds a lock on the row.
+        locked: alive, but not renewed: another transaction holds a lock on the row.
         completed: completed under their token, by the job's own transaction.
     """
 
@@ -182,14 +181,14 @@ async def heartbeat(
     besides: Collection[Held] = (),
     refusals: dict[Held, RowRefused] | None = None,
 ) -> Beat:
-    """Renew the runs in hand and tell which are cancelled and which are lost.
+    """Renew the runs in flight and return which are cancelled and which are lost.
 
     Args:
         database: where they are.
         worker_id: their owner.
         in_flight: the runs.
         besides: those of them that are only looked at: their row was refused before.
-        refusals: takes why rows were refused; those runs are told as locked ones.
+        refusals: takes why rows were refused; those runs are returned as locked ones.
 
     Raises:
         DatabaseUnavailable: nothing is known about any of them.
@@ -307,7 +306,7 @@ async def orphaned_claims(
     past_refused: bool = False,
     ended: set[Held] | None = None,
 ) -> list[Held]:
-    """Return processing rows of this worker that are in nobody's hand.
+    """Return processing rows of this worker that are not in flight: claimed by a statement whose answer was lost.
 
     Args:
         database: where to look.

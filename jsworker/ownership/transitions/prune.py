@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import ended, set_aside
+from jsworker.ownership.predicates import ended, ended_indexed, set_aside
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, sweep
@@ -34,9 +34,9 @@ _ENDED: Final = condition(ended)
 # before it has ended: while an old transaction keeps deleted rows from being forgotten, each batch would pass
 # all of them again. As a pair of rows that bound takes part in no range: before ANALYZE the planner expects
 # next to nothing of a range, and then sorts every ended job rather than walk along the index.
-_OLD = """
+_OLD = f"""
   FROM jsworker.jobs AS j
-  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing')
+  WHERE {condition(ended_indexed)}
     AND (j.finished_at, j.id) >= (CAST(:since AS timestamptz), CAST('00000000-0000-0000-0000-000000000000' AS uuid))
     AND j.finished_at < CAST(:before AS timestamptz)
     AND (CAST(:kind AS text) IS NULL OR j.kind = CAST(:kind AS text))
@@ -50,10 +50,10 @@ WITH old AS ({old}
   DELETE FROM jsworker.jobs AS j
   WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND {ended}
   RETURNING j.id, j.finished_at
-), told AS (
+), entries AS (
   DELETE FROM jsworker.job_events AS e WHERE e.job_id = ANY(ARRAY(SELECT id FROM gone)) RETURNING e.id
 )
-SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM told) AS events,
+SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM entries) AS events,
   (SELECT count(*) FROM jsworker.workers AS w
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone

@@ -8,7 +8,6 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import (
     needs_publish_indexed,
@@ -18,6 +17,7 @@ from jsworker.ownership.predicates import (
     scheduled_indexed,
     set_aside,
 )
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import (
     AT_START,
     NOW,
@@ -170,7 +170,7 @@ async def may_mark(database: Database) -> bool:
 async def take_outgoing(
     database: Database, *, limit: int, within: float | None = None, refused_rows: RefusedRows | None = None
 ) -> list[Outgoing]:
-    """Take up to ``limit`` jobs whose message is due; nobody else takes them for five seconds.
+    """Take up to ``limit`` jobs whose message is due; no other caller takes them for five seconds.
 
     Args:
         database: where they are.

@@ -2,7 +2,7 @@
 
 A sweep writes many rows that it finds itself. It goes on with its one statement until a row of it is refused.
 From then on, as long as any row of that sweep is set aside, the rows are found first, without those, and
-written in halves, so that the others go on and a refused row costs nobody anything until its next turn.
+written in halves, so that the others go on and a refused row costs nothing until its next turn.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -14,14 +14,13 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import as_refused
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 from jsworker.ownership.statements import condition
 
-_TOLD_ALONE: Final = 5
-"""Rows refused together for one reason that are told one by one; more of them are one line with their number."""
+_REPORTED_ALONE: Final = 5
+"""Rows refused together for one reason that are reported one by one; more of them are one line with their number."""
 
 _AS_REFUSED: Final = condition(as_refused)
 
@@ -127,7 +126,7 @@ class RefusedRows:
         Args:
             database: where the table is.
             worker_id: who notes, for the table.
-            tell: told of each row that was never refused before, for its log line and event.
+            tell: called with each row that was never refused before, for its log line and event.
         """
         self._database = database
         self._worker_id = worker_id
@@ -138,7 +137,7 @@ class RefusedRows:
         self.noted = 0
 
     def any_of(self, *attempted: str) -> bool:
-        """Tell whether rows are known to be set aside for any of these transitions."""
+        """Return whether rows are known to be set aside for any of these transitions."""
         return not self._attempts.isdisjoint(attempted)
 
     def expect(self, attempted: str) -> None:
@@ -147,7 +146,7 @@ class RefusedRows:
         self._expected.add(attempted)
 
     async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
-        """Set rows aside, and tell of those that are new."""
+        """Set rows aside, and report those that are new."""
         found = dict(refused)
         if not found:
             return
@@ -188,9 +187,9 @@ class RefusedRows:
             if row.tries == 1:
                 by_reason.setdefault((row.sqlstate, row.constraint_name), []).append(row)
         for (sqlstate, constraint), rows in by_reason.items():
-            told = rows if len(rows) <= _TOLD_ALONE else rows[:1]
-            jobs = len(rows) // len(told)
-            for row in told:
+            reported = rows if len(rows) <= _REPORTED_ALONE else rows[:1]
+            jobs = len(rows) // len(reported)
+            for row in reported:
                 self._tell(RefusedRow(row.job_id, row.kind, attempted, sqlstate, constraint, jobs))
 
 

@@ -9,7 +9,6 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import (
     lost_at_dispatch,
@@ -19,7 +18,9 @@ from jsworker.ownership.predicates import (
     set_aside,
     worker_id,
 )
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import (
+    KINDS_BY_LEAPS,
     NOW,
     compiled,
     condition,
@@ -111,19 +112,13 @@ WAITING = _waiting()
 # Past rows whose CLAIM is refused: they wait for ever, and stand first.
 WAITING_BESIDES = _waiting(f"\n        AND {condition(~set_aside('claim'))}")
 
-# Kinds are found by leaps through the index, a thousand at most: producers invent kinds as they like. A job whose
+# A thousand kinds at most. A job whose
 # kind no worker is for needs no message, so those that workers are for are looked at all the same. Of each kind a
 # page looks at four times its length at most: behind so many rows that still wait for their relay it ends before
 # it is full.
 POSTED = filled(
     """
-WITH RECURSIVE kinds AS (
-  (SELECT j.kind FROM jsworker.jobs AS j WHERE {queued} ORDER BY j.kind LIMIT 1)
-  UNION ALL
-  SELECT (SELECT j.kind FROM jsworker.jobs AS j
-          WHERE {queued} AND j.kind > kinds.kind ORDER BY j.kind LIMIT 1)
-  FROM kinds WHERE kinds.kind IS NOT NULL
-), several AS (
+WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
   UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
 )
@@ -134,6 +129,7 @@ FROM several AS k CROSS JOIN LATERAL ({walk}
 WHERE k.kind IS NOT NULL AND (CAST(:kinds AS text[]) IS NULL OR k.kind = ANY(CAST(:kinds AS text[])))
 ORDER BY page.queued_at, page.id LIMIT :limit
 """,
+    kinds=KINDS_BY_LEAPS.replace("{which}", ""),
     walk=_WALK,
     queued=_QUEUED,
     waits=_WAITS,
@@ -169,7 +165,7 @@ _BEGINNING = "-infinity", UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A queued job that no worker has claimed for a while."""
 
     id: UUID
@@ -205,7 +201,7 @@ async def waiting(
     delivered: int | None = None,
     seconds: float | None = None,
     past_refused: bool = False,
-) -> list[Waiting]:
+) -> list[WaitingJob]:
     """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
 
     A plain read; CLAIM decides.
@@ -230,7 +226,7 @@ async def waiting(
         "length": limit if delivered is None else max(limit, _PASSED_OVER),
     }
     statement = WAITING_BESIDES if past_refused else WAITING
-    return [Waiting(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
+    return [WaitingJob(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
 
 
 async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:

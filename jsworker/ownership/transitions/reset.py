@@ -1,6 +1,6 @@
 """RESET (clear_and_reenqueue): processing goes back, by one of the four rules of the protocol.
 
-Whoever decides has seen the row before; the statement decides anew, on the row as it is by then.
+The caller has seen the row before; the statement decides anew, on the row as it is by then.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -12,10 +12,9 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row
 from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 from jsworker.ownership.transitions.reset_rules import (
     OWNED,
     RESET_BY_OPERATOR,
@@ -115,7 +114,7 @@ class Suspect:
         crash_after: seconds of silence until two witnesses may; None: never.
         crashed: whether that is over, by the database's clock.
         answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
-        in_line: whether it had not begun, as far as anybody can tell: no stall of its own.
+        in_line: whether it had not begun, as far as can be known: no stall of its own.
     """
 
     id: UUID
@@ -181,7 +180,7 @@ class TakenBack:
 
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
-    """Return rows as they were last seen, as statements take them: whoever moved since is left alone."""
+    """Return rows as they were last seen, as statements take them: a row that moved since is left alone."""
     return {
         "ids": [row.id for row in rows],
         "tokens": [row.fencing_token for row in rows],
@@ -225,7 +224,7 @@ async def reset_stale(
         database: where they are.
         worker_id: the worker that takes them back, for the timeline.
         stale: rows as they were last seen.
-        reason: told to the next run and in the message.
+        reason: given to the next run and in the message.
         counted: whether the stall counts against ``max_stalls``.
 
     Raises:
@@ -264,12 +263,12 @@ async def reset_dead(
         database: where they are.
         worker_id: who has the evidence, for the timeline.
         owner: the dead worker; its id never lives again.
-        reason: told to the next runs and in the messages.
+        reason: given to the next runs and in the messages.
         counted: whether the stalls count against ``max_stalls``; those of jobs that had not begun, as far as
             their rows tell, never do.
         culprits: jobs that may have caused the death: when there are any, they alone are counted.
         in_line: keeps from one call to the next which jobs had not begun: with those that were taken back, the
-            owner's rows tell no longer that its hands were full.
+            owner's rows no longer show that all its job slots were taken.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
@@ -319,7 +318,7 @@ async def reset_by_operator(
     Args:
         database: where they are.
         seen: ids and fencing tokens.
-        reason: told to the next runs and in the messages.
+        reason: given to the next runs and in the messages.
         age: only those that are still so old when they are taken back.
         worker_id: who takes them back, for the timeline.
 
@@ -336,11 +335,11 @@ async def reset_by_operator(
     return TakenBack(_resets(rows), {job_id: error for (job_id, _), error in refused})
 
 
-async def take_untold(database: Database) -> list[Reset]:
-    """Return some of what operators have taken back and no worker has told yet; whoever gets it tells it.
+async def take_unreported(database: Database) -> list[Reset]:
+    """Return some of what operators have taken back and no worker has reported yet, to be reported by the caller.
 
     Raises:
-        DatabaseUnavailable: unclear; what was taken then is never told.
+        DatabaseUnavailable: unclear; what was taken then is never reported.
     """
     return _resets(await database.run(TAKE_UNREPORTED, {"limit": _BATCH}))
 

@@ -131,7 +131,7 @@ _is_counted = sa.and_(given("counted", sa.Boolean), ~_suspect.c.in_line)
 # Rule 1. The row as it was seen, and stale still.
 RESET_STALE = _reset("stale", _rows(_suspect, stale_and_seen(_suspect)), counted=_is_counted)
 
-# Rule 2. The owner's id never lives again, so whatever it owns is nobody's, at every token.
+# Rule 2. The owner's id never lives again, so whatever it owns has no owner left, at every token.
 _ids, _culprits = given_array("ids", sa.Uuid), given_array("culprits", sa.Uuid)
 _is_named = sa.or_(_ids.is_(None), j.c.id == sa.any_(_ids))
 RESET_DEAD = _reset(

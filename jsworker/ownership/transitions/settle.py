@@ -1,7 +1,7 @@
 """The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
 
-Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is told as
-locked, or settled alone, where waiting for its lock holds up nobody else.
+Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is returned as
+locked, or settled alone, where waiting for its lock holds up no other job.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import in_halves
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import (
     completed_under,
@@ -25,7 +24,7 @@ from jsworker.ownership.predicates import (
     mine,
     worker_id,
 )
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import job_events
 from jsworker.ownership.statements import (
     NO_OWNER,
@@ -240,7 +239,7 @@ class Settled(Enum):
     REFUSED = "refused"
     """PostgreSQL refused the content of this row; the job is still owned."""
     LOCKED = "locked"
-    """Somebody else holds a lock on the row: nothing was written, the job is still owned."""
+    """Another transaction holds a lock on the row: nothing was written, the job is still owned."""
 
 
 class Completion(NamedTuple):
@@ -275,7 +274,7 @@ class Return:
     """A run that has ended without an outcome: the job goes back to the queue.
 
     Attributes:
-        reason: told in the timeline and to the next run.
+        reason: for the timeline and the next run.
         delay: seconds until it may run again, because a server's fault ended the run; None: at once.
     """
 
@@ -310,7 +309,7 @@ async def complete(
     tries: int = 0,
     wait: bool = True,
 ) -> list[Settled]:
-    """Complete jobs and tell what became of each, in order.
+    """Complete jobs and return what became of each, in order.
 
     Args:
         database: where they are.
@@ -318,7 +317,7 @@ async def complete(
         runs: what they ended in.
         refusals: takes why rows were refused.
         tries: that went unanswered; after each of them it may take longer.
-        wait: for the locks that others hold on their rows, one by one; else such a row is told as ``LOCKED``.
+        wait: for the locks that others hold on their rows, one by one; else such a row is returned as ``LOCKED``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
@@ -335,7 +334,7 @@ async def fail(
     tries: int = 0,
     wait: bool = True,
 ) -> list[Settled]:
-    """End attempts in an error and tell what became of each job, in order; arguments as for ``complete``.
+    """End attempts in an error and return what became of each job, in order; arguments as for ``complete``.
 
     Raises:
         DatabaseUnavailable: unclear; ask again.
@@ -352,7 +351,7 @@ async def release(
     tries: int = 0,
     wait: bool = True,
 ) -> list[Settled]:
-    """Hand jobs back whose runs have really ended, and tell what became of each, in order.
+    """Hand jobs back whose runs have really ended, and return what became of each, in order.
 
     The arguments are as for ``complete``.
 
@@ -373,7 +372,7 @@ async def server_faults(database: Database, *, job_id: UUID) -> int:
 
 
 async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
-    """Tell, after a COMMIT without an answer, whether it completed the job under this token.
+    """Return, after a COMMIT without an answer, whether it completed the job under this token.
 
     Raises:
         DatabaseUnavailable: no answer, or the commit is still on its way; ask again.
@@ -456,7 +455,7 @@ async def _alone(
         return Settled.REFUSED
     if rows:
         return Settled(rows[0].status)
-    # Whoever held the lock may have been an earlier try of this very write.
+    # The lock may have been held by an earlier try of this very write.
     return _verdict(next(iter(await database.run(VERDICT, {"worker_id": worker_id} | _held([run]))), None))
 
 

@@ -76,7 +76,7 @@ class Entry:
 
     Attributes:
         event: its name, for example ``fenced``.
-        detail: what else is to be told, as JSON can hold it; the same entry with the same detail is told once.
+        detail: what else is known, as JSON can hold it; the same entry with the same detail is written once.
     """
 
     job_id: UUID

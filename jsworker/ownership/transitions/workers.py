@@ -1,4 +1,4 @@
-"""Who works here: worker processes, and the id that pairs this database with its stream."""
+"""The registry: worker processes, and the id that pairs this database with its stream."""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,11 +9,10 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.halving import Refused, in_halves
 from jsworker.ownership.pool import Row
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 
-# A row that somebody deleted under a live worker comes back with the next heartbeat.
+# A row that was deleted under a live worker comes back with the next heartbeat.
 SEEN = text("""
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
@@ -49,21 +48,21 @@ SELECT * FROM life WHERE state <> 'stopped' OR holds > 0 ORDER BY last_seen_at D
 )
 
 # An id is a name and its random end: eight characters that no two lives share.
-NAMESAKES = text(
+DUPLICATES = text(
     _LIFE
     + """
   AND w.id = CAST(:name AS text) || '-' || right(w.id, 8) AND w.state <> 'stopped' ORDER BY w.last_seen_at DESC
 """
 )
 
-BURY = text("""
+MARK_STOPPED = text("""
 WITH dead AS (
   SELECT w.id FROM jsworker.workers AS w WHERE w.id = ANY(CAST(:ids AS text[])) ORDER BY w.id FOR UPDATE
 )
 UPDATE jsworker.workers AS w SET state = 'stopped' FROM dead WHERE w.id = dead.id
 """)
 
-# What holds a running job stays: its row is the evidence of whoever recovers it.
+# What holds a running job stays: its row is the evidence by which it is recovered.
 _SILENT = """
   SELECT w.id FROM jsworker.workers AS w
   WHERE w.last_seen_at < clock_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
@@ -85,7 +84,7 @@ WITH created AS (
 SELECT id FROM created UNION ALL SELECT id FROM jsworker.installation WHERE NOT EXISTS (SELECT FROM created)
 """)
 
-# Longer than heartbeats may fail without anybody being taken for dead.
+# Longer than heartbeats may fail without their worker being taken for dead.
 IS_ALIVE = """w.state <> 'stopped'
   AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)"""
 
@@ -105,11 +104,11 @@ class WorkerRow:
 
     Attributes:
         id: ``hostname-pid-random``; the random end makes every life a new one.
-        pod_uid, container: what Kubernetes calls this life's surroundings.
+        pod_uid, container: the pod and the container of this life, as Kubernetes names them.
         boot_id, pid_namespace, pid, process_started: evidence by which a later life can prove this one dead.
         heartbeat_interval: seconds.
         kinds_without_timeout: kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or not at all; not
-            told of other workers.
+            read of other workers.
     """
 
     id: str
@@ -151,7 +150,7 @@ async def seen(database: Database, worker: WorkerRow, *, state: str, answers: bo
 
     Args:
         database: where.
-        worker: who.
+        worker: its row.
         state: ``running``, ``draining`` or ``stopped``.
         answers: whether its NATS subject was proven to answer.
     """
@@ -167,13 +166,13 @@ async def earlier_lives(database: Database, *, worker: WorkerRow) -> list[Earlie
     return [_life(row) for row in await database.run(EARLIER_LIVES, values)]
 
 
-async def namesakes(database: Database, *, worker: WorkerRow, name: str) -> list[EarlierLife]:
+async def duplicates(database: Database, *, worker: WorkerRow, name: str) -> list[EarlierLife]:
     """Return other workers that did not stop in order and whose id is ``name`` and a random end."""
-    rows = await database.run(NAMESAKES, {"id": worker.id, "name": name})
+    rows = await database.run(DUPLICATES, {"id": worker.id, "name": name})
     return [_life(row) for row in rows]
 
 
-async def bury(database: Database, *, ids: Sequence[str]) -> Refused[str]:
+async def mark_stopped(database: Database, *, ids: Sequence[str]) -> Refused[str]:
     """Note that workers have stopped which are proven dead; what they still hold goes on to be found.
 
     Returns:
@@ -181,7 +180,7 @@ async def bury(database: Database, *, ids: Sequence[str]) -> Refused[str]:
     """
 
     def write(some: Sequence[str]) -> Awaitable[Sequence[Row]]:
-        return database.run(BURY, {"ids": list(some)})
+        return database.run(MARK_STOPPED, {"ids": list(some)})
 
     _, refused = await in_halves(ids, write)
     return refused

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
-from jsworker.ownership.failover import Lineage, read_lineage
+from jsworker.ownership.failover import DatabaseHistory, read_history
 from jsworker.ownership.revision import check_level
 from jsworker.worker.context import WorkerContext
 
@@ -34,7 +34,7 @@ class DatabaseWatch:
         self.revision = revision
         self._context = context
         self._on_failover = on_failover
-        self._last: Lineage | None = None
+        self._last: DatabaseHistory | None = None
         self._refusal: str | None = None
 
     @property
@@ -58,7 +58,7 @@ class DatabaseWatch:
 
     async def _look_at_history(self) -> None:
         try:
-            found = await read_lineage(self._context.database)
+            found = await read_history(self._context.database)
         except DatabaseUnavailable as error:
             self._context.health.failed(error)
         except DatabaseRefused as error:
@@ -66,7 +66,7 @@ class DatabaseWatch:
         else:
             self._compare(found)
 
-    def _compare(self, found: Lineage) -> None:
+    def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
         if last is None:
             return

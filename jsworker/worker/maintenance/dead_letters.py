@@ -7,7 +7,7 @@ from typing import Final
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.transitions.dead_messages import Letter, bury
+from jsworker.ownership.transitions.dead_messages import Letter, keep
 from jsworker.stream.message import Delivery, Undecodable
 from jsworker.worker.context import WorkerContext
 
@@ -82,7 +82,7 @@ class DeadLetters:
     async def _write(self, letters: dict[Letter, _Message]) -> None:
         """Keep and terminate what PostgreSQL takes; what is left without an answer was not kept."""
         try:
-            _, refused = await bury(self._context.database, list(letters))
+            _, refused = await keep(self._context.database, list(letters))
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
                 self._complain(str(error))  # of this statement: the others may go on

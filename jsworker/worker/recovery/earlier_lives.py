@@ -122,7 +122,7 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
     while True:
         others = [
             life
-            for life in await workers.namesakes(context.database, worker=context.me, name=name)
+            for life in await workers.duplicates(context.database, worker=context.me, name=name)
             if life.started_before and death_of(life, context.me) is None and not _is_silent(life)
         ]
         if not others:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from jsworker.core import fault_points
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.reset import Reset, TakenBack, take_untold
+from jsworker.ownership.transitions.reset import Reset, TakenBack, take_unreported
 
 if TYPE_CHECKING:
     from jsworker.worker.context import WorkerContext
@@ -39,7 +39,7 @@ async def report_operators(database: Database, *, events: Events) -> None:
     Raises:
         DatabaseUnavailable, DatabaseRefused: not all are reported.
     """
-    while resets := await take_untold(database):
+    while resets := await take_unreported(database):
         report_resets(resets, cause=BY_OPERATOR, events=events)
 
 
