@@ -7,14 +7,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
-from tests.support.servers import TestServers, new_servers_folder, start_test_servers
+from tests.support.servers import (
+    TestServers,
+    copy_database,
+    drop_database,
+    new_servers_folder,
+    start_test_servers,
+)
 
 TEMPLATE = "jsworker_template"
 
@@ -73,9 +78,8 @@ def servers() -> Iterator[TestServers]:
 def database_url(servers: TestServers) -> Iterator[str]:
     """A database of the test's own, dropped with it: a thousand of them would fill the memory."""
     name = f"test_{secrets.token_hex(6)}"
-    yield servers.postgres.create_database(name, template=TEMPLATE)
-    with psycopg.connect(servers.postgres.url, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    yield copy_database(servers.postgres, name, TEMPLATE)
+    drop_database(servers.postgres, name)
 
 
 @pytest.fixture

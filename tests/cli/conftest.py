@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from tests.conftest import TEMPLATE
 from tests.ownership.rows import Sql, delete_rows
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, copy_database
 
 from .commands import Cli, Spawn
 
@@ -111,7 +111,7 @@ def cli_environment(servers: TestServers) -> Mapping[str, str]:
     """Variables that lead to the tests' own database and stream."""
     name = f"cli_{secrets.token_hex(4)}"
     return {
-        "JSWORKER_DATABASE_URL": servers.postgres.create_database(name, template=TEMPLATE),
+        "JSWORKER_DATABASE_URL": copy_database(servers.postgres, name, TEMPLATE),
         "JSWORKER_NATS_URL": servers.nats.url,
         "JSWORKER_STREAM": name,
         "JSWORKER_SUBJECT_PREFIX": name,

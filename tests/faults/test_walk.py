@@ -8,13 +8,13 @@ from tests.conftest import TEMPLATE
 from tests.faults.records import prepare
 from tests.faults.walk.mutants import MUTANTS, Mutant
 from tests.faults.walk.walk import Options, walk
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, copy_database
 
 SEEDS = (11, 12, 13, 14, 15, 16)
 
 
 def new_database(servers: TestServers) -> str:
-    url = servers.postgres.create_database(f"walk_{secrets.token_hex(6)}", template=TEMPLATE)
+    url = copy_database(servers.postgres, f"walk_{secrets.token_hex(6)}", TEMPLATE)
     prepare(url)
     return url
 

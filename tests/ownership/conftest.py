@@ -36,7 +36,7 @@ class TestDatabases:
         self._made.append(name)
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(
-                SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY WAL_LOG").format(
+                SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
                     Identifier(name), Identifier(template or "template0")
                 )
             )
