@@ -27,6 +27,7 @@ async def test_the_protocol_survives(servers: TestServers, seed: int, *, sweeps:
     assert verdict.ok, {rule: verdict.findings[rule][:3] for rule in verdict.broken}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 async def test_a_mutant_is_found_out(
     servers: TestServers, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
