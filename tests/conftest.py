@@ -85,12 +85,15 @@ def database_url(servers: TestServers) -> Iterator[str]:
 
 
 @pytest.fixture
-def make_settings(
-    servers: TestServers, database_url: str, request: pytest.FixtureRequest
-) -> Callable[..., Settings]:
+def pace(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The settings of time of this test."""
+    return FAST if request.node.get_closest_marker("unhurried") is None else UNHURRIED
+
+
+@pytest.fixture
+def make_settings(servers: TestServers, database_url: str, pace: dict[str, Any]) -> Callable[..., Settings]:
     """Return settings on a stream of the test's own; keyword arguments replace any of them."""
     unique = secrets.token_hex(4)
-    pace = FAST if request.node.get_closest_marker("unhurried") is None else UNHURRIED
 
     def make(**changes: Any) -> Settings:
         values: dict[str, Any] = {

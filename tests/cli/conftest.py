@@ -11,7 +11,7 @@ import structlog
 from psycopg.rows import dict_row
 
 from tests.conftest import TEMPLATE
-from tests.ownership.rows import Sql, delete_rows
+from tests.ownership.rows import Sql, empty_tables
 from tests.support.servers import TestServers, copy_database
 
 from .commands import Cli, Spawn
@@ -128,8 +128,7 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
-    for table in ("jobs", "job_events", "workers", "dead_messages", "refused_rows"):
-        delete_rows(observer, table)
+    empty_tables(observer, ("jobs", "job_events", "workers", "dead_messages", "refused_rows"))
     return observer
 
 

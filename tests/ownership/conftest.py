@@ -17,7 +17,7 @@ from jsworker.ownership.upgrading import upgrade_database
 from tests.conftest import TEMPLATE
 from tests.support.servers import TestServers
 
-from .rows import Sql, ago, delete_rows, insert_job
+from .rows import Sql, ago, empty_tables, insert_job
 from .winner import Winner
 
 _SERVER_VARIABLE = "JSWORKER_TEST_DATABASE_URL"
@@ -102,8 +102,7 @@ def sql(observer: Sql) -> Sql:
         "refused_rows",
         "untold_resets",
     )
-    for table in emptied:
-        delete_rows(observer, table)
+    empty_tables(observer, emptied)
     return observer
 
 

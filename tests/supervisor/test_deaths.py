@@ -16,7 +16,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
 WATCHDOG_SECONDS = 1.5
-UNDER_LOAD_SECONDS = 5.0
+UNDER_LOAD_SECONDS = 30.0
 """Half a second on an idle machine."""
 ASLEEP = "SELECT worker_id FROM jsworker.jobs WHERE stage = 'asleep' AND status = 'processing'"
 
@@ -88,7 +88,7 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     # The row may have been locked by the dead one's last statement when it was looked for first.
     buried = (await parent.tells("child.buried"))[-1]
     assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
-    assert buried["seconds"] < 5.0
+    assert buried["seconds"] < 15.0  # sooner than by any threshold
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
     assert reset["worker_id"].startswith("supervisor-")
 

@@ -14,6 +14,7 @@ _LONGEST_PAUSE_SECONDS = 0.05
 async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
     """Call ``check`` until it raises no AssertionError, and return what it returns."""
     loop = asyncio.get_running_loop()
+
     deadline = loop.time() + seconds
     pause = _FIRST_PAUSE_SECONDS
     while True:

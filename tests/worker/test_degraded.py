@@ -29,8 +29,10 @@ from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
 LOAD = "load"
-BACK_SECONDS = 5.0
+BACK_SECONDS = 20.0
 """From the return of both servers to the first job begun since; it is 2 s on a machine that is not busy."""
+
+pytestmark = pytest.mark.hurried
 
 
 @pytest.fixture(autouse=True)

@@ -71,14 +71,14 @@ async def stream_took(jetstream: JetStreamContext, settings: Settings, messages:
     async def check() -> None:
         assert (await jetstream.stream_info(settings.stream)).state.last_seq >= messages
 
-    await eventually(check, seconds=30)
+    await eventually(check, seconds=60)
 
 
 async def stream_holds(jetstream: JetStreamContext, settings: Settings, messages: int) -> None:
     async def check() -> None:
         assert (await jetstream.stream_info(settings.stream)).state.messages == messages
 
-    await eventually(check, seconds=30)
+    await eventually(check, seconds=60)
 
 
 async def all_ended(rows: Rows, seconds: float = 60) -> None:
@@ -166,7 +166,7 @@ async def were_delivered(jetstream: JetStreamContext, settings: Settings, delive
         assert info.delivered is not None
         assert info.delivered.consumer_seq >= deliveries
 
-    await eventually(check, seconds=30)
+    await eventually(check, seconds=60)
 
 
 async def test_a_job_cancelled_right_before_sigterm_is_cancelled_and_not_queued_again(

@@ -21,6 +21,8 @@ from tests.worker.running import Running, StartWorker
 HELD_SECONDS = 2.5
 """Longer than a statement may take: whoever waits for the lock takes the database for silent."""
 
+pytestmark = pytest.mark.hurried
+
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:

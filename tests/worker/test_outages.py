@@ -44,6 +44,8 @@ HANDED_BACK = {
 }
 """Why a worker that lives gives a job back, at no cost but time."""
 
+pytestmark = pytest.mark.hurried
+
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[TestServers]:

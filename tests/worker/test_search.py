@@ -22,6 +22,8 @@ from tests.worker.running import StartWorker
 LEAST = 0.5
 TIMEOUT = 1.0
 
+pytestmark = pytest.mark.hurried
+
 
 class Searching:
     """A search whose statement takes as long as the test says."""

@@ -20,6 +20,8 @@ from tests.worker.running import StartWorker
 EVERY = 12
 SLEEP = text("SELECT pg_sleep(60)")
 
+pytestmark = pytest.mark.hurried
+
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
