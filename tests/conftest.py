@@ -46,6 +46,14 @@ UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait"
 """For tests that are not about silence: on a busy machine no owner is taken for dead, nor stops itself."""
 
 
+LONG = ("test_short_run.py", "test_rolling_upgrade.py", "test_ownership.py")
+"""Modules whose tests take half a minute each: run last, they would keep one core waiting for the other."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:

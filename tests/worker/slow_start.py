@@ -8,9 +8,9 @@ from typing import Any
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 
-if "quarantine" in sys.argv[0] and os.environ.get("IMPORT") == "blocks":
+if "isolated_child" in sys.argv[0] and os.environ.get("IMPORT") == "blocks":
     time.sleep(600)
-if "quarantine" in sys.argv[0] and os.environ.get("IMPORT") == "exits":
+if "isolated_child" in sys.argv[0] and os.environ.get("IMPORT") == "exits":
     os._exit(3)
 
 

@@ -26,7 +26,8 @@ from tests.worker.slow_start import SlowStart
 @pytest.fixture
 async def running(settings: Settings) -> Any:
     """A worker that was given the class, and so can make its processor in another process."""
-    started = Running(Worker([Perilous, Stubborn, scripted(echo)], settings))
+    own = settings.model_copy(update={"shutdown_timeout": 60.0})
+    started = Running(Worker([Perilous, Stubborn, scripted(echo)], own))
     started.worker.on("*", started.events)
     await started.worker.start()
     yield started
