@@ -31,11 +31,12 @@ async def outbox(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int], Awaitable[None]]:
     """Fills the outbox: enqueues without NATS."""
-    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 0.3)
 
     async def fill(jobs: int) -> None:
-        async with JobClient(make_settings(nats_url="nats://127.0.0.1:1")) as absent:
-            await absent.enqueue_many(KIND, [{}] * jobs)
+        with monkeypatch.context() as patched:
+            patched.setattr("jsworker.client.job_client._CONNECT_SECONDS", 0.3)
+            async with JobClient(make_settings(nats_url="nats://127.0.0.1:1")) as absent:
+                await absent.enqueue_many(KIND, [{}] * jobs)
 
     return fill
 

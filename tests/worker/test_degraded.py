@@ -56,13 +56,6 @@ def settings(make_settings: Callable[..., Settings], nats_server: NatsServer) ->
 
 
 @pytest.fixture
-async def client(settings: Settings) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(settings.model_copy(update={"statement_timeout": 10.0})) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def through_proxy(database_url: str, settings: Settings) -> AsyncIterator[tuple[Proxy, Settings]]:
     """A proxy before the database, and settings that lead through it."""
     async with proxied(database_url) as (proxy, url):

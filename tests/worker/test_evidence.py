@@ -29,7 +29,7 @@ from tests.worker.running import StartWorker
 HOST = "app_worker-1"
 
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(autouse=True)

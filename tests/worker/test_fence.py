@@ -56,13 +56,6 @@ async def _nothing_left(database_url: str) -> AsyncIterator[None]:
         yield
 
 
-@pytest.fixture
-async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
-        yield opened
-
-
 class Fenced:
     """A processor's function that works until it is stopped, and notes when that was."""
 

@@ -34,13 +34,6 @@ async def _nothing_left(database_url: str) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
     with fleet_of(settings, tmp_path) as running:
         yield running

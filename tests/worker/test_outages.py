@@ -75,13 +75,6 @@ async def through_proxy(
         yield proxy, make_settings(database_url=url)
 
 
-@pytest.fixture
-async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
-        yield opened
-
-
 class Load(JobProcessor):
     """Works for the payload's ``seconds`` and notes each run, and jobs that ran twice at the same time."""
 

@@ -23,7 +23,7 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
 
 MakeSettings = Callable[..., Settings]
 
