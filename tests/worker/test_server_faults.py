@@ -245,8 +245,8 @@ async def test_a_transaction_that_was_idle_for_too_long_is_an_error_of_the_job(
 ) -> None:
     async def process(job: Job[Any]) -> None:
         async with job.transaction() as session:
-            await session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 50"))
             pid = (await session.execute(PID)).scalar_one()
+            await session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 50"))
             await gone(rows, pid)
             try:
                 await session.execute(BOOK, {"job_id": job.id})
