@@ -39,7 +39,7 @@ from jsworker.embedded.servers import default_data_folder
 from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder, start_test_servers
 
 IS_ROOT = os.geteuid() == 0
-DEADLINE = 15.0
+DEADLINE = 60.0
 WEEK = 7 * 24 * 3600.0
 
 COMMAND = """

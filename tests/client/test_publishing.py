@@ -202,4 +202,4 @@ async def test_a_request_right_after_the_last_look_is_served_at_once(
         waiting = await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish")
         assert (asked, waiting) == (1, 0)
 
-    await eventually(all_published, seconds=30.0)
+    await eventually(all_published)

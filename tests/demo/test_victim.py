@@ -49,7 +49,7 @@ def between_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
 
 def all_are(state: str, workers: Sequence[WorkerProcess]) -> bool:
     """Tell whether all processes soon are in a state: a signal takes a moment to arrive."""
-    give_up_at = time.monotonic() + 5.0
+    give_up_at = time.monotonic() + 30.0
     while any(psutil.Process(worker.pid).status() != state for worker in workers):
         if time.monotonic() > give_up_at:
             return False

@@ -32,7 +32,7 @@ async def test_it_stops_when_the_demo_is_gone_also_where_no_signal_says_so(
         assert [row["state"] for row in await list_workers(database, limit=5)] == ["running"]
 
     try:
-        await eventually(works, seconds=30)
+        await eventually(works)
         assert process.stdin is not None
         process.stdin.close()
         async with asyncio.timeout(30):

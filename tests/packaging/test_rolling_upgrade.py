@@ -127,7 +127,7 @@ async def holder_of(sql: Sql, kind: str = "nap") -> str:
         assert rows
         return str(rows[0]["version"])
 
-    return await eventually(held, seconds=30)
+    return await eventually(held)
 
 
 def enqueue_by_earlier(site: Site, seconds: float, count: int) -> None:

@@ -160,7 +160,7 @@ async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
         sql.execute("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled'")
         assert read_job(sql, job_id)["stalls"] >= 4
 
-    await eventually(stalled_often, seconds=40.0)
+    await eventually(stalled_often)
     aborted = [line for line in await parent.tells("child.died", 2) if line["how"] == "signal SIGABRT"]
     assert len(aborted) == 2, "\n".join(str(event) for event in read_events(sql, job_id))
 

@@ -81,7 +81,7 @@ async def all_completed(rows: Rows) -> None:
         counts = await rows.query("SELECT status, count(*) FROM jsworker.jobs GROUP BY status")
         assert [row["status"] for row in counts] == ["completed"], counts
 
-    await eventually(check, seconds=30)
+    await eventually(check)
 
 
 async def stream_is_empty(running: Running) -> None:

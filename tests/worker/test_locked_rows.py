@@ -195,7 +195,7 @@ async def test_large_results_do_not_wait_behind_outcomes_whose_rows_are_locked(
     assert (await rows.job(locked[0]))["status"] == "processing"
     holder.rollback()
     for job_id in locked:
-        await rows.becomes(job_id, "completed", seconds=30.0)
+        await rows.becomes(job_id, "completed")
 
 
 async def test_outcomes_behind_locks_keep_nobody_waiting(

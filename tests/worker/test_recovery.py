@@ -411,7 +411,7 @@ async def test_a_claim_that_is_being_released_is_not_read_back_into_the_hand(
     assert rescued.runs == []
     in_flight.releasing.clear()
 
-    await rows.becomes(job.id, "completed", seconds=30)
+    await rows.becomes(job.id, "completed")
     assert [token for _, token, *_ in rescued.runs] == [2]
 
 
