@@ -8,7 +8,12 @@ IMAGE_LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/build.lock
 OLDEST := $(VENV)/oldest
 OLDEST_LOCK := requirements-oldest.lock
-USE_SQLALCHEMY := tests/ownership tests/client tests/worker/test_transactions.py tests/worker/test_server_faults.py
+USE_SQLALCHEMY := tests/ownership $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \
+	$(addprefix tests/worker/test_,server_faults.py transactions.py)
+# The same statements once more: for each row that a constraint refuses, each plan, each predicate of a guard.
+NOT_ON_OLDEST := $(addprefix --ignore=tests/ownership/test_,constraints.py plans.py) \
+	$(addprefix --deselect=tests/ownership/test_,guards.py::test_one_false_predicate_is_enough_to_refuse \
+	guards.py::test_no_predicate_can_be_left_out reset.py::test_the_ladder)
 CHAOS := build/chaos.jsonl
 KILLS := sigkill_child sigkill_parent sigkill_both sigkill_not_restarted sigkill_without_nats event_loop_block gil_hold
 
@@ -35,11 +40,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test test-oldest cover check verify chaos model bench bench-full fix lock clean
+.PHONY: help demo dev test test-oldest cover check verify verify-quick chaos model bench bench-full fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose nothing. ARGS="REPO…" for other repositories.
 	@PYTHONPATH=examples $(BIN)/python -m code_evolution $(ARGS)
@@ -47,22 +52,11 @@ demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose not
 dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COMMAND…" runs a command with them.
 	$(BIN)/jsworker dev $(ARGS)
 
-# Tests with short deadlines first, by themselves. Files in their order: sorted by xdist, single long tests would come
-# last. Where ARGS leave no test for one of the two runs, that is fine (5). Deadlines of tenths of a second break on a
-# machine that others slow down: what failed (1) is run once more, by itself. What fails twice fails, both are shown.
-# Not with ARGS: they may end a run before its other tests.
-SELECTED = -m "$(1) and not slow and not verify" $(2) $(ARGS)
-PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || { \
-	case $$? in \
-		5) ;; \
-		$(if $(ARGS),no-second-try,1)) echo "== once more, by itself: what failed beside other tests" && $(BIN)/pytest --last-failed $(SELECTED) ;; \
-		*) exit 1 ;; \
-	esac; \
-}
+# More processes than cores: tests wait for servers and for each other's processes more than they compute.
+PYTEST = $(BIN)/pytest -n 4 --dist worksteal
 
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
-	@$(call PYTEST,timed)
-	@$(call PYTEST,not timed)
+	@$(PYTEST) $(ARGS)
 	@$(if $(ARGS),,$(MAKE) test-oldest)
 
 # Most applications bring SQLAlchemy 2.0: the oldest that pyproject.toml allows hides the locked one.
@@ -70,8 +64,7 @@ ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)"
 
 test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Run the tests of what uses SQLAlchemy on the oldest version allowed.
 	@$(ON_OLDEST); $(BIN)/python -c 'import sqlalchemy; print("== on SQLAlchemy", sqlalchemy.__version__)'
-	@$(ON_OLDEST); $(call PYTEST,timed,$(USE_SQLALCHEMY))
-	@$(ON_OLDEST); $(call PYTEST,not timed,$(USE_SQLALCHEMY))
+	@$(ON_OLDEST); $(PYTEST) $(USE_SQLALCHEMY) $(NOT_ON_OLDEST) $(ARGS)
 
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
@@ -92,7 +85,10 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
-verify: $(VENV)/.project ## Check what needs Debian packages: prometheus, pgbouncer, spin and gcc.
+verify-quick: $(VENV)/.project ## Run the tests that compute for minutes: mutants of the protocol, the benchmarks' own, the guard of speed.
+	@$(PYTEST) -m thorough tests $(ARGS)
+
+verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin and gcc.
 	$(BIN)/pytest -m verify tests $(ARGS)
 	$(BIN)/python model/check.py
 

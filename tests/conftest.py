@@ -4,17 +4,21 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
-from tests.support.servers import TestServers, new_servers_folder, start_test_servers
+from tests.support.servers import (
+    TestServers,
+    copy_database,
+    drop_database,
+    new_servers_folder,
+    start_test_servers,
+)
 
 TEMPLATE = "jsworker_template"
 
@@ -41,15 +45,13 @@ FAST = {
 UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait": 90.0}
 """For tests that are not about silence: on a busy machine no owner is taken for dead, nor stops itself."""
 
-TIMED = ("client", "worker", "stream", "supervisor")
-"""Rooms whose tests watch deadlines of tenths of seconds: ``make test`` runs them apart from the others."""
+
+LONG = ("test_short_run.py", "test_rolling_upgrade.py", "test_ownership.py")
+"""Modules whose tests take half a minute each: run last, they would keep one core waiting for the other."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        if room in TIMED:
-            item.add_marker(pytest.mark.timed)
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +59,19 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("JSWORKER_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_start_sooner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide aiohttp, which nats-py loads where it finds it: a quarter of the time in which a worker starts.
+
+    It is here for one of the benchmarks' peers alone. The tests' own process has loaded it.
+    """
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / "aiohttp.py").write_text('raise ImportError("hidden")\n')
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -73,18 +88,20 @@ def servers() -> Iterator[TestServers]:
 def database_url(servers: TestServers) -> Iterator[str]:
     """A database of the test's own, dropped with it: a thousand of them would fill the memory."""
     name = f"test_{secrets.token_hex(6)}"
-    yield servers.postgres.create_database(name, template=TEMPLATE)
-    with psycopg.connect(servers.postgres.url, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    yield copy_database(servers.postgres, name, TEMPLATE)
+    drop_database(servers.postgres, name)
 
 
 @pytest.fixture
-def make_settings(
-    servers: TestServers, database_url: str, request: pytest.FixtureRequest
-) -> Callable[..., Settings]:
+def pace(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The settings of time of this test."""
+    return FAST if request.node.get_closest_marker("unhurried") is None else UNHURRIED
+
+
+@pytest.fixture
+def make_settings(servers: TestServers, database_url: str, pace: dict[str, Any]) -> Callable[..., Settings]:
     """Return settings on a stream of the test's own; keyword arguments replace any of them."""
     unique = secrets.token_hex(4)
-    pace = FAST if request.node.get_closest_marker("unhurried") is None else UNHURRIED
 
     def make(**changes: Any) -> Settings:
         values: dict[str, Any] = {
@@ -105,8 +122,10 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
 
 
 @pytest.fixture
-async def client(settings: Settings) -> AsyncIterator[JobClient]:
-    async with JobClient(settings) as opened:
+async def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JobClient]:
+    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
+    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 30.0)
+    async with JobClient(settings.model_copy(update={"statement_timeout": 10.0})) as opened:
         yield opened
 
 

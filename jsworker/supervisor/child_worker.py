@@ -18,7 +18,7 @@ from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
-from jsworker.worker.watchdog import told_while_slow
+from jsworker.worker.watchdog import reported_while_slow
 from jsworker.worker.worker import Worker, WorkerDied
 
 Given = JobProcessor[Any] | type[JobProcessor[Any]]
@@ -76,7 +76,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
 
 
 def _load(target: str) -> Given:
-    with told_while_slow(_log_slow, what=f"import of {target}"):
+    with reported_while_slow(_log_slow, what=f"import of {target}"):
         return load_processor(target)
 
 
@@ -86,7 +86,7 @@ def _log_slow(**facts: object) -> None:
 
 async def _run(processors: Sequence[Given], settings: Settings, start: ChildStart, link: ChildLink) -> None:
     is_watched = settings.http_port is not None
-    with told_while_slow(_log_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
+    with reported_while_slow(_log_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
         worker = Worker(
             processors,
             settings,

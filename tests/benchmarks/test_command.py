@@ -57,6 +57,7 @@ def test_every_letter_has_its_module() -> None:
     assert all(loaded.TITLE for loaded in found.values())
 
 
+@pytest.mark.thorough
 def test_a_run_ends_in_table_file_and_chart_and_tells_who_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

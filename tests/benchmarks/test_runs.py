@@ -74,6 +74,7 @@ def test_marks_are_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_failed_producer_says_why(bench: Servers) -> None:
     variables = load(RAW).prepare(bench)
 
@@ -86,6 +87,7 @@ def test_the_last_words_are_no_ruler() -> None:
     assert last_words(b"") == "no word on stderr"
 
 
+@pytest.mark.thorough
 def test_workers_are_there_when_told_and_gone_afterwards(bench: Servers, tmp_path: Path) -> None:
     with new_stamps(tmp_path, 1) as stamps:
         variables = bench.new_jsworker() | stamps.variables
@@ -98,6 +100,7 @@ def test_workers_are_there_when_told_and_gone_afterwards(bench: Servers, tmp_pat
         assert not [pid for pid in started if psutil.pid_exists(pid)]
 
 
+@pytest.mark.thorough
 def test_workers_that_end_early_say_why(bench: Servers) -> None:
     with (
         pytest.raises(SystemFailed, match=r"exit code 2: .*no_such_module"),
@@ -113,10 +116,12 @@ def test_a_backlog_is_drained(bench: Servers, system: str) -> None:
     assert drain(bench, system, 600, seconds=60.0) > 0
 
 
+@pytest.mark.thorough
 def test_two_processes_drain_a_backlog_together(bench: Servers) -> None:
     assert drain(bench, RAW, 600, processes=2, seconds=60.0) > 0
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_told_and_not_waited_for(bench: Servers) -> None:
     with idle_worker(bench, RAW, 100) as worker:
         os.kill(worker.processes[0].pid, signal.SIGKILL)

@@ -11,8 +11,8 @@ import structlog
 from psycopg.rows import dict_row
 
 from tests.conftest import TEMPLATE
-from tests.ownership.rows import Sql, delete_rows
-from tests.support.servers import TestServers
+from tests.ownership.rows import Sql, empty_tables
+from tests.support.servers import TestServers, copy_database
 
 from .commands import Cli, Spawn
 
@@ -111,7 +111,7 @@ def cli_environment(servers: TestServers) -> Mapping[str, str]:
     """Variables that lead to the tests' own database and stream."""
     name = f"cli_{secrets.token_hex(4)}"
     return {
-        "JSWORKER_DATABASE_URL": servers.postgres.create_database(name, template=TEMPLATE),
+        "JSWORKER_DATABASE_URL": copy_database(servers.postgres, name, TEMPLATE),
         "JSWORKER_NATS_URL": servers.nats.url,
         "JSWORKER_STREAM": name,
         "JSWORKER_SUBJECT_PREFIX": name,
@@ -128,8 +128,7 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
-    for table in ("jobs", "job_events", "workers", "dead_messages", "refused_rows"):
-        delete_rows(observer, table)
+    empty_tables(observer, ("jobs", "job_events", "workers", "dead_messages", "refused_rows"))
     return observer
 
 

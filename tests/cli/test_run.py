@@ -132,7 +132,7 @@ def test_an_event_loop_that_is_not_installed_is_told_in_one_line(spawn: Spawn, w
 
 def test_a_second_signal_hands_back_at_once(cli: Cli, sql: Sql, spawn: Spawn) -> None:
     cli("enqueue", "sleepy").ok()
-    worker = spawn("run", "cli_jobs:Sleepy", *FAST)
+    worker = spawn("run", "cli_jobs:Sleepy", *FAST, "--shutdown-timeout", "120")
     wait_for_stage(sql, "asleep")
     worker.signal(signal.SIGINT)
     worker.read_errors_until("worker.draining")
@@ -140,7 +140,7 @@ def test_a_second_signal_hands_back_at_once(cli: Cli, sql: Sql, spawn: Spawn) ->
     worker.signal(signal.SIGINT)
     ended = worker.wait()
     assert ended.code == 0
-    assert time.monotonic() - asked_at < 10
+    assert time.monotonic() - asked_at < 60
     [job] = cli("jobs", "--json").json
     assert (job["status"], job["attempts"], job["clear_reason"]) == ("queued", 0, "the worker was stopped")
 

@@ -39,12 +39,12 @@ def nats_server(
 
 
 def read_when_there(file: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             content: dict[str, Any] = json.loads(file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):  # not yet, or half of it
-            assert time.monotonic() < deadline, f"{file} is not there after 10 s"
+            assert time.monotonic() < deadline, f"{file} is not there after 60 s"
             time.sleep(0.02)
         else:
             return content

@@ -31,7 +31,7 @@ from tests.conftest import TEMPLATE
 from tests.ownership.test_plans import access_paths, rows_read
 from tests.ownership.test_pool import pooled
 from tests.support.proxy import proxied
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, copy_database
 
 FEW = 1_000
 QUEUED = 30_000
@@ -83,7 +83,7 @@ OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
 def table(request: pytest.FixtureRequest, servers: TestServers) -> Iterator[Connection]:
     """A connection to full tables; it explains and writes nothing."""
     name = f"full_{request.param.replace(' ', '_').lower()}"
-    url = servers.postgres.create_database(name, template=TEMPLATE)
+    url = copy_database(servers.postgres, name, TEMPLATE)
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
         for each in ("jobs", "job_events"):
             connection.execute(f"ALTER TABLE jsworker.{each} SET (autovacuum_enabled = off)".encode())

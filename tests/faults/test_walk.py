@@ -8,13 +8,13 @@ from tests.conftest import TEMPLATE
 from tests.faults.records import prepare
 from tests.faults.walk.mutants import MUTANTS, Mutant
 from tests.faults.walk.walk import Options, walk
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, copy_database
 
 SEEDS = (11, 12, 13, 14, 15, 16)
 
 
 def new_database(servers: TestServers) -> str:
-    url = servers.postgres.create_database(f"walk_{secrets.token_hex(6)}", template=TEMPLATE)
+    url = copy_database(servers.postgres, f"walk_{secrets.token_hex(6)}", TEMPLATE)
     prepare(url)
     return url
 
@@ -27,6 +27,7 @@ async def test_the_protocol_survives(servers: TestServers, seed: int, *, sweeps:
     assert verdict.ok, {rule: verdict.findings[rule][:3] for rule in verdict.broken}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 async def test_a_mutant_is_found_out(
     servers: TestServers, monkeypatch: pytest.MonkeyPatch, mutant: Mutant

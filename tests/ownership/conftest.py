@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from uuid import UUID
 
 import psycopg
@@ -15,10 +14,13 @@ from sqlalchemy.engine import make_url
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
-from tests.support.servers import start_test_servers
+from tests.conftest import TEMPLATE
+from tests.support.servers import TestServers
 
-from .rows import Sql, ago, delete_rows, insert_job
+from .rows import Sql, ago, empty_tables, insert_job
 from .winner import Winner
+
+_SERVER_VARIABLE = "JSWORKER_TEST_DATABASE_URL"
 
 
 class TestDatabases:
@@ -36,7 +38,7 @@ class TestDatabases:
         self._made.append(name)
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(
-                SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY WAL_LOG").format(
+                SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
                     Identifier(name), Identifier(template or "template0")
                 )
             )
@@ -50,16 +52,13 @@ class TestDatabases:
 
 
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server; JSWORKER_TEST_DATABASE_URL names one that runs already."""
-    running = os.environ.get("JSWORKER_TEST_DATABASE_URL")
-    if running:
-        yield running
-        return
-    folder: Path = tmp_path_factory.mktemp("servers")
-    servers = start_test_servers(folder)
-    yield servers.postgres.url
-    servers.stop()
+def server_url(request: pytest.FixtureRequest) -> str:
+    """The session's PostgreSQL server; JSWORKER_TEST_DATABASE_URL names another one."""
+    running = os.environ.get(_SERVER_VARIABLE)
+    if running is None:
+        servers: TestServers = request.getfixturevalue("servers")
+        running = servers.postgres.url
+    return running
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +71,8 @@ def databases(server_url: str) -> Iterator[TestDatabases]:
 @pytest.fixture(scope="session")
 def migrated(databases: TestDatabases) -> str:
     """The name of a template that was migrated once."""
+    if _SERVER_VARIABLE not in os.environ:
+        return TEMPLATE
     url = databases.create()
     upgrade_database(url)
     return str(make_url(url).database)
@@ -101,8 +102,7 @@ def sql(observer: Sql) -> Sql:
         "refused_rows",
         "untold_resets",
     )
-    for table in emptied:
-        delete_rows(observer, table)
+    empty_tables(observer, emptied)
     return observer
 
 

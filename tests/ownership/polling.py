@@ -9,7 +9,7 @@ from jsworker.core.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 async def eventually(holds: Callable[[], bool], what: str) -> None:

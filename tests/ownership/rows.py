@@ -1,5 +1,6 @@
 """Jobs in any state, put into the table and read from it without the code under test."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, LiteralString
 from uuid import UUID
@@ -121,6 +122,13 @@ def read_value(sql: Sql, query: LiteralString, *parameters: Any) -> Any:
 
 def _value(name: str, value: Any) -> Composable:
     return value if isinstance(value, Composable) else Placeholder(name)
+
+
+def empty_tables(sql: Sql, tables: Iterable[LiteralString]) -> None:
+    """Delete all rows of tables, in one request: hundreds of tests begin with it."""
+    deletes = SQL("; ").join(SQL("DELETE FROM jsworker.{}").format(Identifier(table)) for table in tables)
+    emptying = SQL("BEGIN; SET LOCAL session_replication_role = replica; {}; COMMIT").format(deletes)
+    sql.execute(emptying, prepare=False)
 
 
 def delete_rows(sql: Sql, table: LiteralString, where: LiteralString = "true") -> None:

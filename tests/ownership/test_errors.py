@@ -19,7 +19,7 @@ from .polling import answered, eventually
 from .proxy import proxied
 from .rows import KIND, WORKER, Sql, insert_job, read_value
 
-MARGIN = 3.0
+MARGIN = 15.0
 """Seconds that a busy machine may add to a deadline; far less than the driver's own five."""
 SECRET = "s3cret-of-a-payload"
 

@@ -54,7 +54,9 @@ class Site:
             "stream": f"UPGRADE_{unique}",
             "subject_prefix": f"upgrade-{unique}",
             **FAST,
-            # No machine is so busy that an owner who lives is taken for dead.
+            # No machine is so busy that an owner who lives is taken for dead, or a statement for lost.
+            "statement_timeout": 2.5,
+            "heartbeat_interval": 3.0,
             "crash_threshold": 10.0,
             "stale_threshold": 20.0,
             "ack_wait": 60.0,
@@ -127,7 +129,7 @@ async def holder_of(sql: Sql, kind: str = "nap") -> str:
         assert rows
         return str(rows[0]["version"])
 
-    return await eventually(held, seconds=30)
+    return await eventually(held)
 
 
 def enqueue_by_earlier(site: Site, seconds: float, count: int) -> None:

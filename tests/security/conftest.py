@@ -16,7 +16,7 @@ from tests.security.guarded import HARNESS, PASSWORDS, Guarded, guard, nats_perm
 from tests.stream.certificates import Authority
 from tests.stream.nats_server import NatsServer
 from tests.supervisor.parent_process import ParentProcess
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, copy_database
 
 TEMPLATE = "guarded_template"
 
@@ -55,7 +55,7 @@ def guarded_template(servers: TestServers) -> str:
 def guarded(servers: TestServers, guarded_template: str) -> Guarded:
     """A migrated database of the test's own."""
     name = f"guarded_{secrets.token_hex(6)}"
-    return Guarded(servers.postgres.create_database(name, template=guarded_template))
+    return Guarded(copy_database(servers.postgres, name, guarded_template))
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,7 @@ async def says(worker: ParentProcess, *words: str) -> str:
                 return line
         raise AssertionError(f"{words}: {worker.log}")
 
-    return await eventually(said, seconds=30.0)
+    return await eventually(said)
 
 
 async def port_of(worker: ParentProcess) -> int:
@@ -221,7 +221,7 @@ async def ended(sql: Sql, jobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         assert {row["id"] for row in rows if row["finished_at"]} == set(jobs.values()), rows
         return {row["kind"]: row for row in rows}
 
-    return await eventually(all_ended, seconds=40.0)
+    return await eventually(all_ended)
 
 
 async def enqueue_all(settings: Settings, marks: Marks) -> dict[str, Any]:

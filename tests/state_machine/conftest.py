@@ -6,7 +6,7 @@ from secrets import token_hex
 import pytest
 
 from tests.conftest import TEMPLATE
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, copy_database
 
 from .world import World
 
@@ -14,5 +14,5 @@ from .world import World
 @pytest.fixture(scope="module")
 def world(servers: TestServers) -> Iterator[World]:
     name = f"state_machine_{token_hex(4)}"
-    with World(servers.postgres.create_database(name, template=TEMPLATE), servers.nats.url) as opened:
+    with World(copy_database(servers.postgres, name, TEMPLATE), servers.nats.url) as opened:
         yield opened

@@ -21,6 +21,7 @@ may be found elsewhere: a search of all seeds still finds them, in ten seconds.
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_found(world: World, mutant: Mutant) -> None:
     with mutant.installed(), pytest.raises(AssertionError):

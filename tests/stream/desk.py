@@ -41,7 +41,7 @@ class Desk:
         self.deliveries.clear()
         self.puller.wake()
 
-    async def has(self, count: int, seconds: float = 10.0) -> None:
+    async def has(self, count: int, seconds: float = 60.0) -> None:
         async def check() -> None:
             assert len(self.deliveries) == count
 
@@ -65,7 +65,7 @@ async def stored(stream: TestStream, count: int) -> None:
     await eventually(check)
 
 
-async def until(check: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
     async def checked() -> None:
         assert check()
 

@@ -71,7 +71,7 @@ class NatsServer:
         self._signal(signal.SIGSTOP)
         assert self._process is not None
         tasks = Path(f"/proc/{self._process.pid}/task")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while any(_state(task / "stat") != "T" for task in tasks.iterdir()):
             assert time.monotonic() < deadline
 

@@ -39,15 +39,15 @@ async def test_answers(stream: TestStream, open_desk: OpenDesk) -> None:
     acked.ack()
     naked.nak()
     termed.term()
+    started = asyncio.get_running_loop().time()
     late.nak(0.3)
     assert [each.answered for each in desk.deliveries] == [True] * 4
     await desk.has(5)
     again = desk.deliveries[4]
     assert (again.job_id, again.stored_at, again.answered) == (naked.job_id, naked.stored_at, False)
     again.ack()
-    started = asyncio.get_running_loop().time()
     await desk.has(6)
-    assert asyncio.get_running_loop().time() - started > 0.15
+    assert asyncio.get_running_loop().time() - started > 0.25
     assert desk.deliveries[5].job_id == late.job_id
     desk.deliveries[5].ack()
     await stored(stream, 0)

@@ -81,7 +81,7 @@ async def test_a_frozen_server_that_is_owed_bytes_is_left(
     held.freeze()
     for _ in range(7):
         first.post("nobody.listens", b"x" * 1_000_000)
-    await until(lambda: stream.connection.client is not first and stream.connected, seconds=15)
+    await until(lambda: stream.connection.client is not first and stream.connected)
     held.thaw()
 
 

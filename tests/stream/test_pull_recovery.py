@@ -23,7 +23,7 @@ async def test_pulling_goes_on_after_a_restart_of_the_server(
     await server.restart(how)
     await until(lambda: stream.connected)
     jobs = await publish(stream, 3)
-    await desk.has(3, seconds=3)
+    await desk.has(3)
     assert desk.jobs == jobs
     await until(lambda: desk.puller.outstanding == 7)
 
@@ -35,7 +35,7 @@ async def test_a_deleted_consumer_is_made_again(
     await until(lambda: desk.puller.outstanding == 10)
     await plain.jetstream().delete_consumer("JOBS", "resize")
     [job] = await publish(stream, 1)
-    await desk.has(1, seconds=3)
+    await desk.has(1)
     assert desk.jobs == [job]
     assert (await stream.consumer_info("resize")).config.ack_wait == 600.0
     assert [told["what"] for told in stream.told_of("worker.degraded")] == ["consumer resize"]
@@ -50,7 +50,7 @@ async def test_a_deleted_stream_is_made_again(
     await until(lambda: desk.puller.outstanding == 10)
     await plain.jetstream().delete_stream("JOBS")
     published = await stream.publish(WireMessage(uuid4(), "resize", 1))
-    await desk.has(1, seconds=3)
+    await desk.has(1)
     assert (published.stream_seq, desk.deliveries[0].stream_seq) == (1, 1)
     state = await stream.state()
     assert state.created > created
@@ -67,7 +67,7 @@ async def test_a_consumer_that_was_deleted_while_nobody_was_connected(
     desk.places = 10
     desk.puller.wake()
     [job] = await publish(stream, 1)
-    await desk.has(1, seconds=3)
+    await desk.has(1)
     assert desk.jobs == [job]
 
 

@@ -122,7 +122,7 @@ async def call_everything_under_resets(folder: Path) -> None:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
         await eventually(lambda: connected(stream))
-        await eventually(lambda: all_is_well(stream, desk), seconds=30.0)
+        await eventually(lambda: all_is_well(stream, desk))
 
 
 def calls_of(stream: TestStream, desk: Desk) -> list[Callable[[], Awaitable[Any]]]:

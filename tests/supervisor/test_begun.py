@@ -95,7 +95,7 @@ async def test_jobs_that_waited_for_a_slot_of_a_killed_child_have_no_stall(
                 return owner, begun, {job["id"] for job in mine} - begun
         raise AssertionError(rows)
 
-    owner, begun, waiting = await eventually(one_holds_more_than_it_can_run, seconds=30)
+    owner, begun, waiting = await eventually(one_holds_more_than_it_can_run)
     parent.send(signal.SIGKILL, pid_of(parent, owner))
     for job_id in begun:
         assert counters(await ends(sql, job_id)) == (2, 0, 1)
@@ -111,7 +111,7 @@ async def test_jobs_that_waited_for_a_slot_of_a_killed_child_have_no_stall(
             assert sum(line["jobs"] for line in lines) == len(begun | waiting)
             assert sum(line["counted"] for line in lines) == SLOTS
 
-        await eventually(told, seconds=30.0)
+        await eventually(told)
         assert parent.lines("job.stalled") == []
 
 
@@ -121,4 +121,4 @@ async def ends(sql: Sql, job_id: UUID) -> dict[str, object]:
         assert job["status"] == "completed", job
         return job
 
-    return await eventually(completed, seconds=30.0)
+    return await eventually(completed)

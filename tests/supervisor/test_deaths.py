@@ -16,7 +16,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
 WATCHDOG_SECONDS = 1.5
-UNDER_LOAD_SECONDS = 5.0
+UNDER_LOAD_SECONDS = 30.0
 """Half a second on an idle machine."""
 ASLEEP = "SELECT worker_id FROM jsworker.jobs WHERE stage = 'asleep' AND status = 'processing'"
 
@@ -88,7 +88,7 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     # The row may have been locked by the dead one's last statement when it was looked for first.
     buried = (await parent.tells("child.buried"))[-1]
     assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
-    assert buried["seconds"] < 5.0
+    assert buried["seconds"] < 15.0  # sooner than by any threshold
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
     assert reset["worker_id"].startswith("supervisor-")
 
@@ -160,7 +160,7 @@ async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
         sql.execute("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled'")
         assert read_job(sql, job_id)["stalls"] >= 4
 
-    await eventually(stalled_often, seconds=40.0)
+    await eventually(stalled_often)
     aborted = [line for line in await parent.tells("child.died", 2) if line["how"] == "signal SIGABRT"]
     assert len(aborted) == 2, "\n".join(str(event) for event in read_events(sql, job_id))
 

@@ -101,7 +101,7 @@ async def test_a_fleet_that_works(supervise: Supervise, client: JobClient) -> No
         assert fleet["jsworker_dead_messages"] == 0
         assert ("jsworker_outbox_jobs", (("process", "2"),)) not in found  # one process asks for all
 
-    await eventually(counted, seconds=30.0)
+    await eventually(counted)
 
 
 async def test_without_a_port_nothing_listens(supervise: Supervise) -> None:
@@ -160,7 +160,7 @@ async def test_what_a_lone_child_leaves_is_told_and_counted_by_the_parent(
         assert sum(stalls(text, "crashed in quarantine").values()) == quarantined
 
     await answers(f"{base}/readyz", HTTPStatus.OK)
-    await eventually(lambda: all_told(0, 0), seconds=30.0)  # there before anything has happened
+    await eventually(lambda: all_told(0, 0))  # there before anything has happened
     job_id = (await client.enqueue("poison", {})).id
     await eventually(lambda: all_told(2, 1), seconds=60.0)
     resets = [event for event in read_events(sql, job_id) if event["event"] == "reset"]

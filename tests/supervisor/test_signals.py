@@ -66,7 +66,7 @@ async def test_a_second_signal_hands_everything_back(
     parent.send(signal.SIGTERM)
     await parent.tells("worker.draining")
     parent.send(signal.SIGTERM)
-    assert await parent.ends(seconds=30.0) == 0
+    assert await parent.ends() == 0
     job = read_job(sql, job_id)
     assert (job["status"], job["clear_reason"]) == ("queued", "the worker was stopped")
 

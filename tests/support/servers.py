@@ -12,6 +12,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 import psycopg
+from psycopg.sql import SQL, Identifier
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.resources import LOOPBACK
@@ -60,6 +61,27 @@ def let_everybody_in(server: EmbeddedPostgres) -> None:
 def as_role(url: str, role: str) -> str:
     """Return a database's URL for another role, without a password."""
     return urlsplit(url)._replace(netloc=f"{role}@{urlsplit(url).netloc.rpartition('@')[2]}").geturl()
+
+
+def copy_database(postgres: EmbeddedPostgres, name: str, template: str) -> str:
+    """Copy a database file by file and return the copy's URL.
+
+    Half the work of PostgreSQL's own way, which logs each page; the checkpoint that it needs costs nothing
+    without fsync.
+    """
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
+                Identifier(name), Identifier(template)
+            )
+        )
+    return postgres.database_url(name)
+
+
+def drop_database(postgres: EmbeddedPostgres, name: str) -> None:
+    """Drop a database and end its connections."""
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ async def test_a_path_tells_which_there_are(port: int) -> None:
 async def test_a_client_that_says_nothing_is_left_after_a_while(port: int) -> None:
     began = asyncio.get_running_loop().time()
     assert await say(port, b"GET /well HT") == ""
-    assert asyncio.get_running_loop().time() - began < 5.0
+    assert asyncio.get_running_loop().time() - began < 30.0
 
 
 async def test_crowds_of_silent_clients_keep_nobody_waiting(port: int) -> None:

@@ -59,7 +59,7 @@ async def answers(worker: Worker, status: int, part: str) -> str:
         assert (answer.status, part in answer.body.decode()) == (status, True), answer.body
         return answer.body.decode()
 
-    return await eventually(told, seconds=30.0)
+    return await eventually(told)
 
 
 async def taken_back(database_url: str) -> None:

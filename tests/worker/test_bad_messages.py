@@ -513,7 +513,14 @@ async def test_a_message_for_a_job_that_another_worker_runs_is_skipped(
     owner = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
     await gate.met()
-    owner.worker._components.pipeline.pullers[0].pause()
+    puller = owner.worker._components.pipeline.pullers[0]
+    puller._room = lambda: 0
+
+    async def asks_for_nothing() -> None:
+        puller.wake()
+        assert puller.outstanding == 0
+
+    await eventually(asks_for_nothing)
     other = await start(scripted(gate.process))
     await publisher.message(job.id, dispatch=5)
     [skipped] = await other.events.told("job.skipped")

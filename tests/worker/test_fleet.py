@@ -34,13 +34,6 @@ async def _nothing_left(database_url: str) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
     with fleet_of(settings, tmp_path) as running:
         yield running
@@ -71,14 +64,14 @@ async def stream_took(jetstream: JetStreamContext, settings: Settings, messages:
     async def check() -> None:
         assert (await jetstream.stream_info(settings.stream)).state.last_seq >= messages
 
-    await eventually(check, seconds=30)
+    await eventually(check, seconds=60)
 
 
 async def stream_holds(jetstream: JetStreamContext, settings: Settings, messages: int) -> None:
     async def check() -> None:
         assert (await jetstream.stream_info(settings.stream)).state.messages == messages
 
-    await eventually(check, seconds=30)
+    await eventually(check, seconds=60)
 
 
 async def all_ended(rows: Rows, seconds: float = 60) -> None:
@@ -166,7 +159,7 @@ async def were_delivered(jetstream: JetStreamContext, settings: Settings, delive
         assert info.delivered is not None
         assert info.delivered.consumer_seq >= deliveries
 
-    await eventually(check, seconds=30)
+    await eventually(check, seconds=60)
 
 
 async def test_a_job_cancelled_right_before_sigterm_is_cancelled_and_not_queued_again(

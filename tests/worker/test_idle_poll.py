@@ -154,11 +154,11 @@ async def test_a_busy_worker_takes_such_jobs_one_after_the_other_until_none_is_l
     await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 hour'")
     order = Order()
     running = await start(scripted(order.process), with_settings=rarely)
-    await rows.becomes(behind[0], "completed", seconds=30)
+    await rows.becomes(behind[0], "completed")
     for _ in range(2):  # what was delivered before the first of them was so a scan ago in the second
         await running.worker._components.poll.step()
     for job_id in forgotten:
-        await rows.becomes(job_id, "completed", seconds=30)
+        await rows.becomes(job_id, "completed")
 
 
 async def test_a_deep_backlog_is_left_to_its_messages(
@@ -176,7 +176,7 @@ async def test_a_deep_backlog_is_left_to_its_messages(
     )
     taken = Taken(running, monkeypatch)
     for job_id in ids:
-        await rows.becomes(job_id, "completed", seconds=30)
+        await rows.becomes(job_id, "completed")
     assert order.ran == ids
     assert taken.claims == []
 
@@ -210,7 +210,7 @@ async def test_hundreds_of_rows_that_are_set_aside_keep_no_later_one_from_its_tu
     error = RowRefused("23514", "test_refused")
     await RefusedRows(database, worker_id=None).note("claim", [(job_id, error) for job_id in refused])
     await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
-    await rows.becomes(last, "completed", seconds=30)
+    await rows.becomes(last, "completed")
 
 
 async def test_a_worker_without_free_slots_takes_nothing(

@@ -139,7 +139,7 @@ async def test_what_a_worker_has_no_room_for_goes_on_to_another_at_once(
     for _ in range(2):
         await gate.met()
     other = await start(*(scripted(echo, kind=kind) for kind in kinds), with_settings=settings)
-    await other.events.told("job.completed", times=len(jobs) - 2, seconds=30.0)
+    await other.events.told("job.completed", times=len(jobs) - 2)
     assert len(full.worker._context.in_flight.runs) == 2
     assert gate.waiting == 0
     gate.open()

@@ -85,7 +85,7 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
         await rows.becomes(job.id, "completed")
         assert consumer._batches.limit == 500
 
-    await eventually(grown, seconds=30)
+    await eventually(grown)
 
 
 @pytest.mark.usefixtures("patient")
@@ -127,7 +127,7 @@ async def test_a_login_that_is_refused_while_a_payload_comes_is_no_error_of_the_
     monkeypatch.setattr(claim, "fetch_content", refused_at_first)
     await start(scripted(echo))
     job = await client.enqueue(KIND, {"text": of_bytes(100_000)})
-    row = await rows.becomes(job.id, "completed", seconds=30.0)
+    row = await rows.becomes(job.id, "completed")
     assert (row["errors"], row["fencing_token"]) == (0, 1)
 
 

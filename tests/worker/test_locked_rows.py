@@ -21,6 +21,8 @@ from tests.worker.running import Running, StartWorker
 HELD_SECONDS = 2.5
 """Longer than a statement may take: whoever waits for the lock takes the database for silent."""
 
+pytestmark = pytest.mark.hurried
+
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
@@ -193,7 +195,7 @@ async def test_large_results_do_not_wait_behind_outcomes_whose_rows_are_locked(
     assert (await rows.job(locked[0]))["status"] == "processing"
     holder.rollback()
     for job_id in locked:
-        await rows.becomes(job_id, "completed", seconds=30.0)
+        await rows.becomes(job_id, "completed")
 
 
 async def test_outcomes_behind_locks_keep_nobody_waiting(

@@ -60,7 +60,7 @@ async def test_many_jobs_are_completed_once_each(client: JobClient, settings: Se
         async def all_completed() -> None:
             assert len(completed) == 1000
 
-        await eventually(all_completed, seconds=30)
+        await eventually(all_completed)
     assert sorted(completed) == sorted(str(one.id) for one in enqueued)
 
 

@@ -44,6 +44,8 @@ HANDED_BACK = {
 }
 """Why a worker that lives gives a job back, at no cost but time."""
 
+pytestmark = pytest.mark.hurried
+
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[TestServers]:
@@ -71,13 +73,6 @@ async def through_proxy(
     """A proxy before the database, and settings that lead through it."""
     async with proxied(database_url) as (proxy, url):
         yield proxy, make_settings(database_url=url)
-
-
-@pytest.fixture
-async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
-        yield opened
 
 
 class Load(JobProcessor):

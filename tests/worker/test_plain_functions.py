@@ -19,7 +19,7 @@ from tests.worker.processors import KIND, LATER, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
 
 tenant = contextvars.ContextVar("tenant", default="nobody")
 

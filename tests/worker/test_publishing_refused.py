@@ -67,7 +67,7 @@ async def all_complete(rows: Rows, ids: list[UUID]) -> None:
         done = "SELECT count(*) FROM jsworker.jobs WHERE status = 'completed' AND id = ANY(%s)"
         assert await rows.value(done, ids) == len(ids)
 
-    await eventually(check, seconds=30)
+    await eventually(check)
 
 
 def told(running: Running, name: str) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
         await all_complete(rows, await insert(database, 1))
         assert told(running, "worker.restored")
 
-    await eventually(publishes_again, seconds=40)
+    await eventually(publishes_again)
     status = running.worker.status()
     assert status is not None
     assert status.readiness.publishing
@@ -130,7 +130,7 @@ async def test_messages_of_producers_tell_that_the_stream_stores_again(
             await client.enqueue(KIND, {})
         assert told(running, "worker.restored")
 
-    await eventually(restored, seconds=40)
+    await eventually(restored)
     await running.stream_is_empty()
     assert len(told(running, "worker.degraded")) == 1
 

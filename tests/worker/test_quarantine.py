@@ -24,9 +24,14 @@ from tests.worker.slow_start import SlowStart
 
 
 @pytest.fixture
-async def running(settings: Settings) -> Any:
-    """A worker that was given the class, and so can make its processor in another process."""
-    started = Running(Worker([Perilous, Stubborn, scripted(echo)], settings))
+async def running(settings: Settings, request: pytest.FixtureRequest) -> Any:
+    """A worker that was given the class, and so can make its processor in another process.
+
+    Its parameter is the time-out of the watchdog: long, but for tests of hangs.
+    """
+    watchdog_timeout = getattr(request, "param", 20.0)
+    own = settings.model_copy(update={"shutdown_timeout": 60.0, "watchdog_timeout": watchdog_timeout})
+    started = Running(Worker([Perilous, Stubborn, scripted(echo)], own))
     started.worker.on("*", started.events)
     await started.worker.start()
     yield started
@@ -211,6 +216,7 @@ async def test_a_completed_job_stays_completed_when_its_process_dies_right_after
     assert (row["status"], row["stalls"], row["result"]) == ("completed", 0, {"by": "its transaction"})
 
 
+@pytest.mark.parametrize("running", [1.5], indirect=True)
 async def test_a_process_whose_event_loop_hangs_is_killed_in_time(
     running: Running, client: JobClient, rows: Rows
 ) -> None:
@@ -221,6 +227,7 @@ async def test_a_process_whose_event_loop_hangs_is_killed_in_time(
     await nothing_is_left()
 
 
+@pytest.mark.parametrize("running", [1.5], indirect=True)
 async def test_an_announced_quiet_phase_is_respected(running: Running, client: JobClient, rows: Rows) -> None:
     job = await client.enqueue("perilous", {"does": "be quiet and block"})
     row = await rows.becomes(job.id, "completed")

@@ -39,21 +39,16 @@ CLAIM = b"status = 'processing',"
 """Part of the CLAIM statement and of no other."""
 
 BOUND_SECONDS = FAST["stale_threshold"] + 1.5 * FAST["scan_interval"]
-SLACK_SECONDS = 6.0
+SLACK_SECONDS = 20.0
 """What a recovery may take beyond its bound on a machine that others keep busy."""
+
+pytestmark = pytest.mark.hurried
 
 
 @pytest.fixture(autouse=True)
 async def _nothing_left(database_url: str) -> AsyncIterator[None]:
     async with nothing_left(database_url):
         yield
-
-
-@pytest.fixture
-async def client(make_settings: Callable[..., Settings]) -> AsyncIterator[JobClient]:
-    """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    async with JobClient(make_settings(statement_timeout=10.0)) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -416,7 +411,7 @@ async def test_a_claim_that_is_being_released_is_not_read_back_into_the_hand(
     assert rescued.runs == []
     in_flight.releasing.clear()
 
-    await rows.becomes(job.id, "completed", seconds=30)
+    await rows.becomes(job.id, "completed")
     assert [token for _, token, *_ in rescued.runs] == [2]
 
 

@@ -189,7 +189,7 @@ async def test_a_row_that_cannot_be_taken_is_named_once_set_aside_and_stepped_pa
     await refusing.end()
     if attempted == "claim":  # its message comes back a minute later; the idle poll is sooner
         await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '10 minutes'")
-    await rows.becomes(hostile, "completed", seconds=30)
+    await rows.becomes(hostile, "completed")
     await marks_are_gone(rows)
 
 
@@ -251,7 +251,7 @@ async def test_thousands_of_refused_rows_before_the_others_are_stepped_past(
     # So many refusals make a search slow: were it to rest, the good ones would wait for an hour.
     running.worker._components.publisher._promoting._longest_rest = 3600.0
     for job_id in good:
-        await rows.becomes(job_id, "completed", seconds=60)
+        await rows.becomes(job_id, "completed", seconds=200)
     assert await rows.value("SELECT count(*) FROM jsworker.refused_rows") == 2500
     told = running.events.of("row.refused")
     assert sum(event["jobs"] for event in told) == 2500
@@ -347,13 +347,13 @@ async def test_heartbeats_that_are_refused_keep_no_other_from_waiting_for_its_lo
     async def are_asked(*job_ids: UUID) -> None:
         assert set(job_ids) <= set(asked)
 
-    await eventually(lambda: are_asked(*hostile), seconds=30)
+    await eventually(lambda: are_asked(*hostile))
     with psycopg.connect(rows.connection.info.dsn) as holder:
         holder.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [good.id])
-        await eventually(lambda: are_asked(good.id), seconds=30)
+        await eventually(lambda: are_asked(good.id))
         holder.rollback()
     asked.clear()
-    await eventually(lambda: are_asked(*hostile), seconds=30)
+    await eventually(lambda: are_asked(*hostile))
     gate.open()
     await rows.becomes(good.id, "completed")
 
@@ -424,10 +424,10 @@ async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_mor
         found = await rows.query("SELECT tries FROM jsworker.refused_rows WHERE attempted = 'fail'")
         assert [row["tries"] for row in found] == [tries] * 2
 
-    await eventually(lambda: marked(1), seconds=30)
+    await eventually(lambda: marked(1))
     await rows.query("UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour'")
     await rows.query("UPDATE jsworker.refused_rows SET retry_at = clock_timestamp()")
-    await eventually(lambda: marked(2), seconds=30)
+    await eventually(lambda: marked(2))
     times = await refusing.times()
     await rounds_pass(count_rounds(running.worker._components.beats), 4)
     assert await refusing.times() == times  # until it is due again
@@ -436,9 +436,9 @@ async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_mor
     del running.worker._components.pipeline.settler._refused[forgotten_run]
     await refusing.end()
     heartbeat.look_for_orphaned_claims()
-    row = await rows.becomes(kept.id, "failed", seconds=30)
+    row = await rows.becomes(kept.id, "failed")
     assert row["last_error"] == "cannot be completed: PostgreSQL refused a row: SQLSTATE P0001"
-    row = await rows.becomes(forgotten.id, "scheduled", seconds=30)
+    row = await rows.becomes(forgotten.id, "scheduled")
     assert (row["errors"], row["last_error"]) == (
         1,
         "its run has ended, but PostgreSQL refused to write how",
@@ -549,7 +549,7 @@ async def test_jobs_that_a_foreign_key_keeps_are_pruned_around(
     async def pruned() -> None:
         assert await rows.value("SELECT count(*) FROM jsworker.jobs") == kept
 
-    await eventually(pruned, seconds=30)
+    await eventually(pruned)
     assert not running.events.of("prune.failed")
     if not on_delete:
 
@@ -566,7 +566,7 @@ async def test_jobs_that_a_foreign_key_keeps_are_pruned_around(
         await rows.query("DELETE FROM orders")
         await rows.query("UPDATE jsworker.refused_rows SET retry_at = clock_timestamp()")
         kept = 0
-        await eventually(pruned, seconds=30)
+        await eventually(pruned)
         await marks_are_gone(rows)
 
 
@@ -665,7 +665,7 @@ async def test_a_fenced_run_is_handed_back_although_its_timeline_takes_no_entry(
     [run] = running.worker._context.in_flight.runs.values()
     run.signal(Stop.FENCED)
     gate.open()
-    await rows.becomes(job.id, "completed", seconds=30)
+    await rows.becomes(job.id, "completed")
     assert await rows.told(job.id) == ["released", "claimed"]
 
 

@@ -51,7 +51,7 @@ async def test_figures_are_packed_beside_the_event_loop_and_rest_afterwards(
             assert "figures" in parent.figures
             assert parent.figures[-3:] == [None, None, None]
 
-        await eventually(told, seconds=30.0)
+        await eventually(told)
     finally:
         reporter.stop()
     assert parent.figures.count("figures") == 1
@@ -78,7 +78,7 @@ async def test_figures_that_cannot_be_packed_hold_back_no_report(
         async def told() -> None:
             assert parent.figures == [None]
 
-        await eventually(told, seconds=30.0)
+        await eventually(told)
     finally:
         reporter.stop()
 
@@ -98,7 +98,7 @@ async def test_figures_that_are_too_long_are_told_once(
             async def refused_twice() -> None:
                 assert len([figures for figures in parent.figures if figures is not None]) >= 2
 
-            await eventually(refused_twice, seconds=30.0)
+            await eventually(refused_twice)
         finally:
             reporter.stop()
     [line] = [line for line in lines if line["event"] == "report.failed"]

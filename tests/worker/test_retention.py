@@ -129,7 +129,7 @@ class TestWorker:
             told = [event["jobs"] for each in workers for event in each.events.of("jobs.pruned")]
             assert sum(told) == 5000
 
-        await eventually(all_gone, seconds=30)
+        await eventually(all_gone, seconds=120)
 
     @pytest.mark.usefixtures("one_pass_after_the_other")
     async def test_it_ends_before_the_jobs_do(

@@ -57,7 +57,7 @@ async def gone(rows: Rows, pid: int) -> None:
     async def check() -> None:
         assert await rows.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0
 
-    await eventually(check, seconds=30)
+    await eventually(check)
 
 
 def _give_up_soon(get: Callable[[QueuePool], Any]) -> Callable[[QueuePool], Any]:
@@ -154,7 +154,7 @@ async def test_a_lost_connection_is_no_error_of_the_job(
     running = await start(processor)
     job = await client.enqueue(KIND, {})
     [released] = await running.events.told("job.released")
-    row = await rows.becomes(job.id, "completed", seconds=30.0)  # after its pause of a second
+    row = await rows.becomes(job.id, "completed")  # after its pause of a second
     reason = released["reason"]
     assert reason.startswith("PostgreSQL failed in the job's own transaction: SQLSTATE 57P01")
     assert (row["attempts"], row["errors"], row["stalls"]) == (1, 0, 0)
@@ -187,7 +187,7 @@ async def test_what_the_server_refuses_for_now_is_no_error_of_the_job(
     job = await client.enqueue(KIND, {})
     [released] = await running.events.told("job.released")
     assert released["reason"] == f"PostgreSQL failed in the job's own transaction: SQLSTATE {sqlstate}"
-    assert (await rows.becomes(job.id, "completed", seconds=30.0))["errors"] == 0
+    assert (await rows.becomes(job.id, "completed"))["errors"] == 0
 
 
 @pytest.mark.parametrize("sqlstate", ["23505", "22012", "P0001", "57014", "25P03"])
@@ -245,8 +245,8 @@ async def test_a_transaction_that_was_idle_for_too_long_is_an_error_of_the_job(
 ) -> None:
     async def process(job: Job[Any]) -> None:
         async with job.transaction() as session:
-            await session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 50"))
             pid = (await session.execute(PID)).scalar_one()
+            await session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 50"))
             await gone(rows, pid)
             try:
                 await session.execute(BOOK, {"job_id": job.id})
@@ -350,7 +350,7 @@ async def test_a_commit_whose_answer_is_lost_is_looked_up(
 
         running = await start(scripted(process), with_settings=make_settings(database_url=url))
         job = await client.enqueue(KIND, {})
-        row = await rows.becomes(job.id, "completed", seconds=30.0)
+        row = await rows.becomes(job.id, "completed")
         await running.events.told("job.completed")
         assert (row["result"], row["fencing_token"], row["errors"]) == ("once", 1, 0)
         assert await booked(rows) == [job.id]
@@ -378,7 +378,7 @@ class TestRetry:
 
         await start(scripted(process, max_attempts=1))
         job = await client.enqueue(KIND, {})
-        row = await rows.becomes(job.id, "completed", seconds=30.0)
+        row = await rows.becomes(job.id, "completed")
         assert (row["result"], row["fencing_token"], len(tries)) == (3, 1, 3)
         assert await booked(rows) == [job.id]
 
@@ -395,7 +395,7 @@ class TestRetry:
 
         await start(scripted(process, max_attempts=1))
         job = await client.enqueue(KIND, {})
-        row = await rows.becomes(job.id, "completed", seconds=30.0)
+        row = await rows.becomes(job.id, "completed")
         assert (row["result"], row["fencing_token"], len(tries)) == (3, 1, 3)
         assert await booked(rows) == [job.id]
 
@@ -445,7 +445,7 @@ class TestRetry:
         )
         for kind in (KIND, "other"):
             job = await client.enqueue(kind, {})
-            row = await rows.becomes(job.id, "completed", seconds=30.0)
+            row = await rows.becomes(job.id, "completed")
             assert (row["fencing_token"], row["errors"]) == (2, 0)
             assert job.id in await booked(rows)
         assert len(running.events.of("job.released")) == 2

@@ -22,7 +22,7 @@ from tests.worker.processors import AT_ONCE, KIND, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
 
 
 async def test_heartbeats_renew_every_run_in_one_rhythm_and_keep_its_message(

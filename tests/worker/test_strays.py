@@ -20,6 +20,8 @@ from tests.worker.running import StartWorker
 EVERY = 12
 SLEEP = text("SELECT pg_sleep(60)")
 
+pytestmark = pytest.mark.hurried
+
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -152,7 +154,7 @@ async def test_and_again_at_once_while_somebody_locks_the_row(
     async def no_longer_doubts() -> None:
         assert not heartbeat._is_doubtful()
 
-    await eventually(no_longer_doubts, seconds=30)
+    await eventually(no_longer_doubts)
     async with rows.connection.transaction():
         await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
         heartbeat._look_at = -math.inf  # the routine look, and no other comes
@@ -161,4 +163,4 @@ async def test_and_again_at_once_while_somebody_locks_the_row(
         looks.clear()
         await rounds_pass(beats, 4)
         assert looks
-    await rows.becomes(job.id, "completed", seconds=30)
+    await rows.becomes(job.id, "completed")

@@ -271,7 +271,7 @@ async def test_a_quarantined_job_works_in_the_span_of_its_run(
 ) -> None:
     running = await start(Traced)
     job = await client.enqueue("traced", {})
-    row = await rows.becomes(job.id, "completed", seconds=30)
+    row = await rows.becomes(job.id, "completed")
     [process] = await exported.told("process")
     assert running.events.of("job.started")[0]["quarantined"] is True
     trace_id, span_id = id_of(process)
@@ -288,7 +288,7 @@ async def test_spans_made_in_quarantine_are_exported_before_its_process_ends(
     await running.worker.start()
     try:
         job = await client.enqueue("exports", {})
-        await rows.becomes(job.id, "completed", seconds=30)
+        await rows.becomes(job.id, "completed")
         spans = await asyncio.to_thread(file.read_text)
     finally:
         await running.end()

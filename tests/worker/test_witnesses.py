@@ -32,13 +32,13 @@ from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-STALE_SECONDS = 4.0
+STALE_SECONDS = 12.0
 BOUND_SECONDS = FAST["crash_threshold"] + 1.2 * FAST["scan_interval"] + 1.0
-SLACK_SECONDS = 1.0
+SLACK_SECONDS = 8.0
 """What a machine that others keep busy may add; still sooner than the stale rule."""
 
 
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ async def _nothing_left(database_url: str) -> AsyncIterator[None]:
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
-    return make_settings(stale_threshold=STALE_SECONDS, ack_wait=30.0)
+    return make_settings(stale_threshold=STALE_SECONDS, ack_wait=60.0)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_an_owner_whom_nobody_finds_keeps_its_jobs_as_long_as_its_heart_be
     beyond = NatsServer(tmp_path)  # the far side of a partition
     await beyond.start()
     try:
-        own = make_settings(stale_threshold=STALE_SECONDS, ack_wait=30.0, nats_url=beyond.url)
+        own = make_settings(stale_threshold=STALE_SECONDS, ack_wait=60.0, nats_url=beyond.url)
         owner = await start(scripted(gate.process), with_settings=own)
         asker = await start(scripted(echo, kind="held"))
         async with JobClient(own) as client:

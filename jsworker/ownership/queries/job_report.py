@@ -11,7 +11,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import queued_indexed
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
-from jsworker.ownership.transitions.workers import IS_ALIVE, SILENT
+from jsworker.ownership.transitions.workers import IS_ALIVE
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
