@@ -10,7 +10,7 @@ from tests.faults.producing import start_producer
 _PRODUCERS = 3
 _JOBS = 20
 _RATE = 20.0
-_SECONDS = 60.0
+_SECONDS = 120.0
 
 
 async def producer_killed(field: Battlefield) -> None:
