@@ -124,7 +124,7 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
 @pytest.fixture
 async def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JobClient]:
     """A client that is patient with a busy machine; the workers' time-outs are the test's business."""
-    monkeypatch.setattr("jsworker.client.job_client._CONNECT_SECONDS", 30.0)
+    monkeypatch.setattr("jsworker.client.client_publisher._CONNECT_SECONDS", 30.0)
     async with JobClient(settings.model_copy(update={"statement_timeout": 10.0})) as opened:
         yield opened
 

@@ -35,7 +35,7 @@ from tests.worker.processors import Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-CLAIM = b"status = 'processing',"
+CLAIM = b"status='processing', worker_id="
 """Part of the CLAIM statement and of no other."""
 
 BOUND_SECONDS = FAST["stale_threshold"] + 1.5 * FAST["scan_interval"]
