@@ -52,14 +52,12 @@ demo: $(VENV)/.project ## Run real jobs on real servers, kill a worker, lose not
 dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COMMAND…" runs a command with them.
 	$(BIN)/jsworker dev $(ARGS)
 
-# More processes than cores: tests wait for servers and for each other's processes more than they compute.
-PYTEST = $(BIN)/pytest -n 4 --dist loadfile
-
-# What failed (1) is run once more, by itself, until ten runs on a busy machine have shown that it need not be.
-AGAIN = { [ $$? = 1 ] && echo "== once more, by itself: what failed beside other tests" && $(BIN)/pytest --last-failed; }
+# More processes than cores: tests wait for servers and for each other's processes more than they compute. Each
+# begins with a part of the tests in their order, and takes from the others what they have not come to yet.
+PYTEST = $(BIN)/pytest -n 4 --dist worksteal
 
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
-	@$(PYTEST) $(ARGS) $(if $(ARGS),,|| $(AGAIN))
+	@$(PYTEST) $(ARGS)
 	@$(if $(ARGS),,$(MAKE) test-oldest)
 
 # Most applications bring SQLAlchemy 2.0: the oldest that pyproject.toml allows hides the locked one.
@@ -88,7 +86,7 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
-verify-quick: $(VENV)/.project ## Run the tests that compute for minutes: mutants of the protocol, the benchmarks' own, the guard of speed.
+verify-quick: $(VENV)/.project ## Run what takes minutes: mutants, short fault runs, the guard of speed.
 	@$(PYTEST) -m thorough tests $(ARGS)
 
 verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin and gcc.

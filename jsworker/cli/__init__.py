@@ -1,1 +1,1 @@
-"""The command line. Nothing is imported here: worker processes start from this package, too."""
+"""The command line."""

@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import jsworker
-from jsworker.cli.failures import exit_code_of
 from jsworker.cli.options import new_app
+from jsworker.core import exit_codes
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 
 _START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
@@ -123,6 +123,21 @@ def _prepare_streams() -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
     # An error is one line; libraries add nothing to it. A worker sets up logs of its own.
     logging.getLogger().addHandler(logging.NullHandler())
+
+
+def exit_code_of(command: Callable[[], Any]) -> int:
+    """Run a command, report its error, and return its exit code; None is 0."""
+    return exit_codes.exit_code_of(command, on_unexpected=_report_unexpected)
+
+
+def _report_unexpected(error: Exception) -> int:
+    if not isinstance(error, typer.TyperException):
+        return exit_codes.show_traceback(error)
+    line = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    if line:  # no arguments at all: the help has been shown
+        typer.echo(f"{line}; see {context.command_path} --help" if context else line, err=True)
+    return error.exit_code
 
 
 def _load(name: str) -> Any:

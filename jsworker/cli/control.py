@@ -12,7 +12,6 @@ from uuid import UUID
 
 import typer
 
-from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import (
     JobIds,
     Json,
@@ -24,7 +23,7 @@ from jsworker.cli.options import (
     Yes,
     new_app,
 )
-from jsworker.cli.output import ActionOutcome, OutcomeReport, refused
+from jsworker.cli.output import ActionOutcome, OutcomeReport, refused, remark
 from jsworker.cli.selection import (
     age_options,
     check_choice,
@@ -34,11 +33,12 @@ from jsworker.cli.selection import (
     connected_database,
 )
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Count
-from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.reset import Reset
@@ -75,7 +75,7 @@ def retry(
     wanted = _Filter(choose_statuses("retry", status, ("failed",)), kind)
     filtered = status is not None or kind is not None
     check_choice("retry", ids, filtered=filtered, filters="--status/--kind", yes=yes)
-    return _perform("retry", _retry, _select("retry", ids, wanted, yes=yes), as_json=as_json)
+    return _perform("retry", _retry, ids, wanted, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -99,9 +99,8 @@ def cancel(
     wanted = _Filter(choose_statuses("cancel", status, _LIVE, age), kind, age)
     filtered = status is not None or kind is not None or bool(age)
     check_choice("cancel", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
-    selection = _select("cancel", ids, wanted, yes=yes)
     action = partial(_cancel, statuses=wanted.statuses if filtered else None, age=age)
-    return _perform("cancel", action, selection, as_json=as_json)
+    return _perform("cancel", action, ids, wanted, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -131,21 +130,12 @@ def clear(
     filtered = status is not None or kind is not None or bool(age)
     wanted = _Filter(choose_statuses("clear", status, ("processing",), age), kind, age)
     check_choice("clear", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
-    selection = _select("clear", ids, wanted, yes=yes)
     action = partial(_clear, reason=reason, age=age)
-    return _perform("clear", action, selection, as_json=as_json)
+    return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """Which jobs are meant.
-
-    Attributes:
-        statuses: any of them.
-        kind: only this kind.
-        age: of running jobs only those that are so old.
-    """
-
     statuses: tuple[str, ...]
     kind: str | None
     age: RunAge = ANY_AGE
@@ -162,12 +152,7 @@ class _Filter:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """The jobs that a command acts on.
-
-    Attributes:
-        named: those that are known already.
-        wanted: a filter for others; None: there are none.
-    """
+    """The jobs that a command acts on: those that are known already, and a filter for others."""
 
     named: Found
     wanted: _Filter | None
@@ -188,12 +173,7 @@ class _Selection:
 
 
 def _select(verb: str, ids: Sequence[UUID] | None, wanted: _Filter, *, yes: bool) -> _Selection:
-    """Return the jobs to act on, each once: those named, else those that the filter means.
-
-    Raises:
-        Declined: the operator looked at their number and did not agree.
-        InvalidName: the kind holds characters that are not allowed.
-    """
+    """Return the jobs to act on, each once: those named, else those that the filter means."""
     if ids:
         return _Selection([(job_id, None) for job_id in dict.fromkeys(ids)], None)
     if wanted.kind is not None:
@@ -210,7 +190,6 @@ def _select(verb: str, ids: Sequence[UUID] | None, wanted: _Filter, *, yes: bool
 
 
 async def _look(wanted: _Filter) -> tuple[Found, Count]:
-    """Return the jobs that a filter means and their number; if that is large, none of them."""
     async with connected_database() as database:
         count = await listing.count_matching(
             database, statuses=wanted.statuses, kind=wanted.kind, age=wanted.age
@@ -221,10 +200,13 @@ async def _look(wanted: _Filter) -> tuple[Found, Count]:
         return found, Count(len(found), is_exact=True)
 
 
-def _perform(call: str, action: Action, selection: _Selection, *, as_json: bool) -> int:
+def _perform(
+    verb: str, action: Action, ids: Sequence[UUID] | None, wanted: _Filter, *, yes: bool, as_json: bool
+) -> int:
+    selection = _select(verb, ids, wanted, yes=yes)
     with OutcomeReport(as_json=as_json) as report:
         if selection.named or selection.wanted:
-            with operators_rights(call):
+            with operators_rights(verb):
                 asyncio.run(_act(action, selection, report))
     return report.exit_code
 
@@ -305,8 +287,7 @@ async def _take_back(
 ) -> tuple[dict[UUID, Reset], dict[UUID, str]]:
     """Reset running jobs; a row that a heartbeat has locked for the moment is tried again.
 
-    Returns:
-        The jobs that were reset, and those whose row PostgreSQL refused to update, with its reason.
+    Returns the jobs that were reset, and those whose row PostgreSQL refused to update, with its reason.
     """
     taken: dict[UUID, Reset] = {}
     bad: dict[UUID, str] = {}

@@ -1,11 +1,10 @@
 """``jsworker db``: the tables and their version."""
 
-from jsworker.cli.failures import remark
 from jsworker.cli.options import JsonObject, new_app
-from jsworker.cli.output import print_json, print_line
+from jsworker.cli.output import print_json, print_line, remark
 from jsworker.core.settings import load_settings
 from jsworker.ownership import upgrading
-from jsworker.ownership.revision import check_level
+from jsworker.ownership.database import check_level
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 
 app = new_app(no_args_is_help=True)

@@ -2,25 +2,33 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Column
 
-from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app
-from jsworker.cli.output import ActionOutcome, OutcomeReport, cell, print_json, print_table, refused, since
+from jsworker.cli.output import (
+    ActionOutcome,
+    OutcomeReport,
+    cell,
+    print_json,
+    print_table,
+    refused,
+    remark,
+    since,
+)
 from jsworker.cli.selection import check_choice, confirm, connected_database
 from jsworker.core.errors import InvalidName, StreamRefused
 from jsworker.core.events import Events
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, shown
-from jsworker.core.settings import Settings, load_settings
+from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import dead_messages as dead
 from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
 from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.jetstream import Stream
+from jsworker.stream.jetstream import Stream, ensured_stream
 
 _BATCH = 500
 _CONNECT_SECONDS = 3.0
@@ -116,7 +124,13 @@ async def _drop(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionO
 
 async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     settings = load_settings()
-    async with _connected_stream(settings, database) as stream:
+    async with ensured_stream(
+        settings,
+        await installation_id(database),
+        events=Events(),
+        client_name="jsworker dead-messages",
+        seconds=_CONNECT_SECONDS,
+    ) as stream:
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
             messages = {each.id: each for each in await dead.read_dead(database, batch)}
@@ -147,19 +161,3 @@ async def _replay_one(database: Database, stream: Stream, message: DeadMessage, 
 
 def _unknown(message_id: int) -> ActionOutcome:
     return refused(message_id, f"no dead message has id {message_id}")
-
-
-@asynccontextmanager
-async def _connected_stream(settings: Settings, database: Database) -> AsyncIterator[Stream]:
-    stream = Stream(
-        settings,
-        installation_id=await installation_id(database),
-        events=Events(),
-        client_name="jsworker dead-messages",
-    )
-    try:
-        await stream.connect(_CONNECT_SECONDS)
-        await stream.ensure([])
-        yield stream
-    finally:
-        await stream.close()

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from jsworker.cli.failures import remark
 from jsworker.cli.options import argument, new_app, option
-from jsworker.cli.output import print_line
+from jsworker.cli.output import print_line, remark
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
 
@@ -58,7 +57,6 @@ def _child_environment(servers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _serve(servers: EmbeddedServers) -> None:
-    """Print the variables and wait for a signal."""
     stop = threading.Event()
     with _on_signals(lambda _: stop.set()):
         _print_variables(servers.environment())
@@ -110,7 +108,6 @@ def _in_the_foreground() -> bool:
 
 @contextmanager
 def _on_signals(react: Callable[[int], None]) -> Iterator[None]:
-    """Call ``react`` for the signals that ask a process to end."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
         numbers.append(signal.SIGHUP)

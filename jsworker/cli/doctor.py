@@ -9,9 +9,9 @@ from typing import Annotated
 from rich.table import Column, Table
 from rich.text import Text
 
-from jsworker.cli.failures import DONE, FAILED
 from jsworker.cli.options import flag, new_app, option
 from jsworker.cli.output import console, print_json
+from jsworker.core.exit_codes import DONE, FAILED
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings, load_settings
 from jsworker.doctor.checks import examine

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import argument, flag, new_app, option
-from jsworker.cli.output import print_json, print_line, progress_bar
+from jsworker.cli.output import print_json, print_line, progress_bar, remark
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
 from jsworker.core import strict_json
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, shown
 from jsworker.core.targets import load_processor_class
 

@@ -12,7 +12,6 @@ from uuid import UUID
 from rich.table import Column, Table
 from rich.text import Text
 
-from jsworker.cli.failures import remark
 from jsworker.cli.options import (
     After,
     Json,
@@ -36,6 +35,7 @@ from jsworker.cli.output import (
     print_json,
     print_line,
     print_table,
+    remark,
     seconds_in_words,
     since,
     until,
@@ -43,9 +43,9 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import choose_age, choose_statuses, connected_database, find_job
 from jsworker.core.names import check_kind, printable
 from jsworker.core.tracebacks import from_users_code, last_place
+from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
-from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
 
@@ -172,7 +172,6 @@ def _refusal(mark: Mark) -> str:
 
 
 def _detail(job: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what matters about a job of its status."""
     match job["status"]:
         case "scheduled":
             yield f"due in {until(job['run_at'])}"
@@ -306,7 +305,6 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
 
 
 def _standing(found: Mapping[str, Any]) -> str:
-    """Return why the job is in its status, and until when."""
     match found["status"]:
         case "scheduled":
             begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"

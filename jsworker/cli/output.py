@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column, Table
 
-from jsworker.cli.failures import DONE, FAILED, remark
+from jsworker.core.exit_codes import DONE, FAILED
 from jsworker.core.names import printable
 from jsworker.ownership.queries.reading import FarTime
 
@@ -36,6 +36,12 @@ def print_json(value: Any) -> None:
 def print_line(line: str) -> None:
     """Write one line to stdout."""
     sys.stdout.write(f"{line}\n")
+
+
+def remark(line: str) -> None:
+    """Write one line for people to stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
@@ -69,10 +75,8 @@ def progress_bar(what: str, total: int, *more: ProgressColumn) -> Iterator[Calla
 class ActionOutcome:
     """What became of a job or a message that a command acted on.
 
-    Attributes:
-        outcome: the state that it went to, in one word; ``refused`` when nothing happened.
-        refusal: why nothing happened.
-        has_changed: nothing happened because it is not any more what a filter found.
+    ``outcome`` is the state that it went to, in one word, or ``refused``; ``has_changed``: nothing happened
+    because it is not any more what a filter found.
     """
 
     id: UUID | int

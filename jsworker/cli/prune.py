@@ -10,11 +10,11 @@ from typing import Annotated
 
 from rich.progress import TimeRemainingColumn
 
-from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
-from jsworker.cli.output import print_json, print_line, progress_bar
+from jsworker.cli.output import print_json, print_line, progress_bar, remark
 from jsworker.cli.selection import choose_statuses, connected_database
 from jsworker.core.errors import SettingsError
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
 from jsworker.ownership.database import Database
@@ -91,12 +91,7 @@ def _print(request: _Request, done: _Done, *, dry_run: bool, as_json: bool) -> N
 
 
 def _seconds(older_than: str | None) -> float:
-    """Return the age from which jobs are deleted, by the rules of the setting that it stands in for.
-
-    Raises:
-        SettingsError: it breaks one of them.
-        WrongUsage: ended jobs are kept for ever.
-    """
+    """Return the age from which jobs are deleted, by the rules of the setting that it stands in for."""
     if older_than is None:
         seconds = load_settings().retention
     else:

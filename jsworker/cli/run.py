@@ -3,25 +3,115 @@
 from jsworker.telemetry import lean_structlog  # noqa: F401, I001 -- before all other imports of structlog
 
 import asyncio
+import inspect
 import os
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import structlog
 import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 import jsworker
 from jsworker.cli.options import new_app
-from jsworker.cli.setting_options import with_setting_options
 from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
-from jsworker.supervisor.parent import Ending, Supervisor
+from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
 
+_ALIASES = {"watchdog_timeout": "--heartbeat-timeout"}
+_MARKDOWN = re.compile(r"[\\`*_<]")
+_OTHERS = "Other settings"
+_PANELS = {
+    "Servers and logins (better set by variables: options show in lists of processes)": (
+        *("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token"),
+        *("nats_creds_file", "nats_nkey_seed_file", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
+        "nats_inbox_prefix",
+    ),
+    "Stream": ("stream", "subject_prefix", "stream_replicas", "ack_wait"),
+    "Jobs": (
+        *("concurrency", "processes", "max_attempts", "max_stalls", "job_timeout", "progress_timeout"),
+        *("max_payload_bytes", "max_result_bytes", "max_checkpoint_bytes", "retention", "event_loop"),
+    ),
+    "Recovery": (
+        *("heartbeat_interval", "crash_threshold", "stale_threshold", "scan_interval", "relay_interval"),
+        *("recovery", "recover_on_start", "statement_timeout", "watchdog_timeout", "startup_timeout"),
+        *("shutdown_timeout", "grace_period"),
+    ),
+    "Who this worker is": ("worker_id", "hostname", "pod_uid", "container"),
+    "Health and logs": ("http_host", "http_port", "log_format", "log_level"),
+}
+
 app = new_app()
+
+
+def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that takes ``**settings`` an option for each of them, for typer to find.
+
+    The command gets every value as text, None for an option that was not given: the settings' own rules check
+    it, and their errors name the variable.
+    """
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [_parameter(name, field) for name, field in Settings.model_fields.items()]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]  # inspect reads it
+    return command
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    names = [f"--{name.replace('_', '-')}"] + ([_ALIASES[name]] if name in _ALIASES else [])
+    option = typer.Option(
+        *names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=_panel(name)
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _panel(name: str) -> str:
+    return next((panel for panel, names in _PANELS.items() if name in names), _OTHERS)
+
+
+def _help(field: FieldInfo) -> str:
+    """Return what the setting means, and its default unless that is made at the start or is none."""
+    description = _MARKDOWN.sub(r"\\\g<0>", str(field.description))
+    default = None if field.is_required() or field.default_factory else field.default
+    match default:
+        case None:
+            return description
+        case bool():
+            shown = str(default).lower()
+        case float():
+            shown = f"{default:g}"
+        case _:
+            shown = str(default)
+    return f"{description} [default: {shown}]"
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    wanted = _plain(field.annotation)
+    if get_origin(wanted) is Literal:
+        choices = get_args(wanted)
+        return "|".join(choices) if len(choices) < 3 else "LEVEL"
+    if name.endswith("_url"):
+        return "URL"
+    by_type = {bool: "true|false", int: "NUMBER", float: "SECONDS", Path: "PATH", SecretStr: "SECRET"}
+    return by_type.get(wanted, "NAME")
+
+
+def _plain(annotation: Any) -> Any:
+    """Return a type without None and without its rules."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, types.UnionType}:
+        return _plain(next(each for each in get_args(annotation) if each is not types.NoneType))
+    return annotation
 
 
 @app.command()
@@ -51,17 +141,16 @@ def run(
     _leave_no_core_dumps()
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
-    ending = asyncio.run(_supervise(loaded, targets, _environment(given)))
+    supervisor = Supervisor(
+        loaded,
+        command=_command(targets),
+        environment=_environment(given),
+        shows_work=loaded.log_format == "console" and is_terminal(sys.stderr),
+    )
+    ending = asyncio.run(supervisor.run())
     if ending.words:
         write_line(ending.words)
     return ending.code
-
-
-async def _supervise(settings: Settings, targets: Sequence[str], environment: Mapping[str, str]) -> Ending:
-    shows_work = settings.log_format == "console" and is_terminal(sys.stderr)
-    return await Supervisor(
-        settings, command=_command(targets), environment=environment, shows_work=shows_work
-    ).run()
 
 
 def _leave_no_core_dumps() -> None:
@@ -71,7 +160,6 @@ def _leave_no_core_dumps() -> None:
 
 
 def _command(targets: Sequence[str]) -> list[str]:
-    """Return the command of a child: this interpreter, with its flags."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing public tells them
     # A file of the working directory must not pass for one of Python's, unless jsworker lies there too.
     safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
@@ -79,7 +167,6 @@ def _command(targets: Sequence[str]) -> list[str]:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the children's environment, in which options have become variables."""
     environment = dict(os.environ)
     for name, value in given.items():
         environment[variable_of(name)] = value

@@ -11,13 +11,13 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
-from jsworker.cli.failures import WrongUsage
 from jsworker.core.errors import JobNotFound, JsworkerError
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import shown
 from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
 
 _STATEMENT_SECONDS = 30.0
 """People who look for something wait longer than workers may."""
@@ -32,12 +32,7 @@ class Declined(JsworkerError):
 
 @asynccontextmanager
 async def connected_database() -> AsyncIterator[Database]:
-    """Open the database of the environment's settings.
-
-    Raises:
-        SettingsError: a setting is wrong or missing.
-        DatabaseUnavailable, DatabaseRefused, MigrationMissing: it cannot be used.
-    """
+    """Open the database of the environment's settings."""
     settings = load_settings()
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
     database = Database(settings.database_dsn(), statement_timeout=statement_timeout)
@@ -49,11 +44,7 @@ async def connected_database() -> AsyncIterator[Database]:
 
 
 def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filters: str, yes: bool) -> None:
-    """Refuse a command that names nothing, names things twice, or cannot ask because there is no terminal.
-
-    Raises:
-        WrongUsage: one of these.
-    """
+    """Refuse a command that names nothing, names things twice, or cannot ask because there is no terminal."""
     if ids and filtered:
         raise WrongUsage(f"{verb} takes ids or {filters}, not both")
     if not ids and not filtered:
@@ -63,11 +54,7 @@ def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filter
 
 
 def choose_age(stale_for: float | None, running_for: float | None, no_progress_for: float | None) -> RunAge:
-    """Return how old runs must be that a filter means.
-
-    Raises:
-        WrongUsage: a value is no number of seconds.
-    """
+    """Return how old runs must be that a filter means."""
     given = {"stale-for": stale_for, "running-for": running_for, "no-progress-for": no_progress_for}
     for name, seconds in given.items():
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
@@ -78,11 +65,7 @@ def choose_age(stale_for: float | None, running_for: float | None, no_progress_f
 def choose_statuses(
     verb: str, status: str | None, possible: tuple[str, ...], age: RunAge = ANY_AGE
 ) -> tuple[str, ...]:
-    """Return the statuses that a filter means.
-
-    Raises:
-        WrongUsage: the command can do nothing to jobs of this status, or such jobs have no age.
-    """
+    """Return the statuses that a filter means."""
     if age and status not in (None, "processing"):
         raise WrongUsage(f"--status {status}: only jobs that are processing have a --{age_options(age)[0]}")
     if age:
@@ -100,11 +83,7 @@ def age_options(age: RunAge) -> list[str]:
 
 
 def confirm(question: str) -> None:
-    """Ask on the terminal; only yes is yes.
-
-    Raises:
-        Declined: it was something else.
-    """
+    """Ask on the terminal; only yes is yes."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     # A signal that comes between Python's last look for one and its read would not end that read.
@@ -116,12 +95,7 @@ def confirm(question: str) -> None:
 
 
 async def find_job(database: Database, named: str) -> dict[str, Any]:
-    """Return a job by its id: given whole, or by its last digits, which are looked for among the newest jobs.
-
-    Raises:
-        WrongUsage: it is neither.
-        JobNotFound: no job was found whose id is or ends like this, or several.
-    """
+    """Return a job by its id: given whole, or by its last digits, looked for among the newest jobs."""
     job_id = await _id_of(database, named)
     job = await listing.get_job(database, job_id)
     if job is None:

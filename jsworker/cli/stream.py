@@ -13,7 +13,7 @@ from jsworker.core.names import check_kind
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
 from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.jetstream import Stream
+from jsworker.stream.jetstream import ensured_stream
 
 app = new_app(no_args_is_help=True)
 
@@ -53,21 +53,14 @@ def _kind(given: str) -> str:
 
 
 async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """Ensure stream and consumers and return what was changed."""
     changed: list[Event] = []
     events = Events()
     events.on("stream.changed", changed.append)
     async with connected_database() as database:
         installation = await installation_id(database)
-    stream = Stream(settings, installation_id=installation, events=events, client_name="jsworker stream")
-    await stream.connect()
-    try:
-        await stream.ensure(kinds)
-    finally:
-        await stream.close()
-    return [{name: _plain(value) for name, value in event.fields.items()} for event in changed]
+    async with ensured_stream(settings, installation, kinds, events=events, client_name="jsworker stream"):
+        return [{name: _plain(value) for name, value in event.fields.items()} for event in changed]
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting of JetStream as JSON has it."""
     return value.value if isinstance(value, Enum) else value

@@ -8,11 +8,11 @@ from uuid import UUID
 
 from rich.table import Column
 
-from jsworker.cli.failures import WrongUsage, remark
 from jsworker.cli.options import Json, Limit, Stack, argument, new_app
-from jsworker.cli.output import cell, print_json, print_line, print_table, seconds_in_words, since
+from jsworker.cli.output import cell, print_json, print_line, print_table, remark, seconds_in_words, since
 from jsworker.cli.selection import connected_database, find_job
 from jsworker.core.errors import JsworkerError
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.settings import load_settings
 from jsworker.ownership.transitions.workers import get_worker, list_workers
 from jsworker.stream.liveness import Answer, Reply, ask_stacks
@@ -88,13 +88,7 @@ def _row(worker: Mapping[str, Any]) -> list[str]:
 
 
 def show_run(named: str, *, as_json: bool) -> None:
-    """Print where the run of a job is.
-
-    Raises:
-        JobNotFound: no job has this id.
-        NoStack: it does not run, or its owner did not answer.
-        SettingsError, StreamUnavailable, StreamRefused, DatabaseUnavailable: its owner could not be asked.
-    """
+    """Print where the run of a job is."""
     answer = asyncio.run(_of_job(named))
     _show(answer, _of_run(answer["job"], was_asked=True), as_json=as_json)
 

@@ -1,21 +1,27 @@
-"""What may be enqueued: kinds, payloads, keys and delays, checked before anything is written."""
+"""Enqueueing: kinds, payloads, keys and delays are checked, then rows inserted, many in few statements."""
 
+import asyncio
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
 
 from pydantic import BaseModel
 
 from jsworker.core import strict_json, tracing
-from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload
+from jsworker.core.batching import Batcher
+from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.names import check_kind, check_unique_key, shown
 from jsworker.core.processor import JobProcessor, write_payload
-from jsworker.core.pydantic_json import model_values
 from jsworker.core.trace_context import TraceContext
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions import enqueue
-from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, new_job_id
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
@@ -34,6 +40,13 @@ MOST_STALLS = 100
 
 LONGEST_DELAY = 10 * 366 * 86400.0
 """Seconds; a later date is a mistake."""
+
+_BATCH: Final = 5000
+_BATCH_BYTES: Final = 8_000_000
+"""Of payloads in one statement; more only where a single payload is larger."""
+_AT_ONCE: Final = 2
+_SHARED_BATCH: Final = 500
+_Answer = Enqueued | JsworkerError
 
 
 class JobOptions(NamedTuple):
@@ -105,11 +118,7 @@ def enqueue_statement(
 
 
 def kind_name(kind: Kind) -> str:
-    """Return the name of a kind.
-
-    Raises:
-        InvalidName: it holds characters that are not allowed, or is no name at all.
-    """
+    """Return the name of a kind."""
     if isinstance(kind, type) and issubclass(kind, JobProcessor):
         return check_kind(kind.kind)
     if not isinstance(kind, str):
@@ -118,11 +127,7 @@ def kind_name(kind: Kind) -> str:
 
 
 def one_for_each(name: str, given: Any) -> list[Any]:
-    """Return what is given for many jobs as a list.
-
-    Raises:
-        TypeError: it is one value, or has no order.
-    """
+    """Return what is given for many jobs as a list; TypeError: it is one value, or has no order."""
     if isinstance(given, str | bytes | Mapping | BaseModel | set | frozenset) or not isinstance(
         given, Iterable
     ):
@@ -159,10 +164,124 @@ def new_jobs(
 
 def _payload_text(kind: Kind, payload: Any, most: int) -> str:
     if isinstance(kind, str):
-        text = strict_json.dumps(model_values(payload, what="payload"), what="payload")
+        text = strict_json.dumps(strict_json.model_values(payload, what="payload"), what="payload")
     else:
         text = write_payload(kind, payload)
     size = len(text) if text.isascii() else len(text.encode())
     if size > most:
         raise InvalidPayload(f"payload of {size} bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES={most}")
     return text
+
+
+async def insert(
+    database: Database, kind: str, jobs: Iterable[NewJob], *, keyed: bool
+) -> AsyncGenerator[list[Enqueued]]:
+    """Insert jobs of a kind and yield the answers, in order, as they come; two statements at once.
+
+    Without keys, jobs are made while others are inserted. Of two jobs with one key the first wins, so
+    then batch goes after batch. After an error those that were answered are stored; of those under way it
+    is unclear.
+    """
+    under_way: deque[asyncio.Task[list[Enqueued]]] = deque()
+    at_once = 1 if keyed else _AT_ONCE
+    try:
+        for batch in _batches(jobs):
+            under_way.append(asyncio.create_task(enqueue.enqueue_many(database, kind, batch)))
+            await asyncio.sleep(0)  # begin with it before the next batch keeps the processor busy
+            if len(under_way) == at_once:
+                yield await under_way.popleft()
+        while under_way:
+            yield await under_way.popleft()
+    finally:
+        await _give_up(under_way)
+
+
+async def _give_up(statements: Collection["asyncio.Task[list[Enqueued]]"]) -> None:
+    """Wait no longer for what is under way, after an error or a cancellation; it may still be stored."""
+    for statement in statements:
+        statement.cancel()
+    await asyncio.gather(*statements, return_exceptions=True)
+
+
+def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
+    batch: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        if batch and (len(batch) == _BATCH or size + len(job.payload) > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(job)
+        size += len(job.payload)
+    if batch:
+        yield batch
+
+
+class SharedInserts:
+    """Inserts single jobs of a client: a lone one at once, a flood in natural batches, kind by kind.
+
+    A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet.
+    ``publish_after`` returns the seconds for which relays leave messages to this client now; ``died`` is
+    called with the name and the error when a batch raises what no caller is waiting for.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        publish_after: Callable[[], float],
+        died: Callable[[str, BaseException], None],
+    ) -> None:
+        self._database = database
+        self._publish_after = publish_after
+        self._died = died
+        self._under_way = 0
+        self._kinds: dict[str, Batcher[NewJob, _Answer]] = {}
+
+    async def insert(self, kind: str, job: NewJob) -> Enqueued:
+        """Insert a job; after DatabaseUnavailable it is unclear whether it was stored."""
+        if job.unique_key is None and self._under_way:
+            answer = await self._batches_of(kind).submit(job)
+            if isinstance(answer, JsworkerError):
+                raise answer.with_traceback(None)
+            return answer
+        self._under_way += 1
+        try:
+            return await self._alone(kind, job)
+        finally:
+            self._under_way -= 1
+
+    async def flush(self) -> None:
+        """Wait until everything that was called for has been answered."""
+        for batches in self._kinds.values():
+            await batches.flush()
+
+    def _batches_of(self, kind: str) -> Batcher[NewJob, _Answer]:
+        if kind not in self._kinds:
+            self._kinds[kind] = Batcher(
+                f"inserts of {kind}", partial(self._write, kind), limit=_SHARED_BATCH, died=self._died
+            )
+        return self._kinds[kind]
+
+    async def _alone(self, kind: str, job: NewJob) -> Enqueued:
+        return await enqueue.enqueue(self._database, kind, job, publish_after=self._publish_after())
+
+    async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:
+        if len(jobs) == 1:
+            return [await self._alone_or_refused(kind, jobs[0])]
+        try:
+            inserted, refused = await in_halves(jobs, partial(self._together, kind))
+        except JsworkerError as error:
+            return [error] * len(jobs)
+        answers: dict[UUID, _Answer] = {answer.id: answer for answer in inserted}
+        for job, _ in refused:  # once more, for its own error
+            answers[job.id] = await self._alone_or_refused(kind, job)
+        return [answers[job.id] for job in jobs]
+
+    async def _together(self, kind: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        return await enqueue.enqueue_many(self._database, kind, jobs, publish_after=self._publish_after())
+
+    async def _alone_or_refused(self, kind: str, job: NewJob) -> _Answer:
+        try:
+            return await self._alone(kind, job)
+        except JsworkerError as error:
+            return error

@@ -9,16 +9,23 @@ from typing import Any, Self
 from uuid import UUID
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import JobOptions, Kind, kind_name, new_jobs, one_for_each
-from jsworker.client.inserting import SharedInserts, insert
+from jsworker.client.enqueueing import (
+    JobOptions,
+    Kind,
+    SharedInserts,
+    insert,
+    kind_name,
+    new_jobs,
+    one_for_each,
+)
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, reset
@@ -355,9 +362,8 @@ class JobClient:
 def job_uuid(job_id: UUID | str) -> UUID:
     """Return a job id as a UUID.
 
-    Raises:
-        JobNotFound: it is none, so no job can have it.
-        TypeError: it is neither a UUID nor text.
+    Raises JobNotFound for a text that is none, so that no job can have it, and TypeError for anything
+    else.
     """
     if isinstance(job_id, UUID):
         return job_id

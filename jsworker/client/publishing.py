@@ -44,7 +44,10 @@ class Tally:
 
 
 class OutboxPublisher:
-    """Publishes the outbox batch by batch; while it is full, some are taken as others are sent and marked."""
+    """Publishes the outbox batch by batch; while it is full, some are taken as others are sent and marked.
+
+    Every method raises ``DatabaseUnavailable`` when PostgreSQL does not answer.
+    """
 
     def __init__(
         self,
@@ -75,11 +78,7 @@ class OutboxPublisher:
         self._ending = True
 
     async def publish_once(self) -> Tally:
-        """Publish one batch, be there more or not.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL did not answer.
-        """
+        """Publish one batch, be there more or not."""
         tally = Tally()
         await self._publish_batch(tally)
         return tally
@@ -87,13 +86,8 @@ class OutboxPublisher:
     async def publish(self, tally: Tally | None = None) -> Tally:
         """Publish until a batch is short or NATS is gone.
 
-        What is not acknowledged stays in the outbox and is due again in five seconds.
-
-        Args:
-            tally: where it is counted, also of what was published before an error.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL did not answer.
+        What is not acknowledged stays in the outbox and is due again in five seconds. ``tally`` also
+        counts what was published before an error.
         """
         tally = Tally() if tally is None else tally
         await self._publish_batch(tally)  # alone, for as a rule that was all
@@ -120,11 +114,7 @@ class OutboxPublisher:
         await self._send(outgoing, tally)
 
     async def try_out(self, outgoing: Sequence[Outgoing], *, seconds: float) -> Tally:
-        """Publish a few messages to learn whether the stream takes any; give up after ``seconds``.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL did not answer.
-        """
+        """Publish a few messages to learn whether the stream takes any; give up after ``seconds``."""
         tally = Tally()
         await self._send(outgoing, tally, seconds)
         return tally

@@ -14,8 +14,12 @@ _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 class Batcher(Generic[ItemT, AnswerT]):
     """Gathers items that are submitted one by one and writes them together, one batch at a time.
 
-    Attributes:
-        limit: most items in one batch; may be changed at any time.
+    Args:
+        name: what it is called when it dies.
+        write: writes a batch and returns one answer for each item, in order; expects its own errors.
+        limit: most items in one batch; the attribute may be changed at any time.
+        died: called with the name and the error when ``write`` raises all the same.
+        linger: seconds for which the first item waits for others; ``flush`` cuts them short.
     """
 
     def __init__(
@@ -27,15 +31,6 @@ class Batcher(Generic[ItemT, AnswerT]):
         died: Callable[[str, BaseException], None],
         linger: float = 0.0,
     ) -> None:
-        """Prepare the batcher.
-
-        Args:
-            name: what it is called when it dies.
-            write: writes a batch and returns one answer for each item, in order; expects its own errors.
-            limit: most items in one batch.
-            died: called with the name and the error when ``write`` raises all the same.
-            linger: seconds for which the first item waits for others; ``flush`` cuts them short.
-        """
         self._name = name
         self._write = write
         self.limit = limit

@@ -37,11 +37,9 @@ def show_traceback(error: Exception) -> int:
 def exit_code_of(
     command: Callable[[], Any], *, on_unexpected: Callable[[Exception], int] = show_traceback
 ) -> int:
-    """Run a command, show its error, and return its exit code.
+    """Run a command, show its error, and return its exit code, or the one that the command returns.
 
-    Args:
-        command: returns its code; None is 0.
-        on_unexpected: shows an error that is neither jsworker's own nor stdout's, and returns the code.
+    ``on_unexpected`` shows an error that is neither jsworker's own nor stdout's, and returns the code.
     """
     try:
         code = command()

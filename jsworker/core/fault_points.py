@@ -19,11 +19,7 @@ _installed: dict[str, Strike] = {}
 
 
 def install(name: str, strike: Strike) -> None:
-    """Await ``strike`` whenever the process passes the point ``name``.
-
-    Raises:
-        ValueError: there is no such point.
-    """
+    """Await ``strike`` whenever the process passes the point ``name``."""
     if name not in FAULT_POINTS:
         raise ValueError(f"fault point {name!r} must be one of: {', '.join(sorted(FAULT_POINTS))}")
     _installed[name] = strike

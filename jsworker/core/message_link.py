@@ -4,14 +4,10 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
-from datetime import datetime
-from enum import Enum
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
-from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from jsworker.core.clock import boottime
 
@@ -42,10 +38,9 @@ def line_of(message: Message) -> bytes:
 
 
 class MessageLines(Generic[MessageT]):
-    """Cuts what arrives into messages; None stands for a line that is none."""
+    """Cuts what arrives into messages that ``adapter`` accepts; None stands for a line that is none."""
 
     def __init__(self, adapter: TypeAdapter[MessageT], *, longest: int = LONGEST_LINE) -> None:
-        """Read what ``adapter`` accepts, from lines of at most ``longest`` bytes."""
         self._adapter = adapter
         self._longest = longest
         self._partial = bytearray()
@@ -77,7 +72,17 @@ class MessageLines(Generic[MessageT]):
 
 
 class MessageLink(Generic[MessageT]):
-    """One end of a socket pair between a process and its child. Belongs to the event loop."""
+    """One end of a socket pair between a process and its child. Belongs to the event loop.
+
+    Args:
+        end: a socket, which it takes over; nothing is read before ``open``.
+        adapter: reads what the other process sends.
+        on_message: called with each message.
+        on_end: called once the other end is closed.
+        on_invalid: called for each line that is no message; without it they are passed over.
+        rate: bytes a second that are read at most.
+        longest_line: bytes of a message.
+    """
 
     def __init__(
         self,
@@ -90,17 +95,6 @@ class MessageLink(Generic[MessageT]):
         rate: int = FULL_RATE,
         longest_line: int = LONGEST_LINE,
     ) -> None:
-        """Take over an end; nothing is read before ``open``.
-
-        Args:
-            end: a socket.
-            adapter: reads what the other process sends.
-            on_message: called with each message.
-            on_end: called once the other end is closed.
-            on_invalid: called for each line that is no message; without it they are passed over.
-            rate: bytes a second that are read at most.
-            longest_line: bytes of a message.
-        """
         end.setblocking(False)
         self._socket = end
         self._lines = MessageLines(adapter, longest=longest_line)
@@ -142,8 +136,7 @@ class MessageLink(Generic[MessageT]):
     def hear(self, *, to_the_end: bool = False) -> None:
         """Take what has arrived so far, as far as the budget lasts.
 
-        Args:
-            to_the_end: the other process has ended; begin a new budget for what it sent last.
+        ``to_the_end``: the other process has ended; begin a new budget for what it sent last.
         """
         now = boottime()
         if to_the_end or now - self._round_began_at >= _ROUND_SECONDS:
@@ -229,17 +222,9 @@ def _ignore(_: object) -> None:
 
 def _plain(value: Any) -> Any:
     match value:
-        case BaseModel():
+        case BaseModel():  # as it is: its own JSON form would leave secrets out
             return dict(value)
-        case Enum():
-            return value.value
         case SecretStr():
             return value.get_secret_value()
-        case UUID() | Path():
-            return str(value)
-        case datetime():
-            return value.isoformat()
-        case _ if is_dataclass(value):
-            return {field.name: getattr(value, field.name) for field in fields(value)}
         case _:
-            raise TypeError(f"{type(value).__name__} cannot be sent")
+            return to_jsonable_python(value)

@@ -9,13 +9,7 @@ _KEY_CHARACTERS = 255
 
 
 def check_kind(kind: str) -> str:
-    """Return ``kind`` when it may name a kind of job.
-
-    A kind is one token of a NATS subject, so it holds no dot.
-
-    Raises:
-        InvalidName: it does not match ``^[a-z0-9][a-z0-9_-]{0,63}$``.
-    """
+    """Return ``kind`` when it may name a kind of job: one token of a NATS subject, so it holds no dot."""
     if not is_kind(kind):
         raise InvalidName(f"kind {shown(kind)} must match ^[a-z0-9][a-z0-9_-]{{0,63}}$")
     return kind
@@ -27,11 +21,7 @@ def is_kind(name: str) -> bool:
 
 
 def check_unique_key(key: str) -> str:
-    """Return ``key`` when it may be a unique key.
-
-    Raises:
-        InvalidName: it is no text of 1 to 255 printable characters (``str.isprintable``).
-    """
+    """Return ``key`` when it is text of 1 to 255 printable characters (``str.isprintable``)."""
     if not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS or not key.isprintable():
         raise InvalidName(
             f"unique key {shown(key)} must be text of 1 to {_KEY_CHARACTERS} printable characters"

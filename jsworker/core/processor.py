@@ -157,11 +157,7 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
 
 
 def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
-    """Return a payload's JSON text, as it is stored, as the processor's payload type.
-
-    Raises:
-        InvalidPayload: it does not fit; the message names fields and rules, never values.
-    """
+    """Return a payload's JSON text, as it is stored, as the processor's payload type."""
     try:
         return payload_type(processor).validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
@@ -169,15 +165,9 @@ def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
 
 
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
-    """Return a payload as JSON text, checked against the processor's payload type.
+    """Return a payload, or what one can be made from, as JSON text, checked against its type.
 
-    Args:
-        processor: the processor of the job's kind.
-        payload: an instance of the payload type, or a value that it can be made from.
-
-    Raises:
-        InvalidPayload: it does not fit.
-        InvalidJson: it fits but cannot be stored.
+    Raises InvalidPayload for what does not fit, and InvalidJson for what fits but cannot be stored.
     """
     found = read_payload(processor, payload)
     try:  # the form that read_payload takes back: field names, no computed fields

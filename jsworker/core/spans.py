@@ -44,7 +44,6 @@ class Spans:
     """Makes the spans of one process."""
 
     def __init__(self, provider: TracerProvider) -> None:
-        """Make them with a tracer of this provider."""
         self._tracer = provider.get_tracer("jsworker", version("jsworker"))
 
     def current(self) -> TraceContext:
@@ -62,15 +61,7 @@ class Spans:
     def sent(
         self, destination: str, job_id: UUID, context: TraceContext, *, began_ns: int, stored: bool
     ) -> None:
-        """Make the span of a message that was sent.
-
-        Args:
-            destination: its subject.
-            job_id: its job.
-            context: in its headers.
-            began_ns: when sending began, in nanoseconds of Unix time.
-            stored: whether the stream acknowledged it.
-        """
+        """Make the span of a message that was sent, since ``began_ns`` of Unix time, and stored or not."""
         if context.traceparent is None:
             return
         span = self._tracer.start_span(

@@ -1,11 +1,17 @@
-"""JSON as PostgreSQL's jsonb and every other reader can take it: finite, shallow, valid Unicode, no NUL."""
+"""JSON as PostgreSQL's jsonb and every other reader can take it: finite, shallow, valid Unicode, no NUL.
 
+Results and models are written as pydantic writes them, and then checked likewise.
+"""
+
+import inspect
 import json
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+import typing
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, Never, NoReturn, get_args, get_origin
 
-from pydantic_core import to_json
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
+from pydantic_core import to_json, to_jsonable_python
 
 from jsworker.core.errors import InvalidJson
 from jsworker.core.names import printable
@@ -17,17 +23,17 @@ _MAX_NUMBER = 10**308
 _LONGEST_PLACE = 100
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 """For subclasses of what JSON knows, enums above all: it writes what was checked."""
+_CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")  # not silently null
+_CYCLE: Final = f"result holds a circle, or nests deeper than {MAX_DEPTH} levels"
+ANYTHING: Final = TypeAdapter[Any](Any, config=_CONFIG)
+"""Writes results of a ``process`` without a return type."""
 
 
 def dumps(value: Any, *, what: str = "value") -> str:
-    """Return ``value`` as compact JSON text.
+    """Return ``value`` as compact JSON text; ``what`` names it in an error.
 
     jsonb writes large floats as whole numbers: one of 1e16 or more may come back as an integer that
     stands for the same float.
-
-    Args:
-        value: dicts with string keys, lists, tuples, strings, numbers, booleans, None.
-        what: how to name the value in an error, for example ``payload``.
 
     Raises:
         InvalidJson: it is no JSON, or holds NaN, an infinity, a number of 1e308 or more, NUL characters,
@@ -73,11 +79,7 @@ def _fits(value: Any) -> bool:
 
 
 def loads(text: str | bytes, *, what: str = "value") -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        InvalidJson: the text is not JSON, has a key twice in one object, or holds what ``dumps`` refuses.
-    """
+    """Return the value of a JSON text; it may hold no key twice in one object."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except InvalidJson as error:
@@ -175,3 +177,91 @@ def _check_text(text: str, what: str) -> None:
 def _check_depth(what: str, depth: int) -> None:
     if depth >= MAX_DEPTH:
         raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels")
+
+
+def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
+    """Return the adapter that writes the results of a ``process`` method.
+
+    Raises PydanticUserError when its return annotation names a type that has no JSON form.
+    """
+    try:
+        annotation = typing.get_type_hints(inspect.unwrap(process), include_extras=True).get("return", Any)
+    except Exception:  # noqa: BLE001 -- names that only a type checker sees, say
+        return ANYTHING
+    if get_origin(annotation) in {Awaitable, Coroutine}:
+        annotation = get_args(annotation)[-1]
+    if annotation in (Any, None, type(None), NoReturn, Never, object):
+        return ANYTHING
+    try:
+        return TypeAdapter(annotation, config=_CONFIG)
+    except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
+        return TypeAdapter(annotation)
+
+
+def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
+    """Return what ``process`` returned as JSON text; a value of another type is written by its own type."""
+    if adapter is ANYTHING:
+        try:
+            return dumps(value, what="result")
+        except InvalidJson:
+            pass  # pydantic may know a JSON form
+    try:
+        found, finite = _json_form(value, adapter)
+    except (ValueError, RecursionError):
+        raise InvalidJson(_why_unwritable(value, adapter)) from None
+    text = dumps(found, what="result")
+    if not finite:
+        raise InvalidJson("result holds a number that is not finite")
+    return text
+
+
+def model_values(value: Any, *, what: str) -> Any:
+    """Return a pydantic model as the JSON values it is made of, anything else as it is."""
+    if not isinstance(value, BaseModel):
+        return value
+    try:
+        found, finite = _json_form(value, ANYTHING)
+    except (ValueError, RecursionError):
+        raise InvalidJson(f"{what} of type {type(value).__name__} has no JSON form") from None
+    if not finite:
+        raise InvalidJson(f"{what} holds a number that is not finite")
+    return found
+
+
+def _json_form(value: Any, adapter: TypeAdapter[Any]) -> tuple[Any, bool]:
+    """Return a value as pydantic writes it, and whether all its numbers are finite: others became null."""
+    # Without warnings: they would show values.
+    return adapter.dump_python(value, mode="json", warnings=False), _is_finite(
+        adapter.dump_python(value, warnings=False)
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    match value:
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list() | tuple() | set() | frozenset():
+            return all(map(_is_finite, value))
+        case _:
+            return True
+
+
+def _why_unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
+    try:
+        parts = adapter.dump_python(value, warnings=False)
+        place, part = find(parts, lambda part: not _is_writable(part))
+    except (ValueError, RecursionError):
+        return _CYCLE
+    if not place and part is not parts:
+        return _CYCLE
+    return f"result holds a value of type {type(part).__name__}, which is no JSON{place}"
+
+
+def _is_writable(value: Any) -> bool:
+    try:
+        to_jsonable_python(value)
+    except (ValueError, RecursionError):
+        return False
+    return True

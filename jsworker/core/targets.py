@@ -22,8 +22,7 @@ _LONGEST_CAUSE = 500
 def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
     """Return the processor of a target, or its class, which the worker makes and so can make again.
 
-    Raises:
-        InvalidTarget: it cannot be imported, or is no processor that can be used.
+    Raises InvalidTarget when it cannot be imported, or is no processor that can be used.
     """
     found = _load(target)
     if isinstance(found, type) and inspect.isabstract(found):
@@ -33,11 +32,7 @@ def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
 
 
 def load_processor_class(target: str) -> type[JobProcessor[Any]]:
-    """Return the class of a target.
-
-    Raises:
-        InvalidTarget: it cannot be imported, or is no processor.
-    """
+    """Return the class of a target."""
     found = _load(target)
     return found if isinstance(found, type) else type(found)
 

@@ -8,12 +8,7 @@ _TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
 
 
 class TraceContext(NamedTuple):
-    """A span's identity, in the two headers of W3C Trace Context.
-
-    Attributes:
-        traceparent: version, trace id, span id and flags; None: there is no span.
-        tracestate: what tracing systems add to it.
-    """
+    """A span's identity, in the two headers of W3C Trace Context; without a span it is empty."""
 
     traceparent: str | None = None
     tracestate: str | None = None

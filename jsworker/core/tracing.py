@@ -52,13 +52,7 @@ def attempt(call: Callable[[], T]) -> T | None:
 
 @contextmanager
 def creating(destination: str, *, job_id: UUID | None = None, jobs: int = 1) -> Iterator[TraceContext]:
-    """Enqueue within a span of its own, if spans are made; yields the context of the created jobs.
-
-    Args:
-        destination: the subject of the messages.
-        job_id: the job; None: they are many.
-        jobs: how many.
-    """
+    """Enqueue within a span of its own, if spans are made; yields the context of the created jobs."""
     spans = active()
     span = None if spans is None else attempt(partial(spans.create, destination, job_id=job_id, jobs=jobs))
     if span is None:

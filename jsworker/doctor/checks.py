@@ -1,37 +1,82 @@
-"""All checks, in the order in which they are shown."""
+"""All checks in the order in which they are shown, and those of the settings themselves.
+
+That each setting is right, and fits the others, was checked when they were loaded.
+"""
 
 import inspect
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jsworker.doctor import job_checks, nats_checks, postgresql_checks, settings_checks, table_checks
-from jsworker.doctor.finding import Finding, Remark, unchecked
+from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
+from jsworker.doctor import job_checks, nats_checks, postgresql_checks
+from jsworker.doctor.finding import Finding, Remark, info, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown
 
 Judge = Callable[..., Iterable[Remark]]
 
+
+def variables(settings: Settings) -> Iterator[Remark]:
+    """Names of variables that are no setting."""
+    unknown = unknown_variables()
+    for line in unknown:
+        yield warning(line, "Correct the variable's name, or remove it.")
+    if not unknown:
+        yield ok(f"every variable is a setting; log level {settings.log_level}")
+
+
+def recovery(settings: Settings) -> Iterator[Remark]:
+    """Whether workers take back by themselves what dead ones hold."""
+    off = [rule for rule, is_on in settings.recovers_by().items() if not is_on]
+    for rule in off:
+        yield warning(
+            f"recovery by rule {rule} is off: not taken back are {RECOVERY_RULES[rule]}",
+            "Use `jsworker clear --stale-for SECONDS --reason …`, or set JSWORKER_RECOVERY=on; "
+            "JSWORKER_RECOVER_ON_START=true.",
+        )
+    if settings.crash_threshold is None:
+        yield info(
+            f"JSWORKER_CRASH_THRESHOLD is none: a vanished worker is noticed after "
+            f"{settings.stale_threshold:g} s of silence only",
+            "Leave it at its default, unless workers may not answer each other on NATS.",
+        )
+    elif not off:
+        yield ok("workers take back what dead ones hold, by every rule")
+
+
+def shutdown(settings: Settings) -> Iterator[Remark]:
+    """Whether the time that a pod gets to end is known, so that the rule about it was checked."""
+    needs = settings.shutdown_timeout + 2 * settings.statement_timeout
+    if settings.grace_period is not None:
+        yield ok(f"shutting down takes {needs:g} s at most, the pod gets {settings.grace_period:g} s")
+    elif "KUBERNETES_SERVICE_HOST" in os.environ:
+        yield warning(
+            f"JSWORKER_GRACE_PERIOD is not set, so it was not checked that the pod gets the {needs:g} s "
+            "that shutting down may take",
+            "Set it to the pod's terminationGracePeriodSeconds.",
+        )
+    else:
+        yield ok(f"shutting down takes {needs:g} s at most, and workers must be given so long")
+
+
 _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
-    "settings": (settings_checks.variables, settings_checks.recovery, settings_checks.shutdown),
+    "settings": (variables, recovery, shutdown),
     "postgresql": (
         postgresql_checks.connection,
-        postgresql_checks.version,
         postgresql_checks.migration,
-        postgresql_checks.standby,
         postgresql_checks.durability,
-        postgresql_checks.role,
         postgresql_checks.rights,
         postgresql_checks.encryption,
         postgresql_checks.pooler,
         postgresql_checks.connections,
         postgresql_checks.transactions,
     ),
-    "tables": (table_checks.indexes, table_checks.constraints),
+    "tables": (postgresql_checks.indexes, postgresql_checks.constraints),
     "jobs": (
         job_checks.workers,
         job_checks.time_limits,
         job_checks.outbox,
-        job_checks.promotion,
         job_checks.queues,
         job_checks.owners,
         job_checks.refused_rows,
@@ -41,7 +86,6 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
     ),
     "nats": (
         nats_checks.connection,
-        nats_checks.version,
         nats_checks.jetstream,
         nats_checks.encryption,
         nats_checks.publishing,
@@ -59,12 +103,10 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
+    """One check, called by its area, a dot, and what is checked.
 
-    Attributes:
-        name: the area, a dot, and what is checked.
-        judge: judges the facts that its parameters name, or all of them as ``facts``; as long as one of
-            those that it names is unknown, the check is not made.
+    The judge gets the facts that its parameters name, or all of them as ``facts``; as long as one of those
+    that it names is unknown, the check is not made.
     """
 
     name: str

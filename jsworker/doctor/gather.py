@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from jsworker.core.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.core.settings import Settings
 from jsworker.doctor.monitoring import ServerConfiguration, read_configuration
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import Database, check_level
 from jsworker.ownership.queries.job_report import Rows, read_rows
 from jsworker.ownership.queries.schema_report import Schema, read_schema
 from jsworker.ownership.queries.server_report import (
@@ -22,7 +22,6 @@ from jsworker.ownership.queries.server_report import (
     read_oldest_transaction,
     read_server,
 )
-from jsworker.ownership.revision import check_level
 from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, StreamReport
 
 T = TypeVar("T")
@@ -53,12 +52,9 @@ class Facts:
     Attributes:
         place: where PostgreSQL is, for messages.
         oldest: the oldest open transaction; None: there is none, or none that may be seen.
-        revision: the migration at which the database is; None: never migrated.
         account: known when JetStream answers.
-        stream: None: there is none of this name.
         unconsumed: messages by subject, of subjects that no consumer takes.
         refused: workers that say that JetStream stores none of their messages.
-        monitoring: what each monitoring address answered, by the address.
     """
 
     settings: Settings
@@ -91,15 +87,7 @@ async def opened(settings: Settings) -> AsyncIterator[Database]:
 
 
 async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
-    """Return what can be learnt; never fails because a server does not answer.
-
-    Args:
-        settings: what is examined.
-        monitoring: addresses of nats-servers' monitoring ports.
-
-    Raises:
-        SettingsError: a URL, a credentials file or a certificate of NATS cannot be used.
-    """
+    """Return what can be learnt; never fails because a server does not answer."""
     async with opened(settings) as database:
         inspector = Inspector(settings)
         postgres = asyncio.create_task(_of_postgres(database))
@@ -167,7 +155,6 @@ async def _connect(inspector: Inspector) -> NatsServer:
 async def _of_nats(
     inspector: Inspector, nats: Learnt[NatsServer], rows: Learnt[Rows]
 ) -> dict[str, Learnt[Any]]:
-    """Return the facts that JetStream and workers know."""
     if isinstance(nats, Unknown):
         names = ("account", "stream", "consumers", "unconsumed", "refused")
         return dict.fromkeys(names, Unknown("NATS cannot be used"))

@@ -19,29 +19,21 @@ _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 
 
 def outbox(rows: Rows) -> Iterator[Remark]:
-    """Whether messages of queued jobs are published."""
-    late = rows.unpublished
-    if late.jobs:
+    """Whether scheduled jobs are queued when they are due, and messages of queued jobs published."""
+    if rows.unpublished.jobs:
         yield warning(
-            f"{counted(late.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
-            f"{seconds(late.oldest)}: no relay runs, or NATS takes nothing",
+            f"{counted(rows.unpublished.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
+            f"{seconds(rows.unpublished.oldest)}: no relay runs, or NATS takes nothing",
             "Run a worker, for each has a relay; `jsworker doctor --fix` publishes them now.",
         )
-    else:
-        yield ok(f"no message is due for more than {LATE_SECONDS:g} s")
-
-
-def promotion(rows: Rows) -> Iterator[Remark]:
-    """Whether scheduled jobs are queued when they are due."""
-    late = rows.overdue
-    if late.jobs:
+    if rows.overdue.jobs:
         yield warning(
-            f"{counted(late.jobs, 'scheduled job', bound=BOUND)} due and not queued, the oldest for "
-            f"{seconds(late.oldest)}: no relay runs",
+            f"{counted(rows.overdue.jobs, 'scheduled job', bound=BOUND)} due and not queued, the oldest for "
+            f"{seconds(rows.overdue.oldest)}: no relay runs",
             "Run a worker, for each has a relay; `jsworker doctor --fix` queues and publishes them now.",
         )
-    else:
-        yield ok(f"no scheduled job is due for more than {LATE_SECONDS:g} s")
+    if not rows.unpublished.jobs and not rows.overdue.jobs:
+        yield ok(f"no message and no scheduled job is due for more than {LATE_SECONDS:g} s")
 
 
 def workers(rows: Rows) -> Iterator[Remark]:

@@ -1,21 +1,20 @@
 """What a nats-server shows on its monitoring port alone: how often it syncs to the disk."""
 
 import asyncio
-import http.client
 import json
-import socket
-import threading
-import time
-from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
+
+import h11
 
 from jsworker.core.errors import JsworkerError, SettingsError
 from jsworker.core.settings import redact_url
 
 _SECONDS: Final = 3.0
 _LARGEST_ANSWER: Final = 4 * 2**20
+_READ_BYTES: Final = 65_536
 _DEFAULT_PORT: Final = 8222
 
 
@@ -25,14 +24,7 @@ class MonitoringSilent(JsworkerError):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfiguration:
-    """What a server says of itself.
-
-    Attributes:
-        name: what it calls itself.
-        jetstream: whether JetStream is on.
-        sync_always: it syncs every message to the disk before it acknowledges it.
-        sync_seconds: else it syncs so often; None: it does not say.
-    """
+    """What a server says of itself; ``sync_seconds`` is None when it does not say."""
 
     name: str
     jetstream: bool
@@ -41,11 +33,7 @@ class ServerConfiguration:
 
 
 def check_address(url: str) -> str:
-    """Return a monitoring address as it is asked: ``http://host:port``.
-
-    Raises:
-        SettingsError: it is none.
-    """
+    """Return a monitoring address as it is asked: ``http://host:port``."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -60,28 +48,12 @@ def check_address(url: str) -> str:
 
 
 async def read_configuration(url: str) -> ServerConfiguration:
-    """Ask a server for its configuration.
-
-    Args:
-        url: what ``check_address`` returned.
-
-    Raises:
-        MonitoringSilent: there was no answer, or not that of a nats-server.
-    """
-    return await asyncio.to_thread(_read, url)
-
-
-def _read(url: str) -> ServerConfiguration:
-    parts = urlsplit(url)
-    began = time.monotonic()
+    """Ask a server for its configuration, at an address that ``check_address`` returned."""
     try:
-        answer = _get(parts)
-        if time.monotonic() - began >= _SECONDS:  # cut off by ourselves, and cut where it may look whole
-            raise TimeoutError
-    except (OSError, http.client.HTTPException) as error:
-        late = time.monotonic() - began >= _SECONDS  # whatever it looks like: we have hung up
-        reason = _reason(TimeoutError() if late else error)
-        raise MonitoringSilent(f"{url} cannot be read: {reason}") from None
+        async with asyncio.timeout(_SECONDS):
+            answer = await _get(urlsplit(url))
+    except (OSError, h11.ProtocolError) as error:
+        raise MonitoringSilent(f"{url} cannot be read: {_reason(error)}") from None
     try:
         return _configuration(json.loads(answer))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -90,29 +62,34 @@ def _read(url: str) -> ServerConfiguration:
         ) from None
 
 
-def _get(parts: SplitResult) -> bytes:
+async def _get(parts: SplitResult) -> bytes:
     """Ask directly: a proxy of the environment does not lead to a port inside the cluster."""
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    default = 443 if parts.scheme == "https" else _DEFAULT_PORT
-    connection = kind(parts.hostname or "", parts.port or default, timeout=_SECONDS)
-    # For the whole of the answer: the time-out of a connection counts for each of its bytes anew.
-    deadline = threading.Timer(_SECONDS, _hang_up, [connection])
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else _DEFAULT_PORT)
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
     try:
-        connection.connect()
-        deadline.start()
-        connection.request("GET", f"{parts.path}/varz")
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise http.client.HTTPException(f"it answered {response.status} {response.reason}")
-        return response.read(_LARGEST_ANSWER)
+        connection = h11.Connection(h11.CLIENT)
+        headers = [("Host", parts.netloc), ("Connection", "close")]
+        request = h11.Request(method="GET", target=f"{parts.path}/varz", headers=headers)
+        writer.write((connection.send(request) or b"") + (connection.send(h11.EndOfMessage()) or b""))
+        return await _body(connection, reader)
     finally:
-        deadline.cancel()
-        connection.close()
+        writer.close()
 
 
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    with suppress(OSError):  # it has been closed meanwhile
-        connection.sock.shutdown(socket.SHUT_RDWR)
+async def _body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while len(body) < _LARGEST_ANSWER:
+        match connection.next_event():
+            case h11.NEED_DATA:
+                connection.receive_data(await reader.read(_READ_BYTES))
+            case h11.Response(status_code=status, reason=reason) if status != HTTPStatus.OK:
+                raise h11.RemoteProtocolError(f"it answered {status} {reason.decode()}")
+            case h11.Data(data=data):
+                body += data
+            case h11.EndOfMessage() | h11.ConnectionClosed():
+                break
+    return body
 
 
 def _configuration(answer: dict[str, Any]) -> ServerConfiguration:

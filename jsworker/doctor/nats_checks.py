@@ -24,32 +24,31 @@ _SYNC_ALWAYS: Final = "Set `sync_interval: always` in the jetstream block of the
 
 
 def connection(facts: Facts) -> Iterator[Remark]:
-    """Whether a server answers at all."""
+    """Whether a server answers, has what the stream needs, and is none that lost data."""
     if isinstance(facts.nats, Unknown):
         yield error(
             facts.nats.because,
             "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
         )
     else:
-        name = f", {printable(facts.nats.name, 60)}" if facts.nats.name else ""
-        yield ok(f"NATS at {facts.nats.place}{name} answers")
+        yield answering(facts.nats)
 
 
-def version(nats: NatsServer) -> Iterator[Remark]:
-    """Whether the server has what the stream needs, and is none that lost data."""
-    name = ".".join(map(str, nats.version))
-    if nats.version < _LEAST_VERSION:
-        yield error(
-            f"nats-server {name} is too old: 2.10 has the metadata that pairs a stream with its database",
+def answering(server: NatsServer) -> Remark:
+    """Judge a server that answers."""
+    version = ".".join(map(str, server.version))
+    if server.version < _LEAST_VERSION:
+        return error(
+            f"nats-server {version} is too old: 2.10 has the metadata that pairs a stream with its database",
             "Upgrade the nats-server.",
         )
-    elif _LOSING_VERSIONS[0] <= nats.version <= _LOSING_VERSIONS[1]:
-        yield warning(
-            f"nats-server {name}: 2.10.20 to 2.10.22 lost whole streams when their process crashed",
+    if _LOSING_VERSIONS[0] <= server.version <= _LOSING_VERSIONS[1]:
+        return warning(
+            f"nats-server {version}: 2.10.20 to 2.10.22 lost whole streams when their process crashed",
             "Upgrade the nats-server; 2.10.23 has the repair.",
         )
-    else:
-        yield ok(f"nats-server {name}")
+    name = f", {printable(server.name, 60)}" if server.name else ""
+    return ok(f"nats-server {version} at {server.place}{name} answers")
 
 
 def jetstream(facts: Facts) -> Iterator[Remark]:
@@ -144,7 +143,6 @@ def _sync_of(address: str, found: Learnt[ServerConfiguration]) -> Remark:
 def _not_asked(
     stream: Learnt[StreamReport | None], monitoring: Mapping[str, Learnt[ServerConfiguration]]
 ) -> Iterator[Remark]:
-    """Name servers of the stream whose monitoring port was not given."""
     asked = {each.name for each in monitoring.values() if not isinstance(each, Unknown)}
     peers = () if isinstance(stream, Unknown) or stream is None else stream.peers
     others = sorted(peer.name for peer in peers if peer.name not in asked)
@@ -325,7 +323,6 @@ def _unread(unknown: Unknown) -> Remark:
 
 
 def _sorted(differences: Sequence[Difference]) -> tuple[list[Difference], list[Difference]]:
-    """Return what the server cannot change, and what it can."""
     return [each for each in differences if not each.changeable], [
         each for each in differences if each.changeable
     ]

@@ -1,4 +1,4 @@
-"""Checks of the PostgreSQL server, of this login, and of the connection to it."""
+"""Checks of the PostgreSQL server, of this login and its connection, and of jsworker's tables."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,21 +6,29 @@ from typing import Final
 from jsworker.core.errors import MigrationMissing
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
-from jsworker.doctor.finding import Remark, counted, error, info, ok, seconds, warning
+from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import Facts, Unknown
+from jsworker.ownership.database import REVISIONS, check_level
 from jsworker.ownership.queries.job_report import Rows
+from jsworker.ownership.queries.schema_report import Schema, wanted_constraints, wanted_indexes
 from jsworker.ownership.queries.server_report import Link, MissingRight, OpenTransaction, Server
-from jsworker.ownership.revision import REVISIONS, check_level
 
 _LEAST_VERSION: Final = 12
 _TRIED_VERSION: Final = 14
+_UPGRADE: Final = "Upgrade PostgreSQL to a version that is still maintained."
 _OLD_TRANSACTION_SECONDS: Final = 300.0
 _OF_A_PROCESS: Final = 23
 """Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
+_HEARTBEAT: Final = "last_activity_at"
+_TRIGGERS: Final = {
+    "jobs_guard": "a final job could change, a fencing token could go back",
+    "jobs_live_stay": "a job that waits or runs could be deleted",
+}
+_RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
 
 
 def connection(facts: Facts) -> Iterator[Remark]:
-    """Whether the server answers at all."""
+    """Whether the server answers, takes writes, and has what the statements need."""
     if isinstance(facts.server, Unknown):
         yield error(
             facts.server.because,
@@ -28,23 +36,31 @@ def connection(facts: Facts) -> Iterator[Remark]:
             "its pg_hba.conf lets this role in.",
         )
     else:
-        yield ok(f"PostgreSQL at {facts.place} answers")
+        yield answering(facts.server, facts.place)
 
 
-def version(server: Server) -> Iterator[Remark]:
-    """Whether the server has what the statements need."""
-    major, name = server.version // 10_000, server.settings.get("server_version", "unknown")
-    upgrade = "Upgrade PostgreSQL to a version that is still maintained."
-    if major < _LEAST_VERSION:
-        yield error(
-            f"PostgreSQL {name} is too old: {_LEAST_VERSION} has the plan_cache_mode and the MATERIALIZED "
-            "that jsworker's statements use",
-            upgrade,
+def answering(server: Server, place: str) -> Remark:
+    """Judge a server that answers."""
+    name = f"PostgreSQL {server.settings.get('server_version', 'unknown')}"
+    if server.standby:
+        return error(
+            f"{name} at {place} is a standby: nothing can be written",
+            "Let JSWORKER_DATABASE_URL name the primary.",
         )
-    elif major < _TRIED_VERSION:
-        yield warning(f"PostgreSQL {name} is no longer maintained, and jsworker is not tried on it", upgrade)
-    else:
-        yield ok(f"PostgreSQL {name}")
+    if server.settings.get("default_transaction_read_only") == "on":
+        return error(
+            "default_transaction_read_only is on: nothing can be written",
+            f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
+        )
+    if server.version // 10_000 < _LEAST_VERSION:
+        return error(
+            f"{name} is too old: {_LEAST_VERSION} has the plan_cache_mode and the MATERIALIZED that "
+            "jsworker's statements use",
+            _UPGRADE,
+        )
+    if server.version // 10_000 < _TRIED_VERSION:
+        return warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
+    return ok(f"{name} at {place} answers and takes writes")
 
 
 def migration(revision: str | None) -> Iterator[Remark]:
@@ -61,22 +77,6 @@ def migration(revision: str | None) -> Iterator[Remark]:
             f"the database is at migration {revision}, newer than this version's own, {REVISIONS[-1]}",
             "Upgrade this installation of jsworker too; it works meanwhile.",
         )
-
-
-def standby(server: Server) -> Iterator[Remark]:
-    """Whether anything can be written."""
-    if server.standby:
-        yield error(
-            "this is a standby: nothing can be written",
-            "Let JSWORKER_DATABASE_URL name the primary.",
-        )
-    elif server.settings.get("default_transaction_read_only") == "on":
-        yield error(
-            "default_transaction_read_only is on: nothing can be written",
-            f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
-        )
-    else:
-        yield ok("the server takes writes")
 
 
 def durability(server: Server) -> Iterator[Remark]:
@@ -172,19 +172,8 @@ def encryption(link: Link) -> Iterator[Remark]:
         )
 
 
-def role(server: Server) -> Iterator[Remark]:
-    """Whether the role may do more than it needs."""
-    if server.superuser:
-        yield warning(
-            f"role {printable(server.role, 60)} is a superuser: who gets into a worker gets the server",
-            "Migrate as the tables' owner, and let workers use a role that may only read and write them.",
-        )
-    else:
-        yield ok(f"role {printable(server.role, 60)} is no superuser")
-
-
 def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
-    """Whether the role may do what a worker must."""
+    """Whether the role may do what a worker must, and no more than that."""
     who = _quoted(server.role)
     by_table: dict[str | None, list[str]] = {}
     for each in rights:
@@ -195,12 +184,74 @@ def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
             f"role {printable(server.role, 60)} lacks {lacking} on {place}, which a worker needs",
             f"GRANT {lacking} ON {place} TO {who}",
         )
-    if not rights:
+    if server.superuser:
+        yield warning(
+            f"role {printable(server.role, 60)} is a superuser: who gets into a worker gets the server",
+            "Migrate as the tables' owner, and let workers use a role that may only read and write them.",
+        )
+    elif not rights:
         yield ok(f"role {printable(server.role, 60)} may do all that a worker needs")
 
 
+def indexes(schema: Schema) -> Iterator[Remark]:
+    """Whether every index is there and valid, and none keeps heartbeats from being HOT updates."""
+    wanted = wanted_indexes()
+    sound = True
+    for name, statement in sorted(wanted.items()):
+        if name not in schema.indexes:
+            sound = False
+            yield error(f"index {name} is missing: searches read whole tables", _concurrently(statement))
+    for index in schema.indexes.values():
+        if not index.valid:
+            sound = False
+            yield error(
+                f"index {index.name} on {index.table} is invalid: it is written and never read",
+                f"REINDEX INDEX CONCURRENTLY jsworker.{_name(index.name)}",
+            )
+        if index.name not in wanted and index.table == "jobs" and _HEARTBEAT in index.definition:
+            sound = False
+            yield warning(
+                f"index {index.name} on jobs holds {_HEARTBEAT}: every heartbeat writes every index anew",
+                f"DROP INDEX CONCURRENTLY jsworker.{_name(index.name)}",
+            )
+    if sound:
+        yield ok(f"all {len(wanted)} indexes are there and valid")
+
+
+def constraints(schema: Schema) -> Iterator[Remark]:
+    """Whether PostgreSQL itself refuses what the protocol forbids."""
+    missing = sorted(wanted_constraints().difference(schema.constraints))
+    if missing:
+        yield error(
+            f"{counted(len(missing), 'constraint')} missing ({listed(missing)}): impossible rows get in",
+            _RESTORE,
+        )
+    for name, table in sorted(schema.doubtful.items()):
+        yield warning(
+            f"constraint {name} is NOT VALID: old rows may break it",
+            f"ALTER TABLE jsworker.{_name(table)} VALIDATE CONSTRAINT {_name(name)}",
+        )
+    lax = {name: fear for name, fear in _TRIGGERS.items() if not schema.triggers.get(name)}
+    for name, fear in lax.items():
+        if name in schema.triggers:
+            yield error(
+                f"trigger {name} is disabled: {fear}", f"ALTER TABLE jsworker.jobs ENABLE TRIGGER {name}"
+            )
+        else:
+            yield error(f"trigger {name} is missing: {fear}", _RESTORE)
+    if not (lax or missing or schema.doubtful):
+        yield ok(f"{len(schema.constraints)} constraints and {len(_TRIGGERS)} triggers hold")
+
+
+def _concurrently(statement: str) -> str:
+    return statement.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
+
+
+def _name(name: str) -> str:
+    return name if name.isidentifier() and name.islower() else _quoted(name)
+
+
 def _quoted(name: str) -> str:
-    """Return a name as SQL quotes it."""
     return '"' + printable(name, 100).replace('"', '""') + '"'
 
 

@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.diagnostics import ConsumerReport
-from jsworker.stream.jetstream import Stream
+from jsworker.stream.jetstream import ensured_stream
 
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
@@ -49,14 +49,16 @@ async def _ensure_stream(facts: Facts) -> str | None:
     events.on("stream.changed", changes.append)
     async with opened(facts.settings) as database:
         installation = await installation_id(database)
-    stream = Stream(
-        facts.settings, installation_id=installation, events=events, client_name="jsworker doctor"
-    )
-    await stream.connect(_CONNECT_SECONDS)
-    try:
-        await stream.ensure(list(ack_waits), ack_waits)
-    finally:
-        await stream.close()
+    async with ensured_stream(
+        facts.settings,
+        installation,
+        list(ack_waits),
+        ack_waits,
+        events=events,
+        client_name="jsworker doctor",
+        seconds=_CONNECT_SECONDS,
+    ):
+        pass
     there = {report.name for report in _reports(facts)}
     made = [f"made consumer {kind}" for kind in ack_waits if kind not in there]
     return "; ".join([*map(_change, changes), *made]) or "a worker was faster to mend the stream"

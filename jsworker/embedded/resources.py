@@ -35,11 +35,7 @@ PRIVATE = 0o600
 
 
 def find_nats_server() -> Path:
-    """Return the program ``nats-server``.
-
-    Raises:
-        ServersUnavailable: its wheel is not installed.
-    """
+    """Return the program ``nats-server``."""
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     folders = [sysconfig.get_path("scripts", scheme) for scheme in schemes]
     program = shutil.which("nats-server", path=os.pathsep.join(folders))
@@ -49,11 +45,7 @@ def find_nats_server() -> Path:
 
 
 def find_postgres() -> Path:
-    """Return the folder of PostgreSQL 18 that holds bin, lib and share.
-
-    Raises:
-        ServersUnavailable: its wheel is not installed, or holds no PostgreSQL 18.
-    """
+    """Return the folder of PostgreSQL 18 that holds bin, lib and share."""
     spec = find_spec(_POSTGRES_PACKAGE)
     if spec is None or spec.origin is None:
         raise _missing("PostgreSQL", POSTGRES_WHEEL)
@@ -72,11 +64,7 @@ def _missing(server: str, wheel: str) -> ServersUnavailable:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that no server listens on, chosen at random.
-
-    Raises:
-        OSError: none of many tried ports is free.
-    """
+    """Return a port of 127.0.0.1 that no server listens on, chosen at random."""
     for port in random.sample(_PORTS, _TRIES):
         if is_free(port):
             return port

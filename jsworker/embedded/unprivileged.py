@@ -56,9 +56,6 @@ def unprivileged_account() -> Account | None:
 
     The user ``pgserver`` is created when it does not exist; where that is impossible (read-only system, no
     ``useradd``), it is ``nobody``.
-
-    Raises:
-        ServersUnavailable: the system has neither user.
     """
     if os.geteuid() != 0:
         return None
@@ -88,11 +85,7 @@ def can_enter(folder: Path, account: Account) -> bool:
 
 
 def runnable_installation(installation: Path, account: Account | None) -> Path:
-    """Return an installation of PostgreSQL whose programs the user can run: the wheel's own, or a copy.
-
-    Raises:
-        ServersUnavailable: the user can run neither.
-    """
+    """Return an installation of PostgreSQL whose programs the user can run: the wheel's own, or a copy."""
     if account is None or _can_run([installation / "bin" / "postgres", "--version"], account):
         return installation
     copy = _folder_for(account) / f"postgresql-{version(POSTGRES_WHEEL)}-{platform.machine()}"
@@ -107,11 +100,7 @@ def runnable_installation(installation: Path, account: Account | None) -> Path:
 
 
 def new_cluster_folder(data: Path, account: Account) -> Path:
-    """Create a folder for the cluster of the closed folder ``data``, and delete abandoned clusters.
-
-    Raises:
-        ServersUnavailable: no folder is open to the user.
-    """
+    """Create a folder for the cluster of the closed folder ``data``, and delete abandoned clusters."""
     parent = _folder_for(account)
     _delete_abandoned(parent)
     folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=parent))

@@ -1,1 +1,1 @@
-"""The ownership door: PostgreSQL decides who owns each job."""
+"""PostgreSQL: who owns each job."""

@@ -1,23 +1,36 @@
-"""The connection to PostgreSQL: one statement per transaction, with a deadline."""
+"""The connection to PostgreSQL: one statement per transaction, with a deadline; and which database it is."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import psycopg
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.ownership.pool import Parameters, Pool, Row, driver_url
 from jsworker.ownership.refusals import map_error
-from jsworker.ownership.revision import check_level
 
 T = TypeVar("T")
 
+REVISIONS: Final = (
+    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0013", "0014"),
+)
+"""The migrations that this version knows, in their order; a test compares them with the scripts."""
+
 _REVISION = text("SELECT version_num FROM jsworker.alembic_version")
 _PING = text("SELECT 1")
+# Not pg_control_checkpoint(): after a promotion it shows the old timeline until the next checkpoint has ended.
+# The name of the WAL file that is being written begins with the timeline's eight hexadecimal digits; a standby
+# writes none.
+HISTORY = text("""
+SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text) AS system_identifier,
+  CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END AS timeline
+""")
+
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
 _BYTES_A_SECOND = 1_000_000
@@ -33,13 +46,7 @@ class Database:
     """
 
     def __init__(self, dsn: str, *, statement_timeout: float, pool_size: int = 5) -> None:
-        """Prepare the pools; nothing connects yet.
-
-        Args:
-            dsn: a PostgreSQL URL, password included.
-            statement_timeout: seconds until a statement is given up and its connection dropped.
-            pool_size: connections for statements.
-        """
+        """Prepare the pools; nothing connects yet. ``statement_timeout``: seconds until a statement is given up."""
         self._url = driver_url(dsn)
         self._statement_timeout = statement_timeout
         self._statements = Pool(self._url, size=pool_size, overflow=pool_size, wait=statement_timeout)
@@ -60,11 +67,9 @@ class Database:
         return place_of(self._url)
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
-        """Return the seconds that a statement may take which carries a large value.
+        """Return the seconds that a statement may take which carries so many bytes beside the usual.
 
-        Args:
-            size: bytes that it carries beside the usual.
-            tries: how often it was given up already; each time the value gets twice as long.
+        Each time that it was given up already (``tries``) the value gets twice as long.
         """
         doublings = min(tries, _MOST_DOUBLINGS)
         return self._statement_timeout + size * (1 << doublings) / _BYTES_A_SECOND
@@ -76,12 +81,7 @@ class Database:
     async def run(
         self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
     ) -> Sequence[Row]:
-        """Run one statement as one transaction and return its rows.
-
-        Args:
-            statement: to run.
-            parameters: of the statement.
-            seconds: that it may take, instead of the statement time-out.
+        """Run one statement as one transaction and return its rows, within ``seconds`` or the statement time-out.
 
         Raises:
             DatabaseUnavailable: no answer in time, or no connection. The statement
@@ -124,18 +124,13 @@ class Database:
         try:
             rows = await self.run(_REVISION)
         except DatabaseRefused as error:
-            if getattr(error, "sqlstate", None) in _NO_SUCH_TABLE:
+            if error.sqlstate in _NO_SUCH_TABLE:
                 return None
             raise
-        return str(rows[0].version_num) if rows else None
+        return rows[0].version_num if rows else None
 
     async def check_migrated(self) -> str:
-        """Refuse a database whose schema this version cannot work with; return the schema's revision.
-
-        Raises:
-            MigrationMissing: run ``jsworker db upgrade``.
-            DatabaseUnavailable: no answer.
-        """
+        """Refuse a database whose schema this version cannot work with, as ``check_level``."""
         return check_level(await self.migrated_to())
 
     async def close(self) -> None:
@@ -163,7 +158,7 @@ class Database:
                     lambda: pool.execute(statement, parameters, plain=plain, along_index=along_index), seconds
                 )
             except DatabaseRefused as error:
-                if last or getattr(error, "sqlstate", None) not in {"40001", "40P01"}:
+                if last or error.sqlstate not in {"40001", "40P01"}:
                     raise
         raise AssertionError
 
@@ -202,3 +197,42 @@ def place_of(url: URL) -> str:
     listed = [hosts] if isinstance(hosts, str) else hosts
     place = ",".join(listed) or f"{url.host or 'local socket'}:{url.port or 5432}"
     return f"{place}/{url.database or ''}"
+
+
+def check_level(found: str | None) -> str:
+    """Refuse a database that this version cannot work with, and return its revision.
+
+    A revision that this version does not know is newer: workers of the old version go on through a
+    rolling upgrade, because migrations only add.
+
+    Raises:
+        MigrationMissing: never migrated, or migrated to an older revision than this version needs.
+    """
+    wanted = REVISIONS[-1]
+    if found is None:
+        raise MigrationMissing("the database has no jsworker schema: run `jsworker db upgrade`")
+    if found in REVISIONS and found != wanted:
+        raise MigrationMissing(
+            f"the database is at migration {found}, this version needs {wanted}: run `jsworker db upgrade`"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseHistory:
+    """What distinguishes one history of a database from another.
+
+    Attributes:
+        system_identifier: made by initdb; copies of a cluster keep it.
+        timeline: begins with 1 and rises with every promotion; None on a standby.
+    """
+
+    system_identifier: str
+    timeline: int | None
+
+
+async def read_history(database: Database) -> DatabaseHistory:
+    """Return which history the database at the other end has; any role may ask, unless an administrator forbids it."""
+    [row] = await database.run(HISTORY)
+    timeline = None if row.timeline is None else int(row.timeline, 16)
+    return DatabaseHistory(row.system_identifier, timeline)

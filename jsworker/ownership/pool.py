@@ -2,8 +2,8 @@
 
 import asyncio
 import select
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import lru_cache
 from traceback import clear_frames
 from typing import Any, Final, TypeAlias
@@ -80,34 +80,18 @@ class Pool:
         Raises:
             psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
         """
-        lent = await self._lend()
-        try:
+        async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
             async with lent.transaction() if along_index else nullcontext():
                 if along_index:
                     await lent.execute(ALONG_INDEX)
                 await cursor.execute(_sql(statement), parameters or {})
-                rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
-        except BaseException as error:
-            await self._take_back_after(lent, error)
-            raise
-        await self._take_back(lent)
-        return rows
+                return await cursor.fetchall() if cursor.description else ()
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
-        """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, as one transaction.
-
-        Raises:
-            psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
-        """
-        lent = await self._lend()
-        try:
-            async with lent.cursor().copy(_sql(statement)) as copy:
-                await copy.write(lines)
-        except BaseException as error:
-            await self._take_back_after(lent, error)
-            raise
-        await self._take_back(lent)
+        """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, as one transaction; errors as above."""
+        async with self._lend() as lent, lent.cursor().copy(_sql(statement)) as copy:
+            await copy.write(lines)
 
     async def close(self) -> None:
         """Close every connection; one that is lent is closed when it comes back."""
@@ -115,24 +99,41 @@ class Pool:
         while self._idle:
             await self._idle.pop().close()
 
-    async def _lend(self) -> Connection:
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[Connection]:
+        """Lend a connection; one that is broken, or whose statement was given up half-way, is dropped.
+
+        So is one to a server that has become read only: another may be the primary by now.
+        """
         if self._lendable.locked():
             await self._wait_for_one()
         else:
             await self._lendable.acquire()
         try:
-            while self._idle:
-                lent = self._idle.pop()
-                if not _has_unasked_input(lent):
-                    self.in_use += 1
-                    return lent
-                await lent.close()
-            lent = await self._connect()
-        except BaseException:
+            lent = await self._idle_or_new()
+            self.in_use += 1
+            is_usable = True
+            try:
+                yield lent
+            except BaseException as error:
+                is_usable = isinstance(error, psycopg.Error) and not isinstance(error, ReadOnlySqlTransaction)
+                raise
+            finally:
+                self.in_use -= 1
+                if lent.closed or not is_usable or self._closed or len(self._idle) >= self._size:
+                    await lent.close()
+                else:
+                    self._idle.append(lent)
+        finally:
             self._lendable.release()
-            raise
-        self.in_use += 1
-        return lent
+
+    async def _idle_or_new(self) -> Connection:
+        while self._idle:
+            lent = self._idle.pop()
+            if not _has_unasked_input(lent):
+                return lent
+            await lent.close()
+        return await self._connect()
 
     async def _wait_for_one(self) -> None:
         try:
@@ -151,33 +152,6 @@ class Pool:
                 await connection.close()
                 raise
         return connection
-
-    async def _take_back(self, lent: Connection) -> None:
-        try:
-            if self._closed or len(self._idle) >= self._size:
-                await lent.close()
-            else:
-                self._idle.append(lent)
-        finally:
-            self._return()
-
-    async def _take_back_after(self, lent: Connection, error: BaseException) -> None:
-        """Take a connection back; one that is broken, or whose statement was given up half-way, is dropped.
-
-        So is one to a server that has become read only: another may be the primary by now.
-        """
-        is_usable = isinstance(error, psycopg.Error) and not isinstance(error, ReadOnlySqlTransaction)
-        if lent.closed or not is_usable:
-            try:
-                await lent.close()
-            finally:
-                self._return()
-        else:
-            await self._take_back(lent)
-
-    def _return(self) -> None:
-        self.in_use -= 1
-        self._lendable.release()
 
 
 async def connect(arguments: Mapping[str, Any]) -> Connection:

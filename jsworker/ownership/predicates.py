@@ -4,12 +4,14 @@ Those that end in ``_indexed`` mean the same as those without, in the words of a
 search may use them, for a statement that names its rows must reach them by their ids.
 """
 
+import math
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from jsworker.ownership.schema import refused_rows
-from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, seconds
+from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, locked, seconds
 
 Predicate = sa.ColumnElement[bool]
 
@@ -38,6 +40,11 @@ held_by_me_indexed: Final = sa.and_(processing_indexed, j.c.worker_id == worker_
 def mine(token: sa.ColumnElement[Any]) -> Predicate:
     """Return that this worker owns the job under a fencing token: the whole guard of every write of an owner."""
     return sa.and_(held_by_me, j.c.fencing_token == token)
+
+
+def locked_of_mine(run: sa.FromClause, *columns: sa.ColumnElement[Any]) -> sa.CTE:
+    """Return the rows of given runs that are mine, locked, with what a statement needs of each."""
+    return locked(sa.select(j.c.id, *columns).join(run, run.c.id == j.c.id).where(mine(run.c.token)))
 
 
 def completed_under(token: sa.ColumnElement[Any]) -> Predicate:
@@ -97,6 +104,49 @@ stands_still: Final = _is_older(progressed_at, "no_progress_for")
 
 # Rule 4, and listings: running jobs as an operator has chosen them, with the parameters of ``RunAge.values``.
 as_old_as_chosen: Final = sa.and_(is_silent, has_run, stands_still)
+
+_LONGEST_SECONDS: Final = 1e9
+"""No run is as old, and PostgreSQL can still subtract it from the present time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAge:
+    """Which running jobs are meant: those of which all of this holds, by the database's clock.
+
+    Attributes:
+        stale_for: seconds for which its owner gave no heartbeat, at least; None: whatever it gave.
+        running_for: seconds for which it has run, at least; None: however long it has.
+        no_progress_for: seconds, at least, without progress: since its claim, ``update_progress``,
+            ``save_checkpoint`` or ``quiet``; None: whatever it did.
+
+    Raises:
+        ValueError: one of them is no number of seconds.
+    """
+
+    stale_for: float | None = None
+    running_for: float | None = None
+    no_progress_for: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{field.name}={value!r} must be a number of seconds, 0 or more")
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in self.values().values())
+
+    def values(self) -> dict[str, float | None]:
+        """Return the parameters of ``as_old_as_chosen``."""
+        return {
+            name: None if seconds is None else min(seconds, _LONGEST_SECONDS)
+            for name, seconds in asdict(self).items()
+        }
+
+
+ANY_AGE: Final = RunAge()
+"""Every running job is meant, and every job that does not run."""
+
 
 last_attempt: Final = j.c.errors + 1 >= j.c.max_attempts
 last_stall: Final = j.c.stalls + 1 >= j.c.max_stalls

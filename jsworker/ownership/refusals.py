@@ -167,21 +167,30 @@ def _primary(cause: BaseException | None) -> str:
 
 
 async def in_halves(
-    batch: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
+    members: Sequence[T],
+    write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]],
+    *,
+    size: int | None = None,
 ) -> tuple[list[Row], Refused[T]]:
     """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
+
+    With a ``size`` no statement writes more than so many.
 
     Returns:
         The rows that ``write`` returned, and the refused members with the refusal of each.
     """
-    if not batch:
-        return [], []
-    try:
-        return list(await write(batch)), []
-    except RowRefused as error:
-        if len(batch) == 1:
-            return [], [(batch[0], error)]
-    middle = len(batch) // 2
-    lower, refused_below = await in_halves(batch[:middle], write)
-    upper, refused_above = await in_halves(batch[middle:], write)
-    return lower + upper, refused_below + refused_above
+    rows: list[Row] = []
+    refused: Refused[T] = []
+    size = size or len(members)
+    batches = [members[start : start + size] for start in range(0, len(members), size or 1)]
+    while batches:
+        batch = batches.pop(0)
+        try:
+            rows += await write(batch)
+        except RowRefused as error:
+            middle = len(batch) // 2
+            if middle == 0:
+                refused.append((batch[0], error))
+            else:
+                batches[:0] = [batch[:middle], batch[middle:]]
+    return rows, refused

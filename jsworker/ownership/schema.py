@@ -5,11 +5,11 @@ that would break an invariant of the protocol is refused, no matter who sends it
 """
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
-    Connection,
     DateTime,
     Double,
     Identity,
@@ -179,8 +179,6 @@ jobs = Table(
         unique=True,
         postgresql_where=text("unique_key IS NOT NULL AND status IN ('scheduled', 'queued', 'processing')"),
     ),
-    # Room for a second version of two rows in three: one statement renews all running jobs of a page.
-    info={"fillfactor": 60},
 )
 
 workers = Table(
@@ -205,7 +203,6 @@ workers = Table(
     Column("kinds_without_timeout", ARRAY(Text)),
     CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
     Index("workers_hostname", "hostname"),
-    info={"fillfactor": 70},
 )
 
 job_events = Table(
@@ -340,20 +337,20 @@ FOR EACH ROW WHEN (
 """
 
 
-def _create_guard(_table: Table, connection: Connection, **_: object) -> None:
-    live_stay = (LIVE_STAY_FUNCTION, LIVE_STAY_TRIGGER, TRUNCATE_FUNCTION, TRUNCATE_TRIGGER)
-    for statement in (GUARD_FUNCTION, GUARD_TRIGGER, *live_stay):
-        connection.exec_driver_sql(statement.replace("%", "%%"))
+def _after_create(table: Table, *statements: str) -> None:
+    for statement in statements:
+        event.listen(table, "after_create", DDL(statement.replace("%", "%%")))  # type: ignore[no-untyped-call] # SQLAlchemy has not typed it
 
 
-def _fill_jobs(_table: Table, connection: Connection, **_: object) -> None:
-    connection.exec_driver_sql("ALTER TABLE jsworker.jobs SET (fillfactor = 60)")
-
-
-def _fill_workers(_table: Table, connection: Connection, **_: object) -> None:
-    connection.exec_driver_sql("ALTER TABLE jsworker.workers SET (fillfactor = 70)")
-
-
-event.listen(jobs, "after_create", _create_guard)
-event.listen(jobs, "after_create", _fill_jobs)  # SQLAlchemy 2.0 has no argument for it
-event.listen(workers, "after_create", _fill_workers)
+_after_create(
+    jobs,
+    GUARD_FUNCTION,
+    GUARD_TRIGGER,
+    LIVE_STAY_FUNCTION,
+    LIVE_STAY_TRIGGER,
+    TRUNCATE_FUNCTION,
+    TRUNCATE_TRIGGER,
+    # Room for a second version of two rows in three: one statement renews all running jobs of a page.
+    "ALTER TABLE jsworker.jobs SET (fillfactor = 60)",  # SQLAlchemy 2.0 has no argument for it
+)
+_after_create(workers, "ALTER TABLE jsworker.workers SET (fillfactor = 70)")

@@ -92,11 +92,7 @@ class Sessions:
     async def transaction(
         self, completion: Callable[[], Completion], attempt: Attempt | None = None
     ) -> AsyncIterator[AsyncSession]:
-        """Open a connected session, and complete the job with its last statement.
-
-        Args:
-            completion: asked at the end of the block.
-            attempt: notes how it goes.
+        """Open a connected session, and complete the job with its last statement, asked for at the block's end.
 
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.

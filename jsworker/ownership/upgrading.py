@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -46,22 +47,15 @@ _ONE_BUILDER_AT_A_TIME = 0x6A737778
 _LOOK_AGAIN_SECONDS = 0.5
 
 
-def _say_nothing(_line: str) -> None:
-    """Say nothing."""
-
-
 def upgrade_database(
-    dsn: str, revision: str = "head", *, tell: Callable[[str], None] = _say_nothing
+    dsn: str, revision: str = "head", *, tell: Callable[[str], None] = lambda _: None
 ) -> str | None:
     """Migrate a database and return the revision reached.
 
     Workers go on meanwhile: each migration is a transaction of its own, and a table that somebody's open
     transaction holds is waited for in short turns. What was migrated before an error stays so.
 
-    Args:
-        dsn: where the database is.
-        revision: where to.
-        tell: called with a line for people when another upgrade is waited for, for as long as that takes.
+    ``tell`` is called with a line for people when another upgrade is waited for, for as long as that takes.
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
@@ -74,22 +68,19 @@ def upgrade_database(
         wait=wait_fixed(1.0),
         reraise=True,
     )
-    reached: str | None = None
-    done = False
-    while not done:
-        turns(
-            _migrating,
-            dsn,
-            lambda connection: _build_indexes(connection, revision, tell=tell),
-            in_transaction=False,
-        )
-        reached, done = turns(_migrating, dsn, lambda connection: _upgrade_by_one(connection, revision))
-    return reached
+    build = partial(_build_indexes, revision=revision, tell=tell)
+    upgrade = partial(_upgrade_by_one, revision=revision)
+    reached: str | None
+    while True:
+        turns(_migrating, dsn, build, in_transaction=False)
+        reached, done = turns(_migrating, dsn, upgrade)
+        if done:
+            return reached
 
 
 def downgrade_database(dsn: str, revision: str) -> str | None:
     """Migrate a database down to ``revision`` (``base``: to nothing)."""
-    return _migrating(dsn, lambda connection: _downgrade(connection, revision))
+    return _migrating(dsn, partial(_downgrade, revision=revision))
 
 
 def current_revision(dsn: str) -> str | None:
@@ -156,13 +147,10 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
 
 
 def _upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str | None, bool]:
-    """Migrate one revision up, within the connection's transaction, on the way to ``revision``.
+    """Migrate one revision up, within the connection's transaction; return where it is and whether that is all.
 
     Nothing but what the last migration has left to be done afterwards, if there is such; and nothing while there are
     indexes to be built first.
-
-    Returns:
-        The revision reached, and whether that is all.
     """
     _lock(connection)
     ahead = _ahead(connection, revision)
@@ -176,12 +164,7 @@ def _build_indexes(connection: Connection, revision: str = "head", *, tell: Call
     """Build the indexes of the next migration on the way to ``revision`` beside those who write, if jobs are many.
 
     At the end of the way those that are missing or invalid, if they are, are built anew. One upgrade builds at a
-    time, the others wait for it.
-
-    Args:
-        connection: in autocommit mode; what fails half-way is built anew the next time.
-        revision: where to.
-        tell: called with a line for people when another upgrade is waited for.
+    time, the others wait for it. In autocommit mode: what fails half-way is built anew the next time.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False
@@ -206,17 +189,14 @@ def _build_indexes(connection: Connection, revision: str = "head", *, tell: Call
 
 
 def _downgrade(connection: Connection, revision: str) -> str | None:
-    """Migrate down within the connection's transaction and return the revision reached."""
     _lock(connection)
     command.downgrade(_config(connection), revision)
     return _current(connection)
 
 
 def _current(connection: Connection) -> str | None:
-    """Return the revision at which the database is; None when it was never migrated."""
-    return MigrationContext.configure(
-        connection, opts={"version_table_schema": SCHEMA}
-    ).get_current_revision()
+    options = {"version_table_schema": SCHEMA}
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
 def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
@@ -234,24 +214,27 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
 
 def _ahead(connection: Connection, revision: str) -> list[Script]:
     """Return the migrations on the way to ``revision``, the next one last."""
+    return _scripts(connection, revision, _current(connection) or "base")
+
+
+def _behind(connection: Connection) -> list[Script]:
+    """Return the migrations that the database has behind it, the last one first."""
+    return _scripts(connection, _current(connection) or "base", "base")
+
+
+def _scripts(connection: Connection, upper: str, lower: str) -> list[Script]:
     scripts = ScriptDirectory.from_config(_config(connection))
     try:
-        return list(scripts.iterate_revisions(revision, _current(connection) or "base"))
+        return list(scripts.iterate_revisions(upper, lower))
     except RevisionError:
-        return []  # the upgrade itself refuses it
-
-
-def _module(connection: Connection, revision: str | None) -> Any:
-    """Return the module of a migration, None for the state before the first."""
-    script = ScriptDirectory.from_config(_config(connection)).get_revision(revision or "base")
-    return script and script.module
+        return []  # one of a newer version, or one that the upgrade itself refuses
 
 
 def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
     """Return the statements that drop and build each index that is missing and that no transaction may build."""
     ahead = _ahead(connection, revision)
     statements: list[tuple[str, str]] = []
-    for script in [ahead[-1].module] if ahead else _migrated(connection):
+    for script in [each.module for each in ahead[-1:] or _behind(connection)]:
         indexes: Mapping[str, str] = getattr(script, "CONCURRENTLY", {})
         missing = [
             name for name in indexes if not connection.exec_driver_sql(script.IS_VALID, (name,)).scalar()
@@ -261,18 +244,10 @@ def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
     return statements
 
 
-def _migrated(connection: Connection) -> list[Any]:
-    """Return the modules of the migrations that the database has behind it."""
-    scripts = ScriptDirectory.from_config(_config(connection))
-    try:
-        return [script.module for script in scripts.iterate_revisions(_current(connection) or "base", "base")]
-    except RevisionError:  # those of a newer version
-        return []
-
-
 def _ended_the_last(connection: Connection) -> bool:
     """Tell whether the migration at which the database is had left something, which is done by now."""
-    afterwards = getattr(_module(connection, _current(connection)), "afterwards", None)
+    script = ScriptDirectory.from_config(_config(connection)).get_revision(_current(connection) or "base")
+    afterwards = getattr(script and script.module, "afterwards", None)
     return afterwards is not None and afterwards(connection)
 
 

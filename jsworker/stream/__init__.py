@@ -1,1 +1,1 @@
-"""The stream door: NATS JetStream delivers messages."""
+"""NATS JetStream: the messages that tell of jobs."""

@@ -35,13 +35,7 @@ class NotThere(StreamUnavailable):
 
 
 class ApiRefused(StreamRefused):
-    """JetStream, or the server before it, refused a request.
-
-    Args:
-        what: the subject of the request.
-        reason: the server's own words.
-        code: JetStream's number of the reason.
-    """
+    """JetStream, or the server before it, refused a request; ``code`` is JetStream's number of the reason."""
 
     def __init__(self, what: str, reason: str, code: int | None = None) -> None:
         self.reason = reason
@@ -51,11 +45,7 @@ class ApiRefused(StreamRefused):
 
 @contextmanager
 def api_errors(what: str) -> Iterator[None]:
-    """Turn errors of nats-py into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``.
-
-    Args:
-        what: the request, as in ``{what}: the reason``.
-    """
+    """Turn errors of nats-py about ``what`` into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``."""
     try:
         yield
     except NotFoundError as error:
@@ -75,13 +65,9 @@ def api_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What the stream holds.
+    """What the stream holds; one that was created at another time is another stream of the same name.
 
-    Attributes:
-        created: when the stream was created; another time means another stream under the same name.
-        first_seq: number of the oldest message; one above ``last_seq`` when there is none.
-        last_seq: number of the newest message ever stored.
-        messages: how many are stored.
+    ``first_seq`` is one above ``last_seq`` when there is no message.
     """
 
     created: datetime
@@ -94,11 +80,8 @@ class StreamState:
 class ConsumerState:
     """How far a kind's consumer is.
 
-    Attributes:
-        num_pending: messages that were never delivered.
-        num_ack_pending: messages delivered and not answered.
-        num_waiting: requests that wait for messages.
-        ack_floor_stream_seq: every message of this kind up to this number was answered for good.
+    Messages that were never delivered, delivered and not answered; requests that wait for messages; and
+    the number up to which every message of this kind was answered for good.
     """
 
     num_pending: int
@@ -109,15 +92,7 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as the stream stores it.
-
-    Attributes:
-        stream_seq: its number.
-        subject: where it was published.
-        message_id: its ``Nats-Msg-Id``, which names job and dispatch; None when it has none.
-        data: its content.
-        stored_at: when it was stored (UTC).
-    """
+    """A message as the stream stores it; its ``Nats-Msg-Id`` names job and dispatch."""
 
     stream_seq: int
     subject: str

@@ -12,11 +12,14 @@ import nats.errors
 from jsworker.core.errors import JsworkerError, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings, variable_of
-from jsworker.stream.connecting import Listeners, open_client
-from jsworker.stream.login import login_of
+from jsworker.stream.login import Listeners, login_of, open_client
 from jsworker.stream.nats_client import Client, reason_of
 
 _CONNECT_SECONDS = 5.0
+_REPLACE_SECONDS = 15.0
+"""Without a connection; then nats-py's client is replaced."""
+_PING_SECONDS = 10.0
+"""Between pings; the third one unanswered ends the connection."""
 _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
@@ -30,30 +33,15 @@ Callback = Callable[[], None]
 class Connection:
     """One connection to NATS that lasts until it is closed.
 
-    Args:
-        settings: addresses, login and TLS.
-        events: receives ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and complaints of
-            server or client as ``worker.degraded`` with ``what="nats client"``, each text once.
-        name: the connection's name in the server's listings.
-        replace_after: seconds without a connection after which nats-py's client is replaced.
-        ping_interval: seconds between pings; the third one unanswered ends the connection.
+    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and complaints of server or
+    client as ``worker.degraded`` with ``what="nats client"``, each text once.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        events: Events,
-        name: str,
-        replace_after: float = 15.0,
-        ping_interval: float = 10.0,
-    ) -> None:
+    def __init__(self, settings: Settings, *, events: Events, name: str) -> None:
         self._settings = settings
         self._events = events
         self._name = name
         self._own_inbox = f'subscription to "{settings.nats_inbox_prefix.lower()}.'
-        self._replace_after = replace_after
-        self._ping_interval = ping_interval
         self._client: Client | None = None
         self._watch: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
@@ -65,11 +53,7 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """nats-py's client.
-
-        Raises:
-            StreamUnavailable: there is none yet, or no longer.
-        """
+        """nats-py's client; raises StreamUnavailable when there is none yet, or no longer."""
         if self._client is None:
             raise StreamUnavailable(_NO_CONNECTION)
         return self._client
@@ -108,8 +92,7 @@ class Connection:
     async def wait_connected(self, seconds: float) -> bool:
         """Wait for a connection for at most ``seconds``; returns whether there is one.
 
-        Raises:
-            StreamUnavailable: it was closed, or never made.
+        Raises StreamUnavailable when it was closed, or never made.
         """
         if self._client is None:
             raise StreamUnavailable(_NO_CONNECTION)
@@ -162,7 +145,7 @@ class Connection:
             "connect_timeout": min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1)),
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": _RECONNECT_SECONDS * random.uniform(0.5, 1.5),  # noqa: S311 -- spreads a fleet
-            "ping_interval": self._ping_interval,
+            "ping_interval": _PING_SECONDS,
             "max_outstanding_pings": 2,
             "pending_size": _PENDING_BYTES,
             "flush_timeout": _BLOCKED_SECONDS,
@@ -180,18 +163,18 @@ class Connection:
         clock = asyncio.get_running_loop().time
         alive_at = clock()
         while True:
-            await asyncio.sleep(self._replace_after / 15)
+            await asyncio.sleep(_REPLACE_SECONDS / 15)
             if self.client.is_connected:
                 alive_at = clock()
                 continue
             self._lose(self.client)
-            if self.client.is_closed or clock() - alive_at >= self._replace_after:
+            if self.client.is_closed or clock() - alive_at >= _REPLACE_SECONDS:
                 await self._replace()
 
     async def _replace(self) -> None:
         await self.client.discard()
         try:
-            client = await self._open(self._replace_after)
+            client = await self._open(_REPLACE_SECONDS)
         except JsworkerError as fault:
             self._complain(str(fault))
         except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import nats.errors
 from nats.js.api import AccountInfo, ClusterInfo, ConsumerInfo
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -15,7 +14,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere
 from jsworker.stream.connection import Connection
-from jsworker.stream.liveness import REFUSED, SUBJECT
+from jsworker.stream.liveness import REFUSED, SUBJECT, ask
 from jsworker.stream.topology import (
     INSTALLATION,
     Difference,
@@ -40,15 +39,10 @@ MOST_CONSUMERS: Final = 20 * _PAGE
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """The server that answered.
+    """What the server that answered says of itself.
 
-    Attributes:
-        place: host and port.
-        name: its own name; None: not given.
-        version: major, minor and patch.
-        encrypted: whether TLS is on; None: unknown.
-        local: the connection does not leave this machine.
-        offers_jetstream: whether this very server runs JetStream; another one of its cluster may.
+    ``encrypted`` is None when unknown; ``local``: the connection does not leave this machine. Of a cluster
+    another server may offer JetStream.
     """
 
     place: str
@@ -71,12 +65,8 @@ class Peer:
 class StreamReport:
     """The stream as it is.
 
-    Attributes:
-        installation: id of the database that it belongs to; None: it is not marked.
-        differences: where it is not as the settings and the protocol want it.
-        replicas: copies that are asked for.
-        peers: the servers that keep them; empty without a cluster.
-        clustered: whether the server belongs to a cluster.
+    ``installation`` is None when it is not marked; ``peers`` are the servers that keep its replicas, none
+    without a cluster.
     """
 
     installation: str | None
@@ -90,16 +80,9 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """A consumer as it is.
+    """A consumer as it is; its name is its kind, unless another application created it.
 
-    Attributes:
-        name: its kind, unless another application created it.
-        differences: where it is not as a consumer of that kind must be.
-        ack_wait: seconds until an unanswered message is delivered again.
-        pending: messages that were never delivered.
-        unanswered: messages delivered and not answered.
-        requests: requests that wait for messages.
-        paused: an operator has paused it.
+    Messages that were never delivered, delivered and not answered; requests that wait for messages.
     """
 
     name: str
@@ -179,17 +162,13 @@ class Inspector:
         """
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
-        async def ask(worker_id: str) -> bool:
+        async def is_refused(worker_id: str) -> bool:
             async with at_once:
-                with suppress(nats.errors.Error, StreamUnavailable, OSError, TimeoutError):
-                    answer = await self._connection.client.request(
-                        SUBJECT + worker_id, b"", timeout=_ANSWER_SECONDS
-                    )
-                    return answer.data == REFUSED
-            return False
+                reply = await ask(self._connection, SUBJECT + worker_id, _ANSWER_SECONDS)
+            return reply.content == REFUSED
 
-        found = await asyncio.gather(*map(ask, workers))
-        return [worker_id for worker_id, is_refused in zip(workers, found, strict=True) if is_refused]
+        found = await asyncio.gather(*map(is_refused, workers))
+        return [worker_id for worker_id, refused in zip(workers, found, strict=True) if refused]
 
     async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:
         """Return the stream's consumers, at least those of these kinds.

@@ -1,6 +1,7 @@
 """One stream of JetStream: connect, ensure that stream and consumers are right, publish, and ask."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -9,22 +10,15 @@ from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere, StreamState, api_errors
 from jsworker.stream.connection import Callback, Connection
 from jsworker.stream.liveness import Witness
-from jsworker.stream.login import redact
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
 from jsworker.stream.topology import Topology
 
 
 class Stream(JetStreamApi):
-    """One connection to NATS and one stream on it.
+    """One connection to NATS and one stream on it; see ``Connection`` and ``Topology`` for what it emits.
 
-    Args:
-        settings: servers, login, and what the stream is like.
-        installation_id: id of the database that the stream belongs to; None for a mere publisher.
-        events: receives ``worker.degraded``, ``worker.restored`` and ``stream.changed``.
-        client_name: the connection's name in the server's listings.
-        replace_after: seconds without a connection after which nats-py's client is replaced.
-        ping_interval: seconds between pings; the third one unanswered ends the connection.
+    ``installation_id`` is None for a mere publisher.
     """
 
     def __init__(
@@ -34,29 +28,18 @@ class Stream(JetStreamApi):
         installation_id: UUID | None,
         events: Events,
         client_name: str,
-        replace_after: float = 15.0,
-        ping_interval: float = 10.0,
     ) -> None:
-        connection = Connection(
-            settings,
-            events=events,
-            name=client_name,
-            replace_after=replace_after,
-            ping_interval=ping_interval,
-        )
+        connection = Connection(settings, events=events, name=client_name)
         super().__init__(connection, settings)
         self.events = events
-        self._servers = redact(settings.nats_url)
+        self._servers = settings.redacted_nats_url()
         self._ack_waits: dict[str, float] = {}
         self._topology = Topology(self, settings, installation_id=installation_id, events=events)
         self._publisher = Publisher(connection, stream=settings.stream, prefix=settings.subject_prefix)
         self._highest_seq = 0
 
     async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
-        """Connect and check that JetStream answers.
-
-        Args:
-            timeout: seconds to try without an answer; a refusal is raised at once.
+        """Connect and check that JetStream answers; try so many seconds, but raise a refusal at once.
 
         Raises:
             SettingsError: a URL, a credentials file or a certificate cannot be used.
@@ -91,9 +74,7 @@ class Stream(JetStreamApi):
         self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
     ) -> Witness:
         """Return what answers for a worker on this connection, and asks about others; see ``Witness``."""
-        witness = Witness(self.connection, worker_id=worker_id, read_stacks=read_stacks)
-        self.connection.on_lost(witness.forget)
-        return witness
+        return Witness(self.connection, worker_id=worker_id, read_stacks=read_stacks)
 
     async def ensure(
         self,
@@ -102,17 +83,7 @@ class Stream(JetStreamApi):
         *,
         timeout: float = 10.0,  # noqa: ASYNC109
     ) -> None:
-        """Create the stream and a consumer for each kind, or change them as needed.
-
-        Args:
-            kinds: those that are pulled; none for a mere publisher.
-            ack_waits: seconds by kind; the settings' own for others.
-            timeout: seconds to try without an answer.
-
-        Raises:
-            StreamRefused: something is not as it must be and cannot be changed; the message names it.
-            StreamUnavailable: JetStream did not answer.
-        """
+        """Create the stream and a consumer for each kind, or change them; see ``Topology.ensure``."""
         self._ack_waits.update(ack_waits or {})
         self._publisher.stream_created = await self._topology.ensure(kinds, self._ack_waits, timeout)
 
@@ -134,10 +105,8 @@ class Stream(JetStreamApi):
     ) -> list[PublishOutcome]:
         """Publish messages, many at a time; outcomes come in the order of the messages.
 
-        Args:
-            messages: what to publish; once more with the same dispatch is no second message.
-            headers: further headers for each message.
-            timeout: give up on the rest after so many seconds without any acknowledgement.
+        Once more with the same dispatch is no second message. After ``timeout`` seconds without any
+        acknowledgement the rest is given up.
         """
         highest = self._highest_seq
         outcomes = await self._publisher.publish(messages, headers, timeout)
@@ -193,3 +162,24 @@ class Stream(JetStreamApi):
         except StreamUnavailable as fault:
             if not self.connection.client.offers_jetstream:
                 raise StreamRefused(f"NATS at {self._servers} has JetStream disabled") from fault
+
+
+@asynccontextmanager
+async def ensured_stream(
+    settings: Settings,
+    installation_id: UUID,
+    kinds: Sequence[str] = (),
+    ack_waits: Mapping[str, float] | None = None,
+    *,
+    events: Events,
+    client_name: str,
+    seconds: float = 10.0,
+) -> AsyncIterator[Stream]:
+    """Connect within ``seconds``, ensure stream and consumers as ``Stream.ensure`` does, close at the end."""
+    stream = Stream(settings, installation_id=installation_id, events=events, client_name=client_name)
+    await stream.connect(seconds)
+    try:
+        await stream.ensure(kinds, ack_waits)
+        yield stream
+    finally:
+        await stream.close()

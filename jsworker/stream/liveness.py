@@ -41,13 +41,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a question.
-
-    Attributes:
-        answer: whether the worker is reachable.
-        content: what it sent.
-        reason: why no answer could come, in the server's words; None: no failure was seen.
-    """
+    """What came of a question; ``reason`` is why no answer could come, in the server's words."""
 
     answer: Answer
     content: bytes = b""
@@ -57,13 +51,8 @@ class Reply:
 class Witness:
     """Answers for one worker and asks about others.
 
-    Args:
-        connection: the worker's connection to NATS.
-        worker_id: the worker that it answers for.
-        read_stacks: returns the worker's stacks for a question; None: such questions stay unanswered.
-
-    Attributes:
-        says: the answer: any answer proves life, the words are for people.
+    It ``says`` words for people: any answer proves life. ``read_stacks`` returns the worker's stacks for a
+    question; without it such questions stay unanswered.
     """
 
     def __init__(
@@ -79,6 +68,7 @@ class Witness:
         self._connection = connection
         self._subject = SUBJECT + worker_id
         self._listening: Client | None = None
+        connection.on_lost(self._forget)
 
     async def prove(self, seconds: float) -> bool:
         """Listen on the worker's subject; returns whether a question sent there was answered in time."""
@@ -86,15 +76,14 @@ class Witness:
             await self._listen()
         except (StreamUnavailable, nats.errors.Error, OSError):
             return False
-        return (await _ask(self._connection, self._subject, seconds)).answer is Answer.ALIVE
+        return (await ask(self._connection, self._subject, seconds)).answer is Answer.ALIVE
 
     async def ask(self, worker_id: str, seconds: float) -> Answer:
         """Ask whether a worker is reachable, and wait for the answer for at most ``seconds``."""
-        return (await _ask(self._connection, SUBJECT + worker_id, seconds)).answer
+        return (await ask(self._connection, SUBJECT + worker_id, seconds)).answer
 
-    def forget(self) -> None:
-        """Note that the connection was lost, and the subscription with it."""
-        self._listening = None
+    def _forget(self) -> None:
+        self._listening = None  # the subscription is lost with the connection
 
     async def _listen(self) -> None:
         client = self._connection.client
@@ -128,16 +117,13 @@ class Witness:
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
     """Ask a worker for its stacks, or those of one job's run, over a connection for this question.
 
-    Waits at most ``seconds`` for the connection, and again for the answer.
-
-    Raises:
-        SettingsError, StreamUnavailable, StreamRefused: there is no connection.
+    Waits at most ``seconds`` for the connection, raises as it does, and waits as long for the answer.
     """
     connection = Connection(settings, events=Events(), name="jsworker stacks")
     await connection.connect(seconds)
     try:
         question = b"" if job_id is None else str(job_id).encode()
-        return await _ask(connection, SUBJECT + worker_id + STACKS, seconds, question)
+        return await ask(connection, SUBJECT + worker_id + STACKS, seconds, question)
     finally:
         await connection.close()
 
@@ -151,7 +137,8 @@ async def _send_stacks(client: Client, reply: bytes, stacks: Awaitable[bytes]) -
     client.answer(reply, content)
 
 
-async def _ask(connection: Connection, subject: str, seconds: float, question: bytes = b"") -> Reply:
+async def ask(connection: Connection, subject: str, seconds: float, question: bytes = b"") -> Reply:
+    """Ask on a worker's subject and wait for an answer for at most ``seconds``; never raises."""
     if not connection.connected:
         return Reply(Answer.UNKNOWN)
     asking = asyncio.create_task(_request(connection, subject, seconds, question), name=f"ask {subject}")

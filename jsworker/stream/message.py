@@ -42,12 +42,8 @@ class MalformedMessage(JsworkerError):
 class WireMessage(NamedTuple):
     """The content of a message: a hint to look at a job.
 
-    Attributes:
-        job_id: the job.
-        kind: the job's kind.
-        dispatch: which entry into the queue this message belongs to; counts from 1.
-        cleared: the job was taken back from a former owner. For logs: the row's own field is authoritative.
-        clear_reason: why it was taken back.
+    ``dispatch`` says which entry into the queue it belongs to, and counts from 1. Whether the job was
+    cleared, and why, is for logs: the row's own fields are authoritative.
     """
 
     job_id: UUID
@@ -89,11 +85,7 @@ def message_id(job_id: UUID, dispatch: int) -> str:
 
 
 def header_block(message: WireMessage, extra: Mapping[str, str] | None) -> bytes:
-    """Return the message's headers as NATS sends them.
-
-    Raises:
-        ValueError: an extra header is not one line of text with a plain name.
-    """
+    """Return the message's headers as NATS sends them; an extra one must be one line with a plain name."""
     lines = f"NATS/1.0\r\nNats-Msg-Id: {message_id(message.job_id, message.dispatch)}\r\n"
     for name, value in (extra or {}).items():
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
@@ -122,9 +114,8 @@ def encode(message: WireMessage) -> bytes:
 def decode(data: bytes, *, subject_kind: str) -> WireMessage:
     """Read a message of the consumer of ``subject_kind``; fields that version 1 does not know are ignored.
 
-    Raises:
-        MalformedMessage: it is larger than ``LIMIT_BYTES``, no JSON object, of another version or kind, or
-            a field breaks its rule.
+    Raises MalformedMessage: too large, no JSON object, of another version or kind, or a field breaks its
+    rule.
     """
     if len(data) > LIMIT_BYTES:
         raise MalformedMessage(f"too large: {len(data)} bytes, at most {LIMIT_BYTES} are read")
@@ -201,14 +192,7 @@ class _Arrival:
 
 
 class Delivery(_Arrival):
-    """A message that names a job.
-
-    Attributes:
-        job_id: the job.
-        kind: its kind, which is also the consumer's.
-        dispatch: which entry into the queue the message belongs to.
-        num_delivered: how often it was delivered, with this time, as far as the server knows.
-    """
+    """A message that names a job; ``num_delivered`` counts this time, as far as the server knows."""
 
     __slots__ = ("dispatch", "job_id", "kind", "num_delivered")
 
@@ -222,11 +206,7 @@ class Delivery(_Arrival):
 
 
 class Undecodable(_Arrival):
-    """A message that cannot be read.
-
-    Attributes:
-        reason: the rule it breaks; never its content.
-    """
+    """A message that cannot be read; ``reason`` is the rule it breaks, never its content."""
 
     __slots__ = ("reason",)
 

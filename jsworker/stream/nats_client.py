@@ -94,6 +94,23 @@ class _Transport(TcpTransport):
 
 
 @contextmanager
+def _cancellation_kept() -> Iterator[None]:
+    """Raise a cancellation that ``asyncio.wait_for`` has lost: see ``end_tasks``."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("outside of a task")
+    before = task.cancelling()
+    try:
+        yield
+    except Exception as error:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError from error
+        raise
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+@contextmanager
 def _closed_transport() -> Iterator[None]:
     try:
         yield
@@ -102,11 +119,7 @@ def _closed_transport() -> Iterator[None]:
 
 
 class Client(NatsClient):
-    """One connection to NATS.
-
-    Args:
-        require_tls: never send a login or a message without TLS.
-    """
+    """One connection to NATS; ``require_tls``: never send a login or a message without TLS."""
 
     def __init__(self, *, require_tls: bool) -> None:
         super().__init__()
@@ -166,12 +179,12 @@ class Client(NatsClient):
 
     async def request(self, *args: Any, **options: Any) -> Msg:
         """Ask as nats-py does."""
-        with _broken_connection():
+        with _broken_connection(), _cancellation_kept():
             return await super().request(*args, **options)
 
     async def flush(self, *args: Any, **options: Any) -> None:
         """Wait for the server's confirmation as nats-py does."""
-        with _broken_connection():
+        with _broken_connection(), _cancellation_kept():
             await super().flush(*args, **options)
 
     def lose(self) -> None:
@@ -187,11 +200,8 @@ class Client(NatsClient):
     def post(self, subject: str, content: bytes, reply: str = "", headers: bytes = b"") -> None:
         """Send without waiting and without a promise; what a stuck connection cannot hold is dropped.
 
-        Args:
-            subject: one line without spaces; not checked.
-            content: the message.
-            reply: where an answer should go; likewise.
-            headers: a whole header block, as the protocol has it.
+        ``subject`` and ``reply`` must be one line without spaces, which is not checked; ``headers`` a
+        whole block, as the protocol has it.
         """
         line = f"{subject} {reply}".encode()
         size = len(content)
@@ -203,7 +213,7 @@ class Client(NatsClient):
         self._enqueue(command)
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
-        """Send a verdict about a message, likewise without waiting and without a promise."""
+        """Send a verdict about a message, likewise."""
         self._enqueue(b"PUB %b %d\r\n%b\r\n" % (reply, len(verdict), verdict))
 
     def _enqueue(self, command: bytes) -> None:

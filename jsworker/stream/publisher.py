@@ -1,12 +1,12 @@
 """Publishing: many messages under way at once, each acknowledged by the stream or tried again."""
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Final, NamedTuple, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 from typing_extensions import TypedDict
 
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
@@ -27,19 +27,14 @@ _SUBJECTS_KEPT: Final = 1_000
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
 """JetStream's numbers for no room: on the server, in its storage, in the stream. It does not pass at once."""
-_BACKOFF: Final = wait_random_exponential(multiplier=0.05, max=1.0)
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 Headers = Mapping[str, str]
 
 
 class Published(NamedTuple):
-    """The stream has the message.
-
-    Attributes:
-        stream_seq: its number in the stream.
-        stream_created: when the stream was created, as last known; None when that was never asked.
-        duplicate: the stream had it already.
-    """
+    """The stream has the message, or had it already; ``stream_created`` is None when that was never asked."""
 
     stream_seq: int
     stream_created: datetime | None
@@ -65,10 +60,6 @@ class _PubAck(TypedDict):
 _validate = TypeAdapter(_PubAck).validator.validate_json
 
 
-class _Unacknowledged(Exception):
-    """Some messages are not acknowledged; trying again may help."""
-
-
 class Publisher:
     """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by ``stream``."""
 
@@ -91,29 +82,19 @@ class Publisher:
         batch = _Batch(messages, headers, self._stream, seconds)
         try:
             await self._send_missing(batch)
-            if batch.missing():
-                await self._retry(batch)
-        except (_Unacknowledged, StreamUnavailable) as fault:
+            pause = _FIRST_PAUSE_SECONDS
+            while batch.missing():
+                if (left := batch.seconds_left()) <= 0:
+                    batch.give_up(batch.reason)
+                    break
+                await asyncio.sleep(min(random.uniform(0, pause), left))  # noqa: S311 -- spreads a fleet
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                await self._send_missing(batch)
+        except StreamUnavailable as fault:
             batch.give_up(str(fault))
         finally:
             self._forget(batch)
         return batch.outcomes(self.stream_created)
-
-    async def _retry(self, batch: "_Batch") -> None:
-        def pause(state: RetryCallState) -> float:
-            return min(_BACKOFF(state), max(batch.seconds_left(), 0.0))
-
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(_Unacknowledged),
-            stop=lambda _: batch.seconds_left() <= 0,
-            wait=pause,
-            reraise=True,
-        ):
-            with attempt:
-                if attempt.retry_state.attempt_number > 1:
-                    await self._send_missing(batch)
-                if batch.missing():
-                    raise _Unacknowledged(batch.reason)
 
     async def _send_missing(self, batch: "_Batch") -> None:
         """Send what is missing, never more than a window ahead of the acknowledgements."""

@@ -86,20 +86,15 @@ class Credit:
 
 
 class Puller:
-    """Pulls the messages of one kind.
+    """Pulls the messages of one kind; ``stream`` is connected and ensured.
 
-    It never asks for more than there is room for. Room that shrinks afterwards does not call back what is on
-    its way: ``deliver`` is called all the same, and requests that stay too large for a second are cancelled.
+    It never asks for more than there is room for. Room that shrinks afterwards does not call back what is
+    on its way: ``deliver`` is called all the same, and requests that stay too large for a second are
+    cancelled.
 
-    Args:
-        stream: where to pull; connected, and ``ensure`` was called for this kind.
-        kind: the kind, which is also the consumer's name.
-        deliver: takes a delivery; called on the event loop, must not block.
-        undecodable: takes a message that cannot be read; called likewise.
-        room: how many more deliveries are welcome.
-        expires: seconds that a request waits at the server.
-        idle_heartbeat: seconds after which a waiting server gives a sign of life; at most half of
-            ``expires``.
+    ``deliver`` and ``undecodable`` are called on the event loop and must not block. A request waits at
+    the server for ``expires`` seconds, which gives a sign of life every ``idle_heartbeat`` seconds, at
+    most half of that.
     """
 
     def __init__(
@@ -114,7 +109,7 @@ class Puller:
         idle_heartbeat: float = 5.0,
     ) -> None:
         self._stream = stream
-        self._kind = kind
+        self.kind = kind
         self._deliver = deliver
         self._undecodable = undecodable
         self._room = room
@@ -140,11 +135,6 @@ class Puller:
         self._registrations: list[Callable[[], None]] = []
 
     @property
-    def kind(self) -> str:
-        """The kind whose messages are pulled."""
-        return self._kind
-
-    @property
     def is_pulling(self) -> bool:
         """Whether messages are asked for as soon as there is room."""
         able = self._stream.connected and not self._degraded
@@ -157,14 +147,13 @@ class Puller:
                 self._stream.connection.on_lost(self._on_disconnect),
                 self._stream.connection.on_restored(self._on_reconnect),
             ]
-            self._task = asyncio.create_task(self._run(), name=f"pull {self._kind}")
+            self._task = asyncio.create_task(self._run(), name=f"pull {self.kind}")
             self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
         """Stop pulling. What arrives meanwhile is handed back at once; then nothing is outstanding.
 
-        Raises:
-            Exception: what ended the loop before, as from ``join``.
+        Raises what ended the loop before, as ``join`` does.
         """
         self._stopping = True
         task, self._task = self._task, None
@@ -182,11 +171,7 @@ class Puller:
             task.result()
 
     async def join(self) -> None:
-        """Wait until the pull loop has ended, which it does only when stopped.
-
-        Raises:
-            Exception: the mistake, in it or in what it calls, that ended it.
-        """
+        """Wait until the pull loop has ended, and raise the mistake that ended it if it was not stopped."""
         task = self._task
         if task is not None:
             await asyncio.wait({task})
@@ -283,9 +268,8 @@ class Puller:
             await asyncio.wait(self._closing, timeout=seconds)
 
     async def _create_again(self) -> bool:
-        """Create the consumer, and its stream, again."""
         try:
-            await self._stream.ensure([self._kind], timeout=0.0)
+            await self._stream.ensure([self.kind], timeout=0.0)
         except JsworkerError as fault:
             self._degrade(str(fault))
             self._begin_pause()
@@ -301,9 +285,9 @@ class Puller:
             if current:
                 self._on_status(subject[len(inbox.subject) :], headers or {})
             return
-        arrival = read(subject, reply, data, kind=self._kind, send=self._answer)
+        arrival = read(subject, reply, data, kind=self.kind, send=self._answer)
         if arrival is None:
-            self._stream.events.emit("message.refused", kind=self._kind, reason="not delivered by JetStream")
+            self._stream.events.emit("message.refused", kind=self.kind, reason="not delivered by JetStream")
             return
         if current:
             self._credit.received()
@@ -345,12 +329,12 @@ class Puller:
         self._failures = 0
         if self._degraded:
             self._degraded = False
-            self._stream.events.emit("worker.restored", what=f"consumer {self._kind}")
+            self._stream.events.emit("worker.restored", what=f"consumer {self.kind}")
 
     def _degrade(self, reason: str) -> None:
         if not self._degraded:
             self._degraded = True
-            self._stream.events.emit("worker.degraded", what=f"consumer {self._kind}", reason=reason)
+            self._stream.events.emit("worker.degraded", what=f"consumer {self.kind}", reason=reason)
 
     def _pause_left(self) -> float:
         """Return the seconds until the next attempt may be made; not above 0 when it may be made now."""

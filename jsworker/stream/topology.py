@@ -20,12 +20,12 @@ from nats.js.api import (
     StreamConfig,
     StreamInfo,
 )
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.stream.api import ApiRefused, JetStreamApi, NotThere
+from jsworker.stream.login import while_unavailable
 from jsworker.stream.message import LIMIT_BYTES, subject_of
 
 INSTALLATION: Final = "jsworker.installation"
@@ -163,13 +163,8 @@ def _same(has: Any, wants: Any) -> bool:
 class Topology:
     """Ensures that the stream and the consumers exist and are as they must be.
 
-    Any number of workers may do so at once: all of them want the same.
-
-    Args:
-        api: JetStream's requests about the stream.
-        settings: its name, subjects and replicas.
-        installation_id: id of the database that the stream belongs to; None neither claims nor checks it.
-        events: receives ``stream.changed`` when the stream was created or anything was changed.
+    Any number of workers may do so at once: all of them want the same. Without an ``installation_id`` the
+    stream's owner is neither claimed nor checked. Every change is emitted as ``stream.changed``.
     """
 
     def __init__(
@@ -201,20 +196,13 @@ class Topology:
             StreamRefused: something is not as it must be and cannot be changed; the message names it.
             StreamUnavailable: JetStream did not answer.
         """
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(StreamUnavailable),
-            wait=wait_random_exponential(multiplier=0.1, max=1.0),
-            stop=stop_before_delay(seconds),
-            reraise=True,
-        ):
+        async for attempt in while_unavailable(seconds):
             with attempt:
                 info = await self._ensure_stream()
                 for kind in kinds:
                     ack_wait = ack_waits.get(kind, self._settings.ack_wait)
                     await self._ensure_consumer(kind, ack_wait, shortens=shortens)
-        if info.created is None:
-            raise StreamRefused(f"{self._stream}: the server does not say when it was created")
-        return info.created
+        return self._api.created(info)
 
     async def _ensure_stream(self) -> StreamInfo:
         wanted = stream_config(self._settings, self._installation_id)

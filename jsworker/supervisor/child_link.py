@@ -56,11 +56,7 @@ class ChildLink:
     """Connects a worker to the parent of its process. All but ``last_words`` belongs to the event loop."""
 
     def __init__(self, start: ChildStart) -> None:
-        """Take over the child's end of the link and the memory for begun jobs; nothing is sent or read yet.
-
-        Raises:
-            OSError: the parent gave no such file descriptors.
-        """
+        """Take over the child's end of the link and the memory for begun jobs; nothing is read yet."""
         os.set_inheritable(start.link, False)  # processes that the child starts do not get it
         self._begun = None if start.begun is None else BegunJobs.take_over(start.begun)
         self._parent = start.parent
@@ -84,12 +80,8 @@ class ChildLink:
     ) -> None:
         """Listen to the parent from now on.
 
-        Args:
-            settings: the time-outs of watchdog and statements.
-            on_stop: called at each request or signal to stop, with whether to hand everything back at once.
-            on_wake: called when the parent has put jobs back into the queue.
-            on_dead_sibling: called when a sibling has died.
-            on_sibling: called with the worker id of each child whose jobs the parent takes back itself.
+        ``on_stop`` is called with whether to hand everything back at once, ``on_wake`` when the parent has
+        put jobs back into the queue, ``on_sibling`` with a worker id whose jobs the parent takes back itself.
         """
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = settings.watchdog_timeout
@@ -132,12 +124,7 @@ class ChildLink:
     def report(self, readiness: str | None, figures: str | None) -> bool:
         """Report how the worker is, unless the parent has not read what was sent before.
 
-        Args:
-            readiness: written by ``telemetry.figures``.
-            figures: packed by it; None: there are no new ones.
-
-        Returns:
-            Whether there was room for the figures.
+        The figures are packed; None: there are no new ones. Returns whether there was room for them.
         """
         text = figures or ""
         parts = [text[begin : begin + LONGEST_PART] for begin in range(0, len(text), LONGEST_PART)]

@@ -32,11 +32,7 @@ class Registered(Message):
 
 
 class Ready(Message):
-    """The child's worker works.
-
-    Attributes:
-        kinds: on which it does, as many as figures tell apart.
-    """
+    """The child's worker works, on these kinds: as many as figures tell apart."""
 
     what: Literal["ready"] = "ready"
     kinds: Annotated[
@@ -59,11 +55,7 @@ class Figures(Message):
 
 
 class Report(Message):
-    """How the child's worker is, behind the parts of its figures if there are new ones.
-
-    Attributes:
-        readiness: as ``telemetry.figures`` writes it; None: it starts, or has stopped.
-    """
+    """How the child's worker is, if it has started, behind the parts of its figures if there are new ones."""
 
     what: Literal["report"] = "report"
     readiness: Annotated[str, Field(max_length=LONGEST_READINESS)] | None

@@ -35,21 +35,16 @@ from jsworker.supervisor.child_messages import (
     Wake,
 )
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
-from jsworker.worker.supervision import DeadOwner
-from jsworker.worker.tick_watch import Silence
+from jsworker.worker.supervision import DeadOwner, Silence
 
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
 class KillReason:
-    """Why a child is killed by its parent.
+    """Why a child is killed by its parent: in a word for figures, and in words for the next runs of its jobs.
 
-    Attributes:
-        how: in a word, for figures.
-        reason: given to the next runs of its jobs.
-        counted: whether its jobs' stalls count.
-        culprits: if there are any, only these jobs' stalls count.
+    If there are any culprits, only these jobs' stalls count.
     """
 
     how: str
@@ -81,16 +76,9 @@ class Child:
         number: its place among the children, from 1.
         generation: 1 for the first child at this place.
         worker_id: under which it owns jobs; None: it owns none yet.
-        ready: whether its worker has worked.
-        stopped: whether its worker has stopped in order.
-        holds_jobs: whether it may hold jobs.
-        last_words: the error by which it ended.
-        kill_reason: why its parent kills it; None: it does not.
-        silence: how long it has not ticked.
-        readiness: what its worker could do by its last report; None: there was none yet.
-        reported_at: boot time of that report; None: there was none yet.
-        figures: what it had counted by its last report with figures, packed.
-        figures_at: boot time of that; of its start until then.
+        ready, stopped: whether its worker has worked, and has stopped in order.
+        readiness, reported_at: what its worker could do by its last report, and the boot time of that.
+        figures, figures_at: packed, of the last report that had any, and its boot time.
     """
 
     def __init__(
@@ -104,19 +92,10 @@ class Child:
         generation: int,
         listener: ChildListener,
     ) -> None:
-        """Start the process; to be called in the main thread of an event loop.
+        """Start the process, in the main thread of an event loop; may raise OSError.
 
-        Args:
-            command: program and arguments; those of ``ChildStart`` are put behind them.
-            settings: its job slots, time-outs and name.
-            environment: of every child; WORKER_ID, when it is set, gets this one's number.
-            connect_seconds: for how long it tries to reach its servers; None: for ever.
-            number: its place among the children.
-            generation: how many children there were at this place, this one included.
-            listener: called with what it reports.
-
-        Raises:
-            OSError: the system starts no process.
+        The argument of ``ChildStart`` is put behind the command; WORKER_ID, when it is set in the
+        environment, gets this child's number; for ``connect_seconds`` it tries to reach its servers.
         """
         self.number = number
         self.generation = generation
@@ -148,7 +127,7 @@ class Child:
             ours.close()
             raise
         self._pidfd = _pidfd_of(self._process.pid)
-        # Its worker id without the random end, as worker.identity makes it.
+        # Its worker id without the random end, as ``identify`` makes it.
         self._name = f"{settings.hostname}-{self.pid}" if settings.worker_id is None else name
         self._link = MessageLink(ours, FROM_CHILD, on_message=self._note, rate=SPARING_RATE)
         self._link.open()
@@ -308,7 +287,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     with signals_held_back():
         return subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
-            [*command, *start.arguments()],
+            [*command, start.argument()],
             env=environment,
             pass_fds=[start.link] if start.begun is None else [start.link, start.begun],
             # Named, so that they are inherited even where they were closed and opened again.

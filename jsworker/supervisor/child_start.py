@@ -1,12 +1,13 @@
 """The first steps of a child, before anything slow is imported: signals, and the parent's death."""
 
 import faulthandler
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
@@ -14,8 +15,6 @@ from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_t
 DUMP_SIGNAL: Final = signal.SIGUSR1
 """Makes a child write the stacks of its threads to stderr."""
 
-_FOREVER: Final = "forever"
-_NONE: Final = "none"
 _FOR_THE_PARENT: Final = frozenset({signal.SIGINT, signal.SIGHUP})
 """What a terminal sends to the whole process group; the parent passes it on in its own way."""
 _HELD_BACK: Final = _FOR_THE_PARENT | {signal.SIGTERM}
@@ -26,11 +25,9 @@ class ChildStart:
     """What a parent gives its child on the command line.
 
     Attributes:
-        link: the file descriptor of the child's end of the link.
-        parent: the parent's process id.
+        link, begun: file descriptors of the child's end of the link, and of ``BegunJobs`` if there is one.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
         number: its place among the children, from 1.
-        begun: the file descriptor of ``BegunJobs``; None: the system has no such memory.
     """
 
     link: int
@@ -39,23 +36,15 @@ class ChildStart:
     number: int
     begun: int | None
 
-    def arguments(self) -> list[str]:
-        """Return it as arguments."""
-        seconds = _FOREVER if self.connect_seconds is None else repr(self.connect_seconds)
-        begun = _NONE if self.begun is None else str(self.begun)
-        return [begun, str(self.link), str(self.parent), seconds, str(self.number)]
+    def argument(self) -> str:
+        """Return it as the last argument of a child."""
+        return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
-        """Return it from the end of arguments, with those before it.
-
-        Raises:
-            ValueError: a parent's arguments look different.
-        """
-        *rest, begun, link, parent, seconds, number = arguments
-        limit = None if seconds == _FOREVER else float(seconds)
-        known = None if begun == _NONE else int(begun)
-        return cls(int(link), int(parent), limit, int(number), known), rest
+        """Return it from the last argument, with the targets before it."""
+        *targets, start = arguments
+        return cls(**json.loads(start)), targets
 
 
 @contextmanager

@@ -38,14 +38,7 @@ def work(targets: Sequence[str], start: ChildStart) -> int:
 
 
 def loop_factory(wanted: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the event loop; None: asyncio's own.
-
-    Args:
-        wanted: ``auto`` (uvloop where it is installed), ``asyncio`` or ``uvloop``.
-
-    Raises:
-        SettingsError: uvloop is wanted and not installed.
-    """
+    """Return what makes the event loop; None: asyncio's own. ``auto`` is uvloop where it is installed."""
     if wanted == "asyncio":
         return None
     try:
@@ -141,11 +134,7 @@ class _Life:
         worker.on("worker.restored", self._note_health)
 
     async def wait(self) -> None:
-        """Wait until the worker has stopped.
-
-        Raises:
-            JsworkerError: it could not start, or has died.
-        """
+        """Wait until the worker has stopped."""
         try:
             await self._running
         except asyncio.CancelledError:

@@ -1,18 +1,30 @@
-"""The places of the children: the present one of each, and when a dead one is started again."""
+"""The places of the children: when a dead one is started again, and how all of them look from outside."""
 
 import asyncio
-import random
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from jsworker.core.clock import boottime
+from jsworker.core.processor import Backoff
 from jsworker.supervisor.child_process import Child
-from jsworker.supervisor.fleet_view import PlaceView
+from jsworker.telemetry.logs import show_line
 
-_FIRST_SECONDS: Final = 0.5
-_LONGEST_SECONDS: Final = 30.0
+HUNG: Final = "hung"
+ASKED_FOR_KILL: Final = "condemned"
+KILLED: Final = "killed"
+EXITED: Final = "exited"
+DEATHS: Final = (HUNG, ASKED_FOR_KILL, KILLED, EXITED)
+"""How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
+the child asked to be killed; a signal of another process; by itself."""
+
+_BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 _LONG_LIFE_SECONDS: Final = 60.0
 _DEFAULT_HEARTBEAT: Final = 5.0
-_JITTER: Final = 0.2
+_LINE_SECONDS: Final = 1.0
+_COLUMNS: Final = 80
 
 
 class RestartBackoff:
@@ -22,11 +34,6 @@ class RestartBackoff:
     """
 
     def __init__(self, heartbeat_interval: float) -> None:
-        """Begin without a death.
-
-        Args:
-            heartbeat_interval: seconds.
-        """
         self._scale = min(1.0, heartbeat_interval / _DEFAULT_HEARTBEAT)
         self._in_a_row = 0
 
@@ -37,22 +44,54 @@ class RestartBackoff:
         self._in_a_row += 1
         if self._in_a_row == 1 and worked:
             return 0.0
-        delay: float = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(max(0, self._in_a_row - 2), 10))
-        return delay * self._scale * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 -- spreads load, hides nothing
+        return _BACKOFF.delay(self._in_a_row - 1) * self._scale
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceView:
+    """One place for a child.
+
+    Attributes:
+        was_ready: whether any child at this place has worked; ``ready``: whether the present one does.
+        quiet: whether it has announced that its event loop is silent now.
+        silent_seconds: since its last tick; 0 before the first, and while it is quiet.
+        limit: seconds of silence after which the supervisor kills it; more while it starts.
+        report_seconds: since its last report; None: there is none.
+        readiness, figures: of its last report, as ``telemetry.figures`` writes and packs them.
+        figures_seconds: since it reported them, or since its start.
+    """
+
+    number: int
+    was_ready: bool
+    ready: bool = False
+    quiet: bool = False
+    silent_seconds: float = 0.0
+    limit: float = 0.0
+    report_seconds: float | None = None
+    readiness: str | None = None
+    figures: str = ""
+    figures_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """The supervisor at one moment of boot time.
+
+    Attributes:
+        deaths: how many children ended without a request to stop, by ``DEATHS``.
+        stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
+    """
+
+    places: Sequence[PlaceView]
+    stopping: bool
+    deaths: Mapping[str, int]
+    now: float
+    stalls: Mapping[tuple[str, bool], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One of ``PROCESSES`` places.
-
-    Attributes:
-        number: from 1.
-        backoff: when the next child may start here.
-        generation: how many have been started here.
-        child: the present one; None: it has ended, or was never started.
-        restart: the timer of its successor.
-        was_ready: whether any child at this place has worked.
-    """
+    """One of ``PROCESSES`` places, numbered from 1, with its present child and the timer of the next one."""
 
     number: int
     backoff: RestartBackoff
@@ -78,3 +117,49 @@ class Place:
             figures=child.figures,
             figures_seconds=now - child.figures_at,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWork:
+    """Runs that have ended since the supervisor's start, and jobs that are begun; None: that is not known."""
+
+    ended: int
+    running: int | None
+
+
+class StatusLine:
+    """What the children do, in one line on the supervisor's terminal, once a second."""
+
+    def __init__(self, look: Callable[[], FleetWork]) -> None:
+        """Show what ``look`` returns, from ``start`` on."""
+        self._look = look
+        self._before = (boottime(), 0)
+        self._next: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Show it now, and then once a second."""
+        self._next = asyncio.get_running_loop().call_later(_LINE_SECONDS, self.start)
+        (then, ended), work, now = self._before, self._look(), boottime()
+        self._before = (now, work.ended)
+        show_line(in_words(work, (work.ended - ended) / max(now - then, _LINE_SECONDS))[: _columns() - 1])
+
+    def stop(self) -> None:
+        """Clear it."""
+        if self._next is not None:
+            self._next.cancel()
+            show_line("")
+
+
+def in_words(work: FleetWork, rate: float) -> str:
+    """Return the line; ``rate`` is in runs a second."""
+    running = "" if work.running is None else f", {work.running:,} running"
+    if not work.running and not rate:
+        running = ", waiting for jobs"
+    return f"{work.ended:,} done, {rate:,.0f}/s{running}"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except OSError:  # it was closed
+        return _COLUMNS

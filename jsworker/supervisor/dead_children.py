@@ -32,7 +32,6 @@ class _DeadChild:
     """A dead child whose jobs are not all taken back yet.
 
     Attributes:
-        died_at: boot time.
         jobs: how many were taken back, by where they went.
         found: whether the database has answered once.
         refused: jobs that were reported because PostgreSQL refuses their rows.
@@ -55,14 +54,7 @@ class DeadChildren:
     def __init__(
         self, settings: Settings, *, worker_id: str, events: Events, on_requeued: Callable[[], None]
     ) -> None:
-        """Begin with an empty list.
-
-        Args:
-            settings: where the database is, and how long a statement may take.
-            worker_id: under which the jobs are taken back, for the timeline.
-            events: emits one for every job that is taken back.
-            on_requeued: called when jobs wait to be published.
-        """
+        """Begin with an empty list; ``on_requeued`` is called when jobs wait to be published."""
         self._settings = settings
         self._worker_id = worker_id
         self._events = events
@@ -79,10 +71,8 @@ class DeadChildren:
     def add(self, owner: DeadOwner, *, asked_sibling: bool) -> None:
         """Take back what it held.
 
-        Args:
-            owner: which child has died.
-            asked_sibling: whether a sibling does so right now; then this looks once more at the end of the
-                time in which a claim of the dead child may still commit.
+        If a sibling was asked, which does so right now, this looks once more at the end of the time in which
+        a claim of the dead child may still commit.
         """
         failed, self._failed = self._failed, []
         for dead in [_DeadChild(owner), *failed]:
@@ -116,7 +106,7 @@ class DeadChildren:
     async def _take_back(self, dead: _DeadChild, first_look: float) -> None:
         await asyncio.sleep(first_look - boottime())
         # Loaded for the first dead child: SQLAlchemy would double the memory of every parent that needs none.
-        from jsworker.worker.recovery.dead_owners import reset_dead_owner  # noqa: PLC0415 -- see above
+        from jsworker.worker.recovery.resets import reset_dead_owner  # noqa: PLC0415 -- see above
 
         async with self._connected() as database:
             unmarked = await reset_dead_owner(
@@ -152,7 +142,7 @@ class DeadChildren:
                 await database.close()
 
     async def _report(self, dead: _DeadChild, taken: "TakenBack") -> None:
-        from jsworker.worker.recovery.reports import report_resets  # noqa: PLC0415 -- with SQLAlchemy, see above
+        from jsworker.worker.recovery.resets import report_resets  # noqa: PLC0415 -- with SQLAlchemy, see above
 
         worker_id = dead.owner.worker_id
         jobs = Counter(reset.status for reset in taken.resets)

@@ -19,17 +19,18 @@ from jsworker.core.settings import Settings
 from jsworker.supervisor.child_messages import MOST_CULPRITS
 from jsworker.supervisor.child_process import Child, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
-from jsworker.supervisor.children import Place, RestartBackoff
-from jsworker.supervisor.dead_children import DeadChildren
-from jsworker.supervisor.fleet_view import (
+from jsworker.supervisor.children import (
     ASKED_FOR_KILL,
     EXITED,
     HUNG,
     KILLED,
     FleetView,
     FleetWork,
+    Place,
+    RestartBackoff,
     StatusLine,
 )
+from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
 
@@ -56,12 +57,7 @@ _OWN_ENDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a supervisor ended.
-
-    Attributes:
-        code: its exit code.
-        words: the error of the child that it ended for; None: there was none.
-    """
+    """A supervisor's exit code, and the error of the child that it ended for."""
 
     code: int
     words: str | None
@@ -81,12 +77,8 @@ class Supervisor:
     ) -> None:
         """Prepare a supervisor; nothing starts yet.
 
-        Args:
-            settings: how many children, their time-outs, and where the database is.
-            command: starts a child; the arguments of ``ChildStart`` are put behind it.
-            environment: of every child; WORKER_ID, when it is set, gets the child's number.
-            connect_seconds: for how long the first generation tries to reach its servers.
-            shows_work: whether stderr is a terminal on which a line shows every second what is done.
+        ``command`` and ``environment`` are those of ``Child``; for ``connect_seconds`` the first generation
+        tries to reach its servers. With ``shows_work`` a line on the terminal shows what is done.
         """
         self._settings = settings
         self._command = command
@@ -115,11 +107,7 @@ class Supervisor:
         self._logger = structlog.get_logger()
 
     async def run(self) -> Ending:
-        """Supervise until a signal stops it or a child cannot work at all.
-
-        Raises:
-            PortUnavailable: probes and metrics cannot be served; nothing was started.
-        """
+        """Supervise until a signal stops it or a child cannot work at all."""
         log_events(self._events, worker_id=self._id)
         async with self._serving():
             return await self._supervise()
@@ -239,7 +227,6 @@ class Supervisor:
             self._start(place)
 
     def _children(self) -> list[Child]:
-        """Return the children that live, or have just ended."""
         return [place.child for place in self._places if place.child is not None]
 
     def _work(self) -> FleetWork:

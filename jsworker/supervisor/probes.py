@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 import jsworker
-from jsworker.supervisor.fleet_view import DEATHS, FleetView, PlaceView
+from jsworker.supervisor.children import DEATHS, FleetView, PlaceView
 from jsworker.telemetry.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
 from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.metrics import STALLS, of_logs

@@ -1,1 +1,1 @@
-"""Observers: subscribers of events that write logs."""
+"""Subscribers of events: logs and metrics, and the probes that show them."""

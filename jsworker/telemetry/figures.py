@@ -29,11 +29,7 @@ def write_readiness(readiness: Readiness) -> str:
 
 
 def read_readiness(text: str) -> Readiness:
-    """Return what ``write_readiness`` was given.
-
-    Raises:
-        ValueError: it is not from ``write_readiness``.
-    """
+    """Return what ``write_readiness`` was given."""
     return _READINESS.validate_json(text)
 
 
@@ -57,11 +53,7 @@ def packed(registry: CollectorRegistry) -> str:
 
 
 def unpacked(line: str) -> list[Metric]:
-    """Return what ``packed`` was given.
-
-    Raises:
-        ValueError: it is not from ``packed``, or too large.
-    """
+    """Return what ``packed`` was given."""
     try:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(b64decode(line, validate=True), LONGEST_UNPACKED)

@@ -34,13 +34,7 @@ class PortUnavailable(JsworkerError):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The response of a path.
-
-    Attributes:
-        status: HTTP status.
-        body: its content.
-        content_type: what the content is.
-    """
+    """The response of a path."""
 
     status: int
     body: bytes
@@ -62,15 +56,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port.
-
-        Args:
-            host: address or name.
-            port: 0 stands for any free one.
-
-        Raises:
-            PortUnavailable: the port is taken, or there is no such address.
-        """
+        """Listen, and return the port; port 0 stands for any free one."""
         try:
             self._server = await asyncio.start_server(self._accept, host, port, limit=_HEAD_BYTES)
         except (OSError, UnicodeError) as error:

@@ -19,20 +19,14 @@ FLUSH_SECONDS: Final = 1.0
 class LineWriter:
     """A stream to which lines are written by a thread of its own.
 
-    Attributes:
-        descriptor: where they are written.
-        dropped: lines that were not written because too many waited, or the reader is gone.
+    ``dropped`` counts lines that were not written because too many waited, or the reader is gone.
     """
 
     def __init__(self, stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> None:
         """Prepare; the thread starts with the first line.
 
-        Args:
-            stream: has a file descriptor, and nothing in its buffer.
-            on_dropped: called by the thread, once it has caught up by half, with how many were dropped.
-
-        Raises:
-            OSError: the stream has no file descriptor.
+        The stream must have nothing in its buffer. ``on_dropped`` is called by the thread, once it has caught
+        up by half, with how many were dropped.
         """
         self.descriptor = stream.fileno()
         self._encoding = stream.encoding or "utf-8"

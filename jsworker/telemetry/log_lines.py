@@ -127,7 +127,6 @@ def _traceback_lines(trace: str) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON knows it: printable and bounded."""
     match value:
         case None | bool() | int():
             return value

@@ -229,7 +229,6 @@ def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def _with_extras(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Add what a line of ``logging`` was given as ``extra``."""
     record = vars(event["_record"])
     return {
         **_field_names({name: value for name, value in record.items() if name not in _NO_EXTRAS}),

@@ -41,11 +41,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register every counter, so that it is there, at zero, before anything happens.
-
-        Args:
-            registry: where they are collected from.
-        """
+        """Register every counter, so that it is there, at zero, before anything happens."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"jsworker_{name}", documentation, labels, registry=registry)
@@ -213,7 +209,6 @@ def of_logs() -> Metric:
 
 
 def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
-    """Yield the gauges of one process."""
     in_flight = _gauge("runs_in_flight", "Runs in hand: waiting for a slot, running or settling.", "kind")
     by_label: dict[str, int] = {}
     for kind, runs in status.in_flight.items():

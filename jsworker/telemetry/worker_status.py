@@ -25,11 +25,8 @@ class Readiness:
     """Whether a worker can do all its work at this moment.
 
     Attributes:
-        postgresql: whether PostgreSQL answered the last statement.
-        nats: whether there is a connection to NATS.
         migration: revision of the database's schema when it was last looked at; None: there is none.
         pulling: whether it asks for messages of every kind.
-        draining: whether it was asked to stop.
         ailing: what else does not work, in a few words.
         misfit: why the schema does not fit this version, and what to do; None: it does.
         publishing: whether JetStream stores messages, as far as is known.
@@ -50,11 +47,9 @@ class WorkerStatus:
     """A worker at this moment.
 
     Attributes:
-        readiness: whether it can do all it should.
         in_flight: runs by kind: waiting for a job slot, running, or being settled.
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
-        pools: connections to PostgreSQL, by the pool's name.
         recovers_by: for each rule of recovery whether this worker takes jobs back by it.
     """
 
@@ -68,14 +63,11 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class KindQueue:
-    """One kind's jobs in the table and its messages in the stream.
+    """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
 
     Attributes:
-        jobs: how many, by status: scheduled, queued, processing.
         oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
         to_publish: queued jobs whose message is still to be sent.
-        pending: messages that were never delivered; None: unknown.
-        unacknowledged: messages delivered and not answered; None: unknown.
     """
 
     jobs: Mapping[str, int]
@@ -99,9 +91,7 @@ class Fleet:
 
     Attributes:
         queues: by kind; those without figures of their own together as ``OTHER_KINDS``.
-        outbox_jobs: queued jobs whose message is still to be sent.
-        outbox_oldest_seconds: for how long the oldest of them has been queued; 0 when there is none.
-        dead_messages: messages that could not be used.
+        outbox_jobs: queued jobs whose message is still to be sent; the oldest for ``outbox_oldest_seconds``.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 

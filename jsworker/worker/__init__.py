@@ -1,1 +1,1 @@
-"""The running loops of a worker."""
+"""One worker process: its jobs, and the loops beside them."""

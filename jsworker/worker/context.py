@@ -1,19 +1,215 @@
-"""The worker context: what the components of a worker share, opened before them and closed after them."""
+"""The worker context: what all components share, and among it what is known of PostgreSQL and JetStream."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, TypeVar
 
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.sessions import Sessions
-from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
 from jsworker.ownership.transitions.workers import WorkerRow
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.health import DatabaseHealth, Notifier, PublishingHealth
+from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import InFlight
 from jsworker.worker.supervision import Supervision
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_CALM_SECONDS: Final = 60.0
+"""A stream that refuses again sooner is tried as seldom as before."""
+
+
+class Notifier:
+    """Calls its subscribers when something has happened."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[], None]] = []
+
+    def subscribe(self, *subscribers: Callable[[], None]) -> None:
+        """Call these from now on, in their order; each returns at once."""
+        self._subscribers.extend(subscribers)
+
+    def notify(self) -> None:
+        """Call every subscriber."""
+        for subscriber in self._subscribers:
+            subscriber()
+
+
+class DatabaseHealth:
+    """The last known state of the database, as its users report it.
+
+    Attributes:
+        changed: notified when the database stops answering, and when it answers again.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._up = asyncio.Event()
+        self._up.set()
+        self.changed = Notifier()
+        self._failed_at = -math.inf
+        self._refusals: set[str] = set()
+
+    @property
+    def up(self) -> bool:
+        """Whether the last statement was answered."""
+        return self._up.is_set()
+
+    def failed_within(self, seconds: float) -> bool:
+        """Return whether a statement went unanswered within the last ``seconds``."""
+        return boottime() - self._failed_at < seconds
+
+    def failed(self, error: JsworkerError) -> None:
+        """Note that a statement was not answered; a refused row is an answer, and reported once a reason."""
+        if isinstance(error, RowRefused):
+            self._report_refused(error)
+            return
+        self._failed_at = boottime()
+        if self._up.is_set():
+            self._up.clear()
+            self._events.emit("worker.degraded", what="postgresql", reason=str(error))
+            self.changed.notify()
+
+    def answered(self) -> None:
+        """Note that a statement was answered."""
+        if not self._up.is_set():
+            self._up.set()
+            self._events.emit("worker.restored", what="postgresql")
+            self.changed.notify()
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note an error of the database inside and go on behind the block: the next round tries again."""
+        try:
+            yield
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self.failed(error)
+
+    async def until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the database answers; may take as long as an outage lasts."""
+        while True:
+            await self.wait_until_up()
+            try:
+                return await ask()
+            except (DatabaseUnavailable, DatabaseRefused) as error:
+                self.failed(error)
+
+    async def wait_until_up(self) -> None:
+        """Wait until the database answers again."""
+        await self._up.wait()
+
+    async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """Ask the database for anything, if it was last known to be silent."""
+        if self._up.is_set():
+            return
+        try:
+            await ask()
+        except RowRefused as error:
+            self._report_refused(error)
+        except JsworkerError:
+            return
+        self.answered()
+
+    def _report_refused(self, error: RowRefused) -> None:
+        if str(error) not in self._refusals:
+            self._refusals.add(str(error))
+            self._events.emit(
+                "row.refused", job_id=None, sqlstate=error.sqlstate, constraint=error.constraint
+            )
+
+
+def report_refused_row(events: Events, row: RefusedRow) -> None:
+    """Report a row that PostgreSQL refuses to write."""
+    events.emit(
+        "row.refused",
+        job_id=str(row.job_id),
+        kind=row.kind,
+        attempted=row.attempted,
+        sqlstate=row.sqlstate,
+        constraint=row.constraint,
+        jobs=row.jobs,
+    )
+
+
+class Complaints:
+    """Troubles that last: each is reported once, and again when its reason changes."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._reasons: dict[str, str] = {}
+
+    def report(self, what: str, reason: str) -> None:
+        """Report why something does not work."""
+        if self._reasons.get(what) != reason:
+            self._reasons[what] = reason
+            self._events.emit("worker.degraded", what=what, reason=reason)
+
+    def end(self, what: str) -> None:
+        """Report that something works again, if it did not."""
+        if self._reasons.pop(what, None) is not None:
+            self._events.emit("worker.restored", what=what)
+
+
+class PublishingHealth:
+    """Whether JetStream stores what is published: a full disk, or a limit reached, lets it answer and refuse.
+
+    A stream that is full stores a message now and then, as others are acknowledged: trials of it become rarer
+    the sooner it refuses again.
+
+    Attributes:
+        changed: notified when messages are refused, and when they are stored again.
+        refused: whether messages are refused.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.changed = Notifier()
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._try_at = 0.0
+        self._stored_at = -math.inf
+        self.refused = False
+
+    @property
+    def is_trial_due(self) -> bool:
+        """Whether it should be tried whether messages are stored again."""
+        return boottime() >= self._try_at
+
+    def failed(self, reason: str) -> None:
+        """Note that messages are not stored."""
+        now = boottime()
+        if self.refused or now - self._stored_at < _CALM_SECONDS:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        else:
+            self._pause = _FIRST_PAUSE_SECONDS
+        self._try_at = now + self._pause * random.uniform(0.75, 1.25)  # noqa: S311 -- spreads load, hides nothing
+        if not self.refused:
+            self.refused = True
+            self._events.emit("worker.degraded", what="publishing", reason=reason)
+            self.changed.notify()
+
+    def put_off(self) -> None:
+        """Note that there was nothing to try with."""
+        self._try_at = boottime() + _FIRST_PAUSE_SECONDS
+
+    def stored(self) -> None:
+        """Note that messages are stored."""
+        if self.refused:
+            self.refused = False
+            self._stored_at = boottime()
+            self._events.emit("worker.restored", what="publishing")
+            self.changed.notify()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +240,11 @@ class WorkerContext:
     in_flight: InFlight = field(default_factory=InFlight)
     requeued: Notifier = field(default_factory=Notifier)
     room: Notifier = field(default_factory=Notifier)
+
+    @cached_property
+    def complaints(self) -> Complaints:
+        """What does not work for now, beside PostgreSQL and publishing."""
+        return Complaints(self.events)
 
     @property
     def worker_id(self) -> str:

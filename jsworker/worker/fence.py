@@ -8,7 +8,7 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.run import Phase, Run, Stop
+from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
 
@@ -18,7 +18,9 @@ _GRACE_HEARTBEATS: Final = 2
 _CANCELLATIONS: Final = 2
 """A coroutine is cancelled so often before it counts as one that ignores its stop."""
 
-_DEADLY: Final = frozenset({Stop.TIMEOUT, Stop.NO_PROGRESS, Stop.LOST, Stop.FENCED, Stop.CANCELLED})
+_DEADLY: Final = frozenset(
+    {StopReason.TIMEOUT, StopReason.NO_PROGRESS, StopReason.LOST, StopReason.FENCED, StopReason.CANCELLED}
+)
 
 
 class Fence:
@@ -47,7 +49,7 @@ class Fence:
         ignoring: list[Run] = []
         for run in self._context.in_flight.runs.values():
             if run.is_overdue(now):
-                run.signal(Stop.TIMEOUT)
+                run.signal(StopReason.TIMEOUT)
             if unheard:
                 self.check(run, gone=gone)
             if self._ignores_its_stop(run, now):
@@ -61,9 +63,7 @@ class Fence:
     def check(self, run: Run, *, gone: bool = False) -> None:
         """Stop a run whose last sign of life is so old that others may soon take its job.
 
-        Args:
-            run: the run.
-            gone: whether two witnesses would get no answer, so that rule 3 may act long before rule 1.
+        ``gone``: two witnesses would get no answer, so that rule 3 may act long before rule 1.
         """
         limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
         stale, crash = limits.stale_after, limits.crash_after
@@ -79,7 +79,7 @@ class Fence:
                 self._context.events.emit(
                     "job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3)
                 )
-            run.signal(Stop.FENCED)
+            run.signal(StopReason.FENCED)
 
     def _ignores_its_stop(self, run: Run, now: float) -> bool:
         """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""

@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.settle import Settled
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.fence import Fence
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
-from jsworker.worker.pipeline.run import Phase, Run, Stop
+from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
@@ -44,10 +44,9 @@ class Heartbeat:
         settler: Settler,
         presence: Presence,
         quiet: QuietPhases,
-        search: ThrottledScan,
         on_ignored: Callable[[Run], None],
     ) -> None:
-        """Prepare the heartbeat; ``on_ignored`` is called once with each run that ignores its stop."""
+        """Prepare; ``on_ignored`` is called once with each run that ignores its stop."""
         self._context = context
         self.fence = Fence(context, heard_at=lambda: self.heard_at, presence=presence, on_ignored=on_ignored)
         self._interval = context.settings.heartbeat_interval
@@ -56,7 +55,8 @@ class Heartbeat:
         self._settler = settler
         self._presence = presence
         self._quiet = quiet
-        self._search = search
+        # No more time: heartbeats wait for it.
+        self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
         self.state = "running"
         self._heard_since: float | None = None
         self.heard_at = boottime()
@@ -88,11 +88,7 @@ class Heartbeat:
         self._doubted_at = boottime()
 
     async def seen(self, state: str | None = None) -> None:
-        """Register this worker, or note that it is still there.
-
-        Raises:
-            DatabaseUnavailable, DatabaseRefused: it was not noted.
-        """
+        """Register this worker, or note that it is still there."""
         await workers.seen(
             self._context.database,
             self._context.me,
@@ -141,18 +137,21 @@ class Heartbeat:
 
     def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
         self._renew((runs[held] for held in beat.alive - beat.locked), started)
-        self._cancel(runs[held] for held in beat.cancelled)
-        self._lose(runs[held] for held in beat.lost)
+        for held in beat.cancelled:
+            if not runs[held].cancelled:
+                runs[held].signal(StopReason.CANCELLED)
+        for held in beat.lost:
+            # A run that is settling may just have ended processing itself; its own statement finds out.
+            if runs[held].phase is not Phase.SETTLING:
+                runs[held].signal(StopReason.LOST)
         for held in beat.completed:
             runs[held].completed = True
 
     async def _set_aside(self, refusals: dict[Held, RowRefused]) -> None:
         self._refused |= refusals.keys()
-        refused = {job_id: error for (job_id, _), error in refusals.items()}
-        try:
-            await self._context.refused_rows.note("heartbeat", refused.items())
-        except _UNHEARD as error:
-            self._context.health.failed(error)
+        refused = [(job_id, error) for (job_id, _), error in refusals.items()]
+        with self._context.health.noting():
+            await self._context.refused_rows.note("heartbeat", refused)
 
     def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         self._heard_since = None
@@ -172,17 +171,6 @@ class Heartbeat:
             ):
                 run.in_progress_at = started
                 run.delivery.in_progress()
-
-    def _cancel(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            if not run.cancelled:
-                run.signal(Stop.CANCELLED)
-
-    def _lose(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            # A run that is settling may just have ended processing itself; its own statement finds out.
-            if run.phase is not Phase.SETTLING:
-                run.signal(Stop.LOST)
 
     async def _retry_alone(self, locked: list[Run]) -> None:
         """Wait for the locks on a few rows, those first that were not renewed for the longest time.
@@ -235,7 +223,6 @@ class Heartbeat:
         return found
 
     def _is_doubtful(self) -> bool:
-        """Return whether the answer of a claim may have been lost."""
         doubtful = 4 * self._context.settings.statement_timeout + 4 * self._interval
         return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
@@ -244,7 +231,7 @@ class Heartbeat:
         found = await heartbeat.orphaned_claims(
             self._context.database,
             worker_id=self._context.worker_id,
-            in_flight=self._context.in_flight.held(),
+            in_flight=[run.held for run in self._context.in_flight.runs.values()],
             claiming=list(self._context.in_flight.claiming),
             older_than=2 * self._context.settings.statement_timeout,
             past_refused=self._context.refused_rows.any_of("release", "fail"),

@@ -10,6 +10,13 @@ class Loop:
 
     Start is idempotent, stop too and allowed before start. A step that raises has died, and with it the
     loop: a worker that goes on without one of its loops would look alive and lose jobs.
+
+    Args:
+        name: what it is called when it dies.
+        step: one round.
+        interval: seconds from the start of one round to the start of the next.
+        died: called with the name and the error when a step raises.
+        jitter: share of the interval by which it is lengthened at most.
     """
 
     def __init__(
@@ -21,16 +28,6 @@ class Loop:
         died: Callable[[str, BaseException], None],
         jitter: float = 0.0,
     ) -> None:
-        """Prepare the loop.
-
-        Args:
-            name: what it is called when it dies.
-            step: one round.
-            interval: seconds from the start of one round to the start of the next.
-            died: called with the name and the error when a step raises.
-            jitter: share of the interval by which it is lengthened at most, so that the workers of a fleet do
-                not step at the same moment.
-        """
         self._name = name
         self._step = step
         self._interval = interval

@@ -15,7 +15,7 @@ class Presence:
     """
 
     def __init__(self, context: WorkerContext, stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
-        """Prepare; nothing is sent before the first ``step``; ``stacks`` answers questions for stacks."""
+        """Prepare; ``stacks`` answers questions for stacks."""
         self._stream = context.stream
         self._witness = context.stream.witness(context.worker_id, stacks)
         self._interval = context.settings.heartbeat_interval

@@ -10,7 +10,7 @@ from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.run import Phase, Run
+from jsworker.worker.pipeline.in_flight import Phase, Run
 
 _PAUSE_SECONDS: Final = 0.02
 """Before rows are tried again that a heartbeat, say, had locked, and between looks at claims on their way."""
@@ -43,10 +43,8 @@ class QuietPhases:
     async def cover_others(self) -> None:
         """Let the other runs of this process be silent for as long as the phase that was just announced.
 
-        Those too that are being claimed: their claim may have been sent before the phase was known.
-
-        Raises:
-            DatabaseUnavailable: not all of them have it.
+        Those too that are being claimed: their claim may have been sent before the phase was known. After an
+        error of the database not all of them have it.
         """
         await self._wait_for_claims()
         deadline, pause = boottime() + self._give_up_seconds, _PAUSE_SECONDS
@@ -67,8 +65,9 @@ class QuietPhases:
 
     def _look(self) -> None:
         """Find the end of the last phase: an isolated run is quiet in a process of its own."""
-        ends = (run.quiet_until for run in self._context.in_flight.runs.values() if run.is_quiet_here)
-        self.until = max(ends, default=0.0)
+        runs = self._context.in_flight.runs.values()
+        here = (run for run in runs if run.phase is Phase.RUNNING and not run.quarantined)
+        self.until = max((run.quiet_until for run in here), default=0.0)
 
     async def _wait_for_claims(self) -> None:
         under_way = set(self._context.in_flight.claiming)
@@ -90,7 +89,6 @@ class QuietPhases:
         return not await self._write(lacking, seconds)
 
     async def _write(self, runs: Sequence[Run], seconds: float) -> bool:
-        """Lengthen the thresholds of runs for so long a phase, and return whether all were written."""
         free: dict[Held, Run] = {}
         try:
             for run in runs:
@@ -144,7 +142,6 @@ class QuietPhases:
 
 
 async def _acquired(lock: asyncio.Lock) -> bool:
-    """Acquire a lock, unless it is taken or waited for."""
     try:
         async with asyncio.timeout(0):
             return await lock.acquire()

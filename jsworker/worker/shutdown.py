@@ -3,11 +3,10 @@
 import asyncio
 from typing import Final
 
-from jsworker.core.errors import JsworkerError
 from jsworker.stream.puller import Puller
 from jsworker.worker.components import Components
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.run import Stop
+from jsworker.worker.pipeline.in_flight import StopReason
 
 _LEAST_FLUSH_SECONDS: Final = 0.5
 
@@ -52,7 +51,6 @@ class Shutdown:
         components.pipeline.hand_back_waiting("the worker was stopped before the job began")
 
     async def _drain(self) -> None:
-        """Ask every run to stop and wait for its end, at most the shutdown time-out."""
         for run in self._context.in_flight.runs.values():
             run.drain()
         forced = asyncio.create_task(self._forced.wait())
@@ -65,7 +63,7 @@ class Shutdown:
     async def _hand_back(self) -> int:
         """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
         for run in self._context.in_flight.runs.values():
-            run.signal(Stop.SHUTDOWN)
+            run.signal(StopReason.SHUTDOWN)
         # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
         if not await self._components.pipeline.wait(self._settings.statement_timeout):
             for run in self._context.in_flight.runs.values():
@@ -112,10 +110,5 @@ class Shutdown:
         await components.fences.stop()
         await components.beats.stop()
         if self._context.health.up:
-            await self._sign_off()
-
-    async def _sign_off(self) -> None:
-        try:
-            await self._components.heartbeat.seen("stopped")
-        except JsworkerError as error:
-            self._context.health.failed(error)
+            with self._context.health.noting():
+                await components.heartbeat.seen("stopped")

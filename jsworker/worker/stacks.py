@@ -19,7 +19,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import frames_of_task, frames_of_thread, is_ours
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.run import Phase, Run
+from jsworker.worker.pipeline.in_flight import Phase, Run
 
 _MOST_PLACES: Final = 60
 """Of one stack: the innermost ones."""

@@ -1,4 +1,4 @@
-"""What a worker and the supervisor of its process report to each other."""
+"""What a worker and the supervisor of its process report to each other, and how long one has been silent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,18 +41,55 @@ class Supervision(Protocol):
         ...
 
     def quiet_until(self, boottime: float) -> None:
-        """Announce that the event loop may be silent.
-
-        Args:
-            boottime: the latest end of any announced quiet phase, in seconds of ``core.clock.boottime()``.
-        """
+        """Announce until which boot time, at the latest, the event loop may be silent."""
         ...
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """Ask to be killed with the whole process: these runs ignore their stop.
 
-        Args:
-            culprits: job id and fencing token of each; their stalls are counted, all others' are not.
-            reason: given to the next runs and logged.
+        Their stalls are counted, all others' are not; ``reason`` is given to the next runs and logged.
         """
         ...
+
+
+class Silence:
+    """Counts the seconds for which a child has not ticked, as far as its parent could hear it.
+
+    Only time in which the parent itself came round counts: after it was stopped or suspended, a child gets
+    fresh time. Before the first tick nothing counts: a process that imports has no event loop yet.
+
+    Attributes:
+        timeout: seconds without a tick that are too many.
+        seconds: without a tick so far.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._heard = False
+        self._quiet_until = 0.0
+        self.seconds = 0.0
+
+    def note_tick(self) -> None:
+        """Begin to count from zero."""
+        self._heard = True
+        self.seconds = 0.0
+
+    def allow(self, quiet_until: float) -> None:
+        """Count nothing until then, in seconds of boot time."""
+        self._quiet_until = quiet_until
+
+    def tighten(self, timeout: float) -> None:
+        """Wait for ticks with another time-out from now on."""
+        self.timeout = timeout
+
+    def is_quiet(self, now: float) -> bool:
+        """Return whether an announced quiet phase lasts, by boot time."""
+        return now < self._quiet_until
+
+    def pass_by(self, seconds: float, *, now: float) -> bool:
+        """Let seconds pass in which the parent heard nothing, and return whether they are too many now."""
+        if self.is_quiet(now):
+            self.seconds = 0.0
+        elif self._heard:
+            self.seconds += seconds
+        return self.seconds > self.timeout

@@ -11,7 +11,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import innermost, stack_of_task, stack_of_thread
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.tick_watch import Silence
+from jsworker.worker.supervision import Silence
 
 _SLOW_SECONDS: Final = 10.0
 _ROUNDS_A_TIMEOUT: Final = 4
@@ -27,9 +27,7 @@ _LAG_WINDOW_SECONDS: Final = 15.0
 def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterator[None]:
     """Report that the code inside has taken 10 seconds, and again whenever that time has doubled.
 
-    Args:
-        report: called from another thread with the facts, the seconds, and the place that was reached.
-        **facts: what the code does.
+    ``report`` is called from another thread with the facts, the seconds, and the place that was reached.
     """
     thread, task, loop = threading.get_ident(), None, None
     try:
@@ -106,7 +104,6 @@ class Watchdog:
     """Watches, in a process without supervision, whether the event loop comes round; it only reports."""
 
     def __init__(self, context: WorkerContext, *, lag: LoopLag, quiet: QuietPhases) -> None:
-        """Prepare; events will be emitted from the watchdog's thread."""
         self._context = context
         self._timeout = context.settings.watchdog_timeout
         self._lag = lag

@@ -7,15 +7,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_never,
-    wait_fixed,
-)
-
 from jsworker.core.clock import boottime
 from jsworker.core.errors import (
     DatabaseBusy,
@@ -35,14 +26,11 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
-from jsworker.worker.context import WorkerContext
-from jsworker.worker.health import DatabaseHealth, PublishingHealth, report_refused_row
-from jsworker.worker.identity import identify
+from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext, report_refused_row
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
-from jsworker.worker.recovery.earlier_lives import refuse_live_duplicate
+from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
-from jsworker.worker.status import check_up
 from jsworker.worker.supervision import DeadOwner, Supervision
 from jsworker.worker.watchdog import reported_while_slow
 
@@ -126,7 +114,7 @@ class Worker:
         """Return how this worker is; None before it has started and after it has stopped."""
         if self._closing is None or self._closing.done():
             return None
-        return check_up(self._context, self._components, draining=self._stopping.is_set())
+        return self._components.status(draining=self._stopping.is_set())
 
     def fleet(self) -> Fleet | None:
         """Return what the last survey found; None: no surveys, or no answer within the last minute."""
@@ -231,17 +219,15 @@ class Worker:
         await self._connect_stream()
 
     async def _connect_stream(self) -> None:
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(StreamUnavailable),
-            stop=stop_never if self._connect_seconds is None else stop_after_attempt(1),
-            wait=wait_fixed(_CONNECT_AGAIN_SECONDS),
-            reraise=True,
-        ):
-            with attempt:
+        ack_waits = dict.fromkeys(self._kinds, self._settings.ack_wait)
+        while True:
+            try:
                 await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)
-                await self._stream.ensure(
-                    list(self._kinds), dict.fromkeys(self._kinds, self._settings.ack_wait)
-                )
+                return await self._stream.ensure(list(self._kinds), ack_waits)
+            except StreamUnavailable:
+                if self._connect_seconds is not None:
+                    raise
+                await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
 
     def _wire(self) -> None:
         self._context = WorkerContext(
@@ -295,7 +281,7 @@ class Worker:
         if self._supervision is not None:
             self._supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
-            await self._once_answered(lambda: self._refuse_namesake(name))
+            await self._once_answered(lambda: self._refuse_duplicate(name))
         self._opened.push_async_callback(components.lag.stop)
         components.lag.start()
         if self._supervision is None:  # else the supervisor watches, and kills
@@ -318,7 +304,7 @@ class Worker:
                 reason = "by JSWORKER_RECOVER_ON_START=false"
             self.events.emit("recovery.off", rules=off, reason=reason)
 
-    async def _refuse_namesake(self, name: str) -> None:
+    async def _refuse_duplicate(self, name: str) -> None:
         components = self._components
         try:
             await refuse_live_duplicate(self._context, name=name, presence=components.presence)
@@ -359,27 +345,20 @@ class Worker:
         A supervised worker waits as long as it takes for a server that is there and has no connection free:
         its end would end the supervisor, and another one would find no connection either.
         """
-        heard_at = boottime()
-        waits = False
-
-        def over(state: RetryCallState) -> bool:
-            nonlocal heard_at, waits
-            error = state.outcome.exception() if state.outcome is not None else None
-            if self._supervision is not None and isinstance(error, DatabaseBusy):
-                heard_at = boottime()
-                if not waits:
-                    waits = True
-                    self.events.emit("worker.degraded", what="start", reason=str(error))
-            return self._connect_seconds is not None and boottime() - heard_at >= self._connect_seconds
-
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(DatabaseUnavailable),
-            stop=over,
-            wait=wait_fixed(_CONNECT_AGAIN_SECONDS),
-            reraise=True,
-        ):
-            with attempt:
+        heard_at, waits = boottime(), False
+        while True:
+            try:
                 answer = await ask()
-        if waits:
-            self.events.emit("worker.restored", what="start")
-        return answer
+            except DatabaseUnavailable as error:
+                if self._supervision is not None and isinstance(error, DatabaseBusy):
+                    heard_at = boottime()
+                    if not waits:
+                        waits = True
+                        self.events.emit("worker.degraded", what="start", reason=str(error))
+                if self._connect_seconds is not None and boottime() - heard_at >= self._connect_seconds:
+                    raise
+                await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
+            else:
+                if waits:
+                    self.events.emit("worker.restored", what="start")
+                return answer

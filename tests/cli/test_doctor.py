@@ -266,7 +266,7 @@ class TestUnsoundServers:
         monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://{NO_ONE}")
         found = world.cli("doctor", "--json")
         assert_only_error(found, "nats.connection", f"NATS at {NO_ONE} refused the connection")
-        for check in ("nats.version", "nats.jetstream", "nats.stream", "nats.consumers", "nats.publishing"):
+        for check in ("nats.jetstream", "nats.stream", "nats.consumers", "nats.publishing"):
             assert the_finding(found.json, check)["says"].startswith("not checked because ")
         assert the_finding(found.json, "postgresql.connection")["level"] == "ok"
 
@@ -327,7 +327,7 @@ class TestUnsoundServers:
         monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
         found = world.doctor("--json")
         assert_only_error(found, "postgresql.durability", "fsync and full_page_writes off")
-        assert the_finding(found.json, "postgresql.role")["level"] == "warning"
+        assert the_finding(found.json, "postgresql.rights")["level"] == "warning"
 
     def test_wrong_settings_are_shown_as_by_every_command(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -438,7 +438,7 @@ class TestJobs:
         world.start_worker(KIND)
         job_id = insert_job(world.sql, "scheduled", run_at=ago(HOUR))
         insert_job(world.sql, "scheduled")  # not due
-        finding = the_finding(world.findings(), "jobs.promotion")
+        finding = the_finding(world.findings(), "jobs.outbox")
         assert finding["level"] == "warning"
         assert finding["says"].startswith("1 scheduled job due and not queued, the oldest for 60 min")
         mended = world.findings("--fix")
@@ -494,7 +494,7 @@ class TestJobs:
         says = the_finding(found, "jobs.refused_rows")["says"]
         assert says.startswith("1 job set aside: PostgreSQL refuses to promote, SQLSTATE P0001, first ")
         assert says.endswith(f"one of them {job_id}")
-        assert the_finding(found, "jobs.promotion")["level"] == "ok"  # no relay is missing
+        assert the_finding(found, "jobs.outbox")["level"] == "ok"  # no relay is missing
         mended = world.findings("--fix")
         assert (
             the_finding(mended, "fix.refused_rows")["says"]

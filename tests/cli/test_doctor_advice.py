@@ -12,12 +12,12 @@ from jsworker.core.events import EVENT_NAMES
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import variable_of
 from jsworker.doctor import checks
-from jsworker.ownership import revision
+from jsworker.ownership import database
 
 from .commands import Cli
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*Path(checks.__file__).parent.glob("*.py"), Path(command.__file__), Path(revision.__file__)]
+SOURCES = [*Path(checks.__file__).parent.glob("*.py"), Path(command.__file__), Path(database.__file__)]
 IN_PLACE_OF = {"MODULE:CLASS": "cli_jobs:Double", "SECONDS": "86400", "KIND": "double", "…": "why", "ID": "1"}
 QUESTIONS = {"retry", "cancel", "clear"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.cli.failures import WrongUsage, exit_code_of
+from jsworker.cli.app import exit_code_of
 from jsworker.core.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
@@ -23,6 +23,7 @@ from jsworker.core.errors import (
     StreamUnavailable,
     TransitionRefused,
 )
+from jsworker.core.exit_codes import WrongUsage
 from tests.ownership.rows import Sql, insert_job
 
 from .commands import COMMAND

@@ -5,6 +5,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import nats
@@ -13,6 +14,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from jsworker.embedded.resources import find_nats_server, free_port, is_free
+from jsworker.supervisor.parent import Supervisor
 from tests.support.servers import TestServers, as_role
 
 from .commands import COMMAND, DEADLINE, Cli, wait_until
@@ -184,6 +186,8 @@ def test_the_right_password_opens(
 def test_a_worker_says_what_is_wrong(
     case: str, unfit: dict[str, tuple[dict[str, str], str]], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What may come back is waited for; how long is shown by the worker without NATS.
+    monkeypatch.setattr("jsworker.cli.run.Supervisor", partial(Supervisor, connect_seconds=1.0))
     variables, line = unfit[case]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

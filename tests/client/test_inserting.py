@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jsworker.client import inserting
-from jsworker.client.inserting import insert
+from jsworker.client import enqueueing
+from jsworker.client.enqueueing import insert
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
@@ -31,7 +31,7 @@ async def answered(database: Database, new: list[NewJob]) -> list[int]:
 async def test_a_statement_takes_so_many_jobs(
     database: Database, rows: Rows, monkeypatch: pytest.MonkeyPatch, *, keys: bool
 ) -> None:
-    monkeypatch.setattr(inserting, "_BATCH", 3)
+    monkeypatch.setattr(enqueueing, "_BATCH", 3)
     assert await answered(database, jobs(*["{}"] * 8, keys=keys)) == [3, 3, 2]
     assert await rows.value("SELECT count(*) FROM jsworker.jobs") == 8
 
@@ -39,7 +39,7 @@ async def test_a_statement_takes_so_many_jobs(
 async def test_and_so_many_bytes_but_at_least_one_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inserting, "_BATCH_BYTES", 10)
+    monkeypatch.setattr(enqueueing, "_BATCH_BYTES", 10)
     small, large = '{"a":1}', '{"a":"0123456789"}'
     assert await answered(database, jobs(small, small, large, large, "1", "2", "3", small)) == [1, 1, 1, 1, 4]
 
@@ -51,7 +51,7 @@ async def test_nothing_is_no_statement(database: Database) -> None:
 async def test_jobs_are_made_while_others_are_inserted(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inserting, "_BATCH", 2)
+    monkeypatch.setattr(enqueueing, "_BATCH", 2)
     answered = 0
     answered_before: list[int] = []
 
@@ -69,7 +69,7 @@ async def test_jobs_are_made_while_others_are_inserted(
 async def test_an_error_leaves_no_statement_under_way(
     database: Database, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inserting, "_BATCH", 1)
+    monkeypatch.setattr(enqueueing, "_BATCH", 1)
     broken, waiting = jobs("{", "{}")
     before = asyncio.all_tasks()
     async with rows.connection.transaction(force_rollback=True):

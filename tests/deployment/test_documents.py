@@ -2,14 +2,13 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from typing import Any, cast
 
 import psycopg
 import pytest
 
 from jsworker.cli.app import _COMMANDS
+from tests.cli.commands import Cli
 from tests.deployment.files import DEPLOY, ROOT, container
 from tests.deployment.rendering import overlay
 
@@ -36,16 +35,11 @@ def statements() -> list[str]:
 
 
 @pytest.mark.parametrize("command", sorted({words[0] for words in typed_commands()}))
-def test_commands_and_their_options_exist(command: str) -> None:
+def test_commands_and_their_options_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command in _COMMANDS
     typed = [words for words in typed_commands() if words[0] == command]
     subcommand = ["current"] if command == "db" else []
-    shown = subprocess.run(
-        [sys.executable, "-m", "jsworker", command, *subcommand, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = Cli(capsys)(command, *subcommand, "--help").ok().out
     options = {word for words in typed for word in words if word.startswith("--")}
     assert options <= set(re.findall(r"--[a-z-]+", shown))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jsworker.core.settings import Settings
-from jsworker.doctor import job_checks, nats_checks, postgresql_checks, settings_checks
+from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Remark, counted, listed, seconds
 from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
@@ -63,6 +63,10 @@ def a_settings(**values: Any) -> Settings:
     return Settings(**{"database_url": "postgresql://u@h/d"} | values)
 
 
+def answering(server: Server) -> list[Remark]:
+    return [postgresql_checks.answering(server, "h/d")]
+
+
 def only(remarks: Iterable[Remark]) -> Remark:
     [remark] = remarks
     return remark
@@ -71,17 +75,11 @@ def only(remarks: Iterable[Remark]) -> Remark:
 @pytest.mark.parametrize(
     ("judge", "server", "level", "part"),
     [
-        (postgresql_checks.version, SERVER, "ok", "PostgreSQL 18.4"),
-        (postgresql_checks.version, replace(SERVER, version=130011), "warning", "no longer maintained"),
-        (postgresql_checks.version, replace(SERVER, version=110022), "error", "too old: 12 has"),
-        (postgresql_checks.standby, SERVER, "ok", "takes writes"),
-        (postgresql_checks.standby, replace(SERVER, standby=True), "error", "this is a standby"),
-        (
-            postgresql_checks.standby,
-            having(default_transaction_read_only="on"),
-            "error",
-            "nothing can be written",
-        ),
+        (answering, SERVER, "ok", "PostgreSQL 18.4 at h/d answers and takes writes"),
+        (answering, replace(SERVER, version=130011), "warning", "no longer maintained"),
+        (answering, replace(SERVER, version=110022), "error", "too old: 12 has"),
+        (answering, replace(SERVER, standby=True), "error", "is a standby"),
+        (answering, having(default_transaction_read_only="on"), "error", "nothing can be written"),
         (postgresql_checks.durability, SERVER, "ok", "on the disk"),
         (postgresql_checks.durability, having(fsync="off"), "error", "fsync off: a loss of power"),
         (
@@ -91,7 +89,6 @@ def only(remarks: Iterable[Remark]) -> Remark:
             "synchronous_commit is off",
         ),
         (postgresql_checks.durability, having(synchronous_commit="local"), "ok", "on the disk"),
-        (postgresql_checks.role, replace(SERVER, superuser=True), "warning", "role worker is a superuser"),
     ],
 )
 def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, level: str, part: str) -> None:
@@ -99,6 +96,14 @@ def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, leve
     assert remark.level == level
     assert part in remark.says
     assert bool(remark.do) is (level != "ok")
+
+
+def test_a_superuser_may_do_too_much() -> None:
+    assert only(postgresql_checks.rights([], SERVER)).level == "ok"
+    remark = only(postgresql_checks.rights([], replace(SERVER, superuser=True)))
+    assert remark.level == "warning"
+    assert "role worker is a superuser" in remark.says
+    assert remark.do
 
 
 def test_messages_without_a_consumer() -> None:
@@ -211,7 +216,7 @@ def test_encryption(encrypted: int, local: int, level: str) -> None:
     ],
 )
 def test_versions_of_nats(version: tuple[int, int, int], level: str) -> None:
-    assert only(nats_checks.version(replace(NATS, version=version))).level == level
+    assert nats_checks.answering(replace(NATS, version=version)).level == level
 
 
 class TestReplicas:
@@ -239,22 +244,22 @@ def test_versions_beside_each_other() -> None:
 
 class TestSettings:
     def test_recovery_that_is_off(self) -> None:
-        assert only(settings_checks.recovery(a_settings())).level == "ok"
-        off = list(settings_checks.recovery(a_settings(recovery="off")))
+        assert only(checks.recovery(a_settings())).level == "ok"
+        off = list(checks.recovery(a_settings(recovery="off")))
         assert [remark.level for remark in off] == ["warning"] * 4
-        without_start = only(settings_checks.recovery(a_settings(recover_on_start=False)))
+        without_start = only(checks.recovery(a_settings(recover_on_start=False)))
         assert (without_start.level, "rule start is off" in without_start.says) == ("warning", True)
 
     def test_a_crash_threshold_of_none(self) -> None:
-        remark = only(settings_checks.recovery(a_settings(crash_threshold=None)))
+        remark = only(checks.recovery(a_settings(crash_threshold=None)))
         assert (remark.level, "after 300 s of silence only" in remark.says) == ("info", True)
 
     def test_a_pod_whose_grace_period_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert only(settings_checks.shutdown(a_settings())).level == "ok"
+        assert only(checks.shutdown(a_settings())).level == "ok"
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-        remark = only(settings_checks.shutdown(a_settings()))
+        remark = only(checks.shutdown(a_settings()))
         assert (remark.level, "31 s" in remark.says) == ("warning", True)
-        assert only(settings_checks.shutdown(a_settings(grace_period=60))).level == "ok"
+        assert only(checks.shutdown(a_settings(grace_period=60))).level == "ok"
 
 
 def test_words() -> None:

@@ -34,6 +34,7 @@ def logs_in(folder: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in folder.glob("pod-*.log"))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 async def test_no_fault_of_a_short_run_loses_a_job_or_completes_one_twice(tmp_path: Path) -> None:
     plan = Plan(seed=SEED, kills=KILLS, only=NEMESES, rate=12.0, breath_seconds=1.0)

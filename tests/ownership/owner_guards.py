@@ -121,9 +121,9 @@ OWNER = [
         names_rows=False,
     ),
     Transition("COMPLETE", settle.COMPLETE, "processing", _complete, _mine(_BATCH_TOKEN)),
-    Transition("COMPLETE alone", settle._COMPLETE.alone, "processing", _complete, _mine(_BATCH_TOKEN)),
+    Transition("COMPLETE alone", settle.complete.alone, "processing", _complete, _mine(_BATCH_TOKEN)),
     Transition("FAIL", settle.FAIL, "processing", _fail, _mine(_BATCH_TOKEN)),
-    Transition("FAIL alone", settle._FAIL.alone, "processing", _fail, _mine(_BATCH_TOKEN)),
+    Transition("FAIL alone", settle.fail.alone, "processing", _fail, _mine(_BATCH_TOKEN)),
     Transition("RELEASE", settle.RELEASE, "processing", _release, _mine(_BATCH_TOKEN)),
-    Transition("RELEASE alone", settle._RELEASE.alone, "processing", _release, _mine(_BATCH_TOKEN)),
+    Transition("RELEASE alone", settle.release.alone, "processing", _release, _mine(_BATCH_TOKEN)),
 ]

@@ -2,9 +2,13 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+import psycopg
 import pytest
+from psycopg import AsyncConnection
 from sqlalchemy import Engine, text
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
@@ -20,7 +24,8 @@ from .proxy import proxied
 from .rows import KIND, WORKER, Sql, insert_job, read_value
 
 MARGIN = 15.0
-"""Seconds that a busy machine may add to a deadline; far less than the driver's own five."""
+"""Seconds that a busy machine may add to a deadline; far less than what the driver takes here."""
+DRIVERS_SECONDS = 120.0
 SECRET = "s3cret-of-a-payload"
 
 
@@ -82,6 +87,17 @@ class TestRefusedStatement:
         assert database.place in str(refused.value)
 
 
+@pytest.fixture
+def slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver wait for minutes, and not for five seconds, until a server answers its cancellation."""
+
+    async def try_cancel(connection: AsyncConnection[Any], *, timeout: float) -> None:  # noqa: ASYNC109 -- psycopg's
+        with suppress(psycopg.Error):
+            await connection.cancel_safe(timeout=DRIVERS_SECONDS)
+
+    monkeypatch.setattr(AsyncConnection, "_try_cancel", try_cancel)
+
+
 class TestDeadline:
     async def test_a_locked_row(self, database_url: str, sql: Sql, engine: Engine) -> None:
         job_id = insert_job(sql, "processing")
@@ -97,6 +113,7 @@ class TestDeadline:
             beat = partial(heartbeat.heartbeat_alone, database, worker_id=WORKER, held=(job_id, 1))
             assert await answered(beat)
 
+    @pytest.mark.usefixtures("slow_driver")
     async def test_a_silent_network_does_not_hold_the_caller(self, database_url: str) -> None:
         async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=0.3) as database:
             await answered(lambda: database.run(ONE))
@@ -109,6 +126,7 @@ class TestDeadline:
             proxy.answers = proxy.requests = True
             assert [row.one for row in await answered(lambda: database.run(ONE))] == [1]
 
+    @pytest.mark.usefixtures("slow_driver")
     async def test_a_silent_network_does_not_hold_close(self, database_url: str) -> None:
         async with proxied(database_url) as (proxy, url):
             database = Database(url, statement_timeout=0.2)

@@ -21,7 +21,8 @@ from sqlalchemy.engine import make_url
 
 from alembic import command
 from jsworker.core.errors import DatabaseRefused, MigrationMissing, SettingsError
-from jsworker.ownership import revision, upgrading
+from jsworker.ownership import database as levels
+from jsworker.ownership import upgrading
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
@@ -37,6 +38,24 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def empty_url(databases: TestDatabases) -> str:
     return databases.create()
+
+
+AtRevision = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def at_revision(databases: TestDatabases) -> AtRevision:
+    """Makes databases of a revision: the first one of each is migrated, all others are copies of it."""
+    templates: dict[str, str] = {}
+
+    def make(revision: str) -> str:
+        if revision not in templates:
+            url = databases.create()
+            upgrade_database(url, revision)
+            templates[revision] = str(make_url(url).database)
+        return databases.create(templates[revision])
+
+    return make
 
 
 @contextmanager
@@ -58,11 +77,11 @@ def test_upgrade_downgrade_upgrade(empty_url: str) -> None:
     assert current_revision(empty_url) == upgrading.head()
 
 
-def test_an_upgrade_of_the_newest_schema_keeps_every_row(empty_url: str) -> None:
-    upgrade_database(empty_url)
-    with connected(empty_url) as sql:
+def test_an_upgrade_of_the_newest_schema_keeps_every_row(at_revision: AtRevision) -> None:
+    url = at_revision("head")
+    with connected(url) as sql:
         insert_job(sql)
-        assert upgrade_database(empty_url) == upgrading.head()
+        assert upgrade_database(url) == upgrading.head()
         assert sql.execute("SELECT 1 FROM jsworker.jobs").rowcount == 1
 
 
@@ -97,10 +116,10 @@ def test_metadata_creates_what_the_migration_creates(empty_url: str, observer: S
         assert created[part] == rows, part
 
 
-def test_a_difference_is_found(empty_url: str, observer: Sql) -> None:
+def test_a_difference_is_found(at_revision: AtRevision, observer: Sql) -> None:
     migrated = describe_schema(observer)
-    upgrade_database(empty_url)
-    with connected(empty_url) as sql:
+    url = at_revision("head")
+    with connected(url) as sql:
         for part, change in {
             "columns": "ALTER TABLE jsworker.jobs ALTER stage SET DEFAULT ''",
             "constraints": "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_counters",
@@ -138,13 +157,13 @@ async def test_a_second_upgrade_waits_for_the_first(empty_url: str, migrate: Cal
     engine.dispose()
 
 
-async def test_an_open_transaction_keeps_a_migration_waiting_and_nobody_else(empty_url: str) -> None:
-    upgrade_database(empty_url, "0001")
-    with connected(empty_url) as holder, connected(empty_url) as other:
+async def test_an_open_transaction_keeps_a_migration_waiting_and_nobody_else(at_revision: AtRevision) -> None:
+    url = at_revision("0001")
+    with connected(url) as holder, connected(url) as other:
         insert_job(other)
         with holder.transaction():
             holder.execute("UPDATE jsworker.jobs SET payload = '[1]'")
-            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url))
+            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, url))
             waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'jsworker.jobs'::regclass"
             await eventually(lambda: other.execute(waits).rowcount == 1, "the migration waits for the table")
             other.execute("SET statement_timeout = '5s'")
@@ -153,17 +172,19 @@ async def test_an_open_transaction_keeps_a_migration_waiting_and_nobody_else(emp
         assert await migrating == upgrading.head()
 
 
-def test_a_transaction_that_does_not_end_is_named(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_does_not_end_is_named(
+    at_revision: AtRevision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upgrading, "_LONGEST_WAIT_SECONDS", 0.5)
-    upgrade_database(empty_url, "0001")
-    with connected(empty_url) as holder, holder.transaction():
+    url = at_revision("0001")
+    with connected(url) as holder, holder.transaction():
         holder.execute("LOCK TABLE jsworker.jobs IN ROW EXCLUSIVE MODE")
         pid = holder.info.backend_pid
         with pytest.raises(
             DatabaseRefused, match=rf"cannot be migrated: a table is held by pid {pid} of role"
         ):
-            upgrade_database(empty_url)
-    assert current_revision(empty_url) == "0001"
+            upgrade_database(url)
+    assert current_revision(url) == "0001"
 
 
 @pytest.mark.parametrize(
@@ -175,14 +196,14 @@ def test_a_transaction_that_does_not_end_is_named(empty_url: str, monkeypatch: p
     ],
 )
 def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
-    empty_url: str, written: str, validated: str, names: list[str]
+    at_revision: AtRevision, written: str, validated: str, names: list[str]
 ) -> None:
-    upgrade_database(empty_url, written)
-    with connected(empty_url) as sql, connected(empty_url) as writer:
+    url = at_revision(written)
+    with connected(url) as sql, connected(url) as writer:
         insert_job(sql)
         with writer.transaction():
             writer.execute("UPDATE jsworker.jobs SET payload = '[1]'")
-            assert upgrade_database(empty_url, validated) == validated
+            assert upgrade_database(url, validated) == validated
         rules = sql.execute(
             "SELECT convalidated FROM pg_constraint WHERE conname = ANY(%s)", [names]
         ).fetchall()
@@ -190,19 +211,19 @@ def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
 
 
 @pytest.mark.parametrize("before", ["0002", "0004", "0008"])
-def test_in_one_transaction_they_are_not_validated_beside_jobs(empty_url: str, before: str) -> None:
-    upgrade_database(empty_url, before)
-    with connected(empty_url) as sql:
+def test_in_one_transaction_they_are_not_validated_beside_jobs(at_revision: AtRevision, before: str) -> None:
+    url = at_revision(before)
+    with connected(url) as sql:
         insert_job(sql)
     with pytest.raises(CommandError, match=r"keep workers from their jobs .*: run `jsworker db upgrade`"):
-        migrate_by_command(empty_url)
-    assert current_revision(empty_url) == before
-    assert upgrade_database(empty_url) == upgrading.head()
+        migrate_by_command(url)
+    assert current_revision(url) == before
+    assert upgrade_database(url) == upgrading.head()
 
 
-def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> None:
+def test_rows_beyond_the_bounds_are_brought_to_the_nearest(at_revision: AtRevision) -> None:
     """Whatever producers wrote before: the upgrade goes through, and afterwards every row can be moved on."""
-    upgrade_database(empty_url, "0004")
+    url = at_revision("0004")
     most = 2**53
     cases: list[tuple[str, str, dict[str, Any]]] = [
         ("stalls", "queued", {"max_stalls": 2_000_000_000, "max_attempts": 2_000_000_000}),
@@ -215,10 +236,10 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
         ("usual", "queued", {}),
         ("running", "processing", {"dispatch": most, "fencing_token": most}),
     ]
-    with connected(empty_url) as sql:
+    with connected(url) as sql:
         ids = {name: insert_job(sql, status, **columns) for name, status, columns in cases}
         usual = read_job(sql, ids["usual"])
-        upgrade_database(empty_url)
+        upgrade_database(url)
         found = {name: read_job(sql, job_id) for name, job_id in ids.items()}
         assert {name: found["usual"][name] for name in usual} == usual  # later migrations add columns
         sql.execute("UPDATE jsworker.jobs SET dispatch = dispatch + 1, fencing_token = fencing_token + 1")
@@ -233,14 +254,14 @@ def test_rows_beyond_the_bounds_are_brought_to_the_nearest(empty_url: str) -> No
 
 
 async def test_a_row_that_is_written_while_the_bounds_are_set_is_brought_to_the_nearest(
-    empty_url: str,
+    at_revision: AtRevision,
 ) -> None:
-    upgrade_database(empty_url, "0004")
-    with connected(empty_url) as producer, connected(empty_url) as other:
+    url = at_revision("0004")
+    with connected(url) as producer, connected(url) as other:
         insert_job(other)
         with producer.transaction():
             job_id = insert_job(producer, dispatch=2**63 - 1)
-            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url))
+            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, url))
             waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'jsworker.jobs'::regclass"
             await eventually(lambda: other.execute(waits).rowcount == 1, "the migration waits for the table")
         assert await migrating == upgrading.head()
@@ -248,18 +269,18 @@ async def test_a_row_that_is_written_while_the_bounds_are_set_is_brought_to_the_
 
 
 def test_a_row_that_slipped_through_is_told_to_alembic_and_mended_by_the_upgrade(
-    empty_url: str, observer: Sql
+    at_revision: AtRevision, observer: Sql
 ) -> None:
-    upgrade_database(empty_url, "0005")
-    with connected(empty_url) as sql:
+    url = at_revision("0005")
+    with connected(url) as sql:
         numbers = "SELECT pg_get_constraintdef(oid) AS rule FROM pg_constraint WHERE conname = 'jobs_numbers'"
         rule = sql.execute(numbers).fetchall()[0]["rule"]
         sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_numbers")
         job_id = insert_job(sql, dispatch=2**63 - 1)
         sql.execute(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT jobs_numbers {rule}".encode())
         with pytest.raises(CommandError, match=r"beyond the bounds .*: run `jsworker db upgrade`"):
-            migrate_by_command(empty_url)
-        assert upgrade_database(empty_url) == upgrading.head()
+            migrate_by_command(url)
+        assert upgrade_database(url) == upgrading.head()
         assert read_job(sql, job_id)["dispatch"] == 2**52 - 1
         assert describe_schema(sql)["triggers"] == describe_schema(observer)["triggers"]
 
@@ -283,15 +304,15 @@ def built(sql: Sql) -> dict[str, bool]:
     return {row["relname"]: row["indisvalid"] for row in rows}
 
 
-async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> None:
-    upgrade_database(empty_url, "0007")
-    with connected(empty_url) as holder, connected(empty_url) as other:
+async def test_indexes_of_many_jobs_are_built_beside_writers(at_revision: AtRevision) -> None:
+    url = at_revision("0007")
+    with connected(url) as holder, connected(url) as other:
         other.execute(MANY)
         with holder.transaction():
             holder.execute(
                 "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
             )
-            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url, "0008"))
+            migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008"))
             waits = "SELECT 1 FROM pg_stat_progress_create_index WHERE lockers_total > 0"
             await eventually(
                 lambda: other.execute(waits).rowcount == 1, "the build waits for the transaction"
@@ -303,38 +324,38 @@ async def test_indexes_of_many_jobs_are_built_beside_writers(empty_url: str) -> 
         assert built(other) == dict.fromkeys(BUILT, True)
 
 
-def test_an_index_that_was_half_built_is_built_anew(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    upgrade_database(empty_url, "0007")
-    with connected(empty_url) as sql:
+def test_an_index_that_was_half_built_is_built_anew(
+    at_revision: AtRevision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = at_revision("0007")
+    with connected(url) as sql:
         sql.execute(MANY)
-        with connected(empty_url) as holder, holder.transaction():
+        with connected(url) as holder, holder.transaction():
             holder.execute("UPDATE jsworker.jobs SET message = ''")
             sql.execute("SET lock_timeout = '50ms'")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 sql.execute("CREATE INDEX CONCURRENTLY jobs_failed ON jsworker.jobs (id)")
         assert built(sql) == {"jobs_failed": False}
-        assert upgrade_database(empty_url, "0008") == "0008"
+        assert upgrade_database(url, "0008") == "0008"
         assert built(sql) == dict.fromkeys(BUILT, True)
 
 
-async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
-    upgrade_database(empty_url, "0007")
+async def test_two_upgrades_build_an_index_once(at_revision: AtRevision) -> None:
+    url = at_revision("0007")
     said: list[str] = []
-    with connected(empty_url) as holder, connected(empty_url) as other:
+    with connected(url) as holder, connected(url) as other:
         other.execute(MANY)
         with holder.transaction():
             holder.execute(
                 "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
             )
-            first = asyncio.create_task(asyncio.to_thread(upgrade_database, empty_url, "0008"))
+            first = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008"))
             waits = "SELECT index_relid FROM pg_stat_progress_create_index WHERE lockers_total > 0"
             await eventually(
                 lambda: other.execute(waits).rowcount == 1, "the build waits for the transaction"
             )
             index = other.execute(waits).fetchall()[0]["index_relid"]
-            second = asyncio.create_task(
-                asyncio.to_thread(upgrade_database, empty_url, "0008", tell=said.append)
-            )
+            second = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008", tell=said.append))
             await eventually(lambda: bool(said), "the second upgrade waits for the first")
         assert (await first, await second) == ("0008", "0008")
         assert built(other) == dict.fromkeys(BUILT, True)
@@ -344,26 +365,26 @@ async def test_two_upgrades_build_an_index_once(empty_url: str) -> None:
     assert said == ["waiting for another upgrade, which builds indexes"]
 
 
-def test_an_index_that_is_missing_in_the_newest_schema_is_built_anew(empty_url: str) -> None:
-    upgrade_database(empty_url)
-    with connected(empty_url) as sql:
+def test_an_index_that_is_missing_in_the_newest_schema_is_built_anew(at_revision: AtRevision) -> None:
+    url = at_revision("head")
+    with connected(url) as sql:
         sql.execute("DROP INDEX jsworker.jobs_failed")
-        upgrade_database(empty_url)
+        upgrade_database(url)
         assert built(sql) == dict.fromkeys(BUILT, True)
 
 
-def test_in_a_transaction_indexes_of_many_jobs_are_not_built(empty_url: str) -> None:
-    upgrade_database(empty_url, "0007")
-    with connected(empty_url) as sql:
+def test_in_a_transaction_indexes_of_many_jobs_are_not_built(at_revision: AtRevision) -> None:
+    url = at_revision("0007")
+    with connected(url) as sql:
         sql.execute(MANY)
         with pytest.raises(CommandError, match=r"keep workers from their jobs: run `jsworker db upgrade`"):
-            migrate_by_command(empty_url)
+            migrate_by_command(url)
         assert built(sql) == {}
 
 
-def test_every_migration_is_a_transaction_of_its_own(empty_url: str) -> None:
-    upgrade_database(empty_url)
-    with connected(empty_url) as sql:
+def test_every_migration_is_a_transaction_of_its_own(at_revision: AtRevision) -> None:
+    url = at_revision("head")
+    with connected(url) as sql:
         by = [
             "SELECT xmin FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'kind'",
             "SELECT xmin FROM pg_trigger WHERE tgname = 'jobs_live_stay'",
@@ -411,39 +432,39 @@ def test_the_alembic_command_names_the_missing_variable(monkeypatch: pytest.Monk
         command.current(Config(ROOT / "alembic.ini"))
 
 
-def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> None:
-    upgrade_database(empty_url)
-    with connected(empty_url) as sql:
+def test_a_database_of_a_newer_version_is_left_alone(at_revision: AtRevision) -> None:
+    url = at_revision("head")
+    with connected(url) as sql:
         sql.execute("UPDATE jsworker.alembic_version SET version_num = '9999'")
         with pytest.raises(DatabaseRefused, match=r"cannot be migrated: .*9999") as refused:
-            upgrade_database(empty_url)
+            upgrade_database(url)
         assert "\n" not in str(refused.value)
-        assert current_revision(empty_url) == "9999"
+        assert current_revision(url) == "9999"
 
 
 class TestLevel:
     def test_the_revisions_that_are_known_are_those_of_the_scripts(self) -> None:
         scripts = ScriptDirectory.from_config(upgrading._config(None))
-        assert [each.revision for each in scripts.walk_revisions()] == list(reversed(revision.REVISIONS))
+        assert [each.revision for each in scripts.walk_revisions()] == list(reversed(levels.REVISIONS))
 
     def test_this_version(self) -> None:
-        revision.check_level(upgrading.head())
+        levels.check_level(upgrading.head())
 
     def test_never_migrated(self) -> None:
         with pytest.raises(MigrationMissing, match="no jsworker schema: run `jsworker db upgrade`"):
-            revision.check_level(None)
+            levels.check_level(None)
 
     def test_older(self, monkeypatch: pytest.MonkeyPatch) -> None:
         older = upgrading.head()
-        monkeypatch.setattr(revision, "REVISIONS", (older, "9999"))
+        monkeypatch.setattr(levels, "REVISIONS", (older, "9999"))
         with pytest.raises(
             MigrationMissing,
             match=f"at migration {older}, this version needs 9999: run `jsworker db upgrade`",
         ):
-            revision.check_level(older)
+            levels.check_level(older)
 
     def test_newer_is_left_to_work(self) -> None:
-        revision.check_level("9999")
+        levels.check_level("9999")
 
     def test_an_installation_without_migrations(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

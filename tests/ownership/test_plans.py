@@ -12,11 +12,11 @@ from sqlalchemy.engine import make_url
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import ALONG_INDEX
+from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.backlog import BACKLOG
 from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES
-from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
 from jsworker.ownership.transitions import (
     claim,
     control,
@@ -228,7 +228,7 @@ class TestByPrimaryKey:
     def test_complete(self, table: Connection, batch: int) -> None:
         parameters = hand(some(table, "processing", batch)) | {"results": ["{}"] * batch}
         assert access_paths(table, settle.COMPLETE, parameters) == {"jobs_pkey"}
-        assert access_paths(table, settle._COMPLETE.alone, parameters) == {"jobs_pkey"}
+        assert access_paths(table, settle.complete.alone, parameters) == {"jobs_pkey"}
 
     def test_verdict(self, table: Connection, batch: int) -> None:
         paths = access_paths(table, settle.VERDICT, hand(some(table, "processing", batch)))

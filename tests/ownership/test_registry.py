@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Count, SeenJob
-from jsworker.ownership.queries.run_age import RunAge
 from jsworker.ownership.transitions import control, dead_messages, workers
 from jsworker.ownership.transitions.enqueue import new_job_id
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Executable, Row
 
-from jsworker.ownership.queries.run_age import ANY_AGE
+from jsworker.ownership.predicates import ANY_AGE
 from jsworker.ownership.transitions import claim, control, publish, reset_rules, settle
 
 from .polling import eventually

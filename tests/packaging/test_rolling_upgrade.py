@@ -139,6 +139,7 @@ def enqueue_by_earlier(site: Site, seconds: float, count: int) -> None:
     assert len(enqueued.stdout.split()) == count
 
 
+@pytest.mark.thorough
 async def test_workers_are_replaced_one_by_one_and_nothing_is_lost(site: Site, sql: Sql) -> None:
     assert site.run_earlier("db", "upgrade").returncode == 0
     old_version, new_version = site.run_earlier("--version").stdout.split()[-1], jsworker.__version__

@@ -8,9 +8,8 @@ import psycopg
 
 from jsworker.core.events import Event, Events
 from jsworker.embedded import EmbeddedPostgres
-from jsworker.ownership.database import Database
-from jsworker.ownership.failover import DatabaseHistory, read_history
-from jsworker.worker.maintenance.database_watch import DatabaseWatch
+from jsworker.ownership.database import Database, DatabaseHistory, read_history
+from jsworker.worker.maintenance.watches import DatabaseWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.contexts import make_context
 from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder

@@ -8,7 +8,7 @@ from tests.scale_out.nats_cluster import Cluster
 from tests.scale_out.pods import SHORT
 from tests.scale_out.scenarios import leader_killed, nodes_restarted
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.thorough]
 
 RATE = 40.0
 BETWEEN = 60

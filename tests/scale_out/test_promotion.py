@@ -8,6 +8,8 @@ from tests.scale_out.lost_commits import lose_commits
 from tests.scale_out.pods import SHORT
 from tests.scale_out.scenarios import PODS, standby_promoted
 
+pytestmark = pytest.mark.thorough
+
 NO_ROW_SECONDS = 3.0
 RATE = 40.0
 BETWEEN = 80

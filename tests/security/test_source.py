@@ -30,7 +30,7 @@ IMPORTS_BY_NAME = {
     "jsworker/cli/app.py": "likewise: the commands",
     "jsworker/telemetry/lean_structlog.py": "a constant",
     "jsworker/core/targets.py": "what stands on the command line",
-    "jsworker/worker/isolation/processor_origin.py": "where the worker has its processor from",
+    "jsworker/worker/pipeline/kinds.py": "where the worker has its processor from",
 }
 """Whoever imports by name, and whose name that is: never one that a message or a row has brought."""
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +15,9 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
-from tests.cli.commands import COMMAND, Result
+from jsworker.supervisor.parent import Supervisor
+from tests.cli.commands import COMMAND, Cli, Result
+from tests.cli.conftest import _logs_as_before
 from tests.security.conftest import JOBS_MODULE, variables
 from tests.security.tls_front import TlsFront, behind_tls
 from tests.stream.certificates import Authority, Pair
@@ -20,7 +25,7 @@ from tests.stream.conftest import StartServer, start_server
 from tests.stream.nats_server import HOST, NatsServer
 from tests.supervisor.parent_process import ParentProcess
 
-__all__ = ["start_server"]
+__all__ = ["_logs_as_before", "start_server"]
 
 Launch = Callable[..., ParentProcess]
 MakeSettings = Callable[..., Settings]
@@ -41,12 +46,27 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def command(settings: Settings, folder: Path, *arguments: str, **more: str) -> Result:
-    """Run ``jsworker`` as a process."""
+Call = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Calls a command in a thread of this process: the event loop has servers to serve meanwhile."""
+
+    async def call_(settings: Settings, *arguments: str) -> Result:
+        with monkeypatch.context() as patched:
+            for name, value in variables(settings).items():
+                patched.setenv(name, value)
+            return await asyncio.to_thread(Cli(capsys), *arguments)
+
+    return call_
+
+
+async def run_worker(settings: Settings, folder: Path) -> Result:
+    """Run a worker as a process, which ends by itself."""
     process = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        *arguments,
-        env={**os.environ, **variables(settings), **more},
+        *[*COMMAND, "run", "guarded_jobs:Echo"],
+        env={**os.environ, **variables(settings)},
         cwd=folder,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -105,10 +125,10 @@ class TestPostgres:
 
     @pytest.mark.parametrize("wrong", WRONG)
     async def test_a_command_says_what_is_wrong(
-        self, authorities: Authorities, settings: Settings, here: Path, wrong: str
+        self, authorities: Authorities, settings: Settings, call: Call, wrong: str
     ) -> None:
         async with wrong_front(wrong, settings.database_url, authorities) as (front, url):
-            said = await command(settings.model_copy(update={"database_url": url}), here, "jobs")
+            said = await call(settings.model_copy(update={"database_url": url}), "jobs")
             assert WRONG[wrong] in said.refused(1)
             assert said.errors[0].startswith(f"PostgreSQL at {HOST}:{front.port}")
             assert front.clear == []
@@ -121,15 +141,15 @@ class TestPostgres:
         async def run(wrong: str) -> None:
             async with wrong_front(wrong, settings.database_url, authorities) as (front, url):
                 changed = settings.model_copy(update={"database_url": url})
-                said = await command(changed, here, "run", "guarded_jobs:Echo")
+                said = await run_worker(changed, here)
                 assert WRONG[wrong] in said.refused(1)
                 assert front.clear == []
 
-        await asyncio.gather(*map(run, ["expired", "other host", "no client certificate"]))
+        await asyncio.gather(*map(run, ["expired", "no client certificate"]))
 
-    async def test_a_server_without_tls(self, database_url: str, settings: Settings, here: Path) -> None:
+    async def test_a_server_without_tls(self, database_url: str, settings: Settings, call: Call) -> None:
         url = f"{database_url}?sslmode=verify-full&sslrootcert=system"
-        said = await command(settings.model_copy(update={"database_url": url}), here, "jobs")
+        said = await call(settings.model_copy(update={"database_url": url}), "jobs")
         assert "server does not support SSL, but SSL was required" in said.refused(1)
 
 
@@ -164,6 +184,8 @@ def tls(pair: Pair, *, clients: Authority | None = None) -> str:
     return f'tls {{ cert_file: "{pair.certificate}", key_file: "{pair.key}", {verify} }}'
 
 
+LONG = 120.0
+"""Seconds for which a server that is away would be tried."""
 WRONG_NATS = {
     "expired": "its TLS certificate cannot be verified, certificate has expired",
     "stranger": "its TLS certificate cannot be verified, ",
@@ -172,6 +194,29 @@ WRONG_NATS = {
     "expired client certificate": "it refuses the client's certificate, certificate expired",
     "no tls": "it offers no TLS, which tls:// and JSWORKER_NATS_TLS_CA ask for",
 }
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """Settings that do not fit their nats-server, where it is, and what is said of it."""
+
+    settings: Settings
+    place: str
+    line: str
+
+
+@pytest.fixture
+async def unfit(
+    request: pytest.FixtureRequest,
+    start_server: StartServer,
+    authorities: Authorities,
+    make_settings: MakeSettings,
+) -> Unfit:
+    configuration, files = wrong_tls(request.param, *authorities)
+    server: NatsServer = await start_server(configuration)
+    url = server.url.replace("nats://", "tls://")
+    settings = make_settings(nats_url=url, nats_tls_ca=authorities[0].certificate, **files)
+    return Unfit(settings, f"NATS at {HOST}:{server.port}: ", WRONG_NATS[request.param])
 
 
 class TestNats:
@@ -188,33 +233,31 @@ class TestNats:
         )
         await works(settings, launch)
 
-    @pytest.mark.parametrize("wrong", WRONG_NATS)
+    @pytest.mark.parametrize("unfit", WRONG_NATS, indirect=True)
     async def test_what_is_wrong_is_said_at_once_and_nothing_is_stored(
-        self,
-        start_server: StartServer,
-        authorities: Authorities,
-        make_settings: MakeSettings,
-        here: Path,
-        wrong: str,
+        self, unfit: Unfit, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        configuration, files = wrong_tls(wrong, *authorities)
-        server: NatsServer = await start_server(configuration)
-        settings = make_settings(
-            nats_url=server.url.replace("nats://", "tls://"), nats_tls_ca=authorities[0].certificate, **files
-        )
-        began = asyncio.get_running_loop().time()
-        said = await asyncio.gather(
-            command(settings, here, "enqueue", "echo"), command(settings, here, "run", "guarded_jobs:Echo")
-        )
-        took = asyncio.get_running_loop().time() - began
-        for each in said:
-            assert WRONG_NATS[wrong] in each.refused(1)
-            assert each.errors[0].startswith(f"NATS at {HOST}:{server.port}: ")
-        began = asyncio.get_running_loop().time()
-        assert (await command(settings, here, "jobs", "--json")).ok().json == []
-        alone = asyncio.get_running_loop().time() - began
-        # Not the ten seconds of a server that is away, but what it takes to start two processes here and now.
-        assert took < 6.0 + 4 * alone
+        monkeypatch.setattr("jsworker.client.client_publisher._CONNECT_SECONDS", LONG)
+        async with asyncio.timeout(LONG / 2):
+            said = (await call(unfit.settings, "enqueue", "echo")).refused(1)
+        assert said.startswith(unfit.place)
+        assert unfit.line in said
+        assert (await call(unfit.settings, "jobs", "--json")).ok().json == []
+
+    @pytest.mark.parametrize("unfit", ["stranger", "no tls"], indirect=True)
+    @pytest.mark.usefixtures("_logs_as_before")
+    def test_a_worker_says_what_is_wrong_at_once(
+        self, unfit: Unfit, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(here)
+        monkeypatch.setattr("jsworker.cli.run.Supervisor", partial(Supervisor, connect_seconds=LONG))
+        for name, value in variables(unfit.settings).items():
+            monkeypatch.setenv(name, value)
+        began = time.monotonic()
+        said = Cli(capsys)("run", "guarded_jobs:Echo").refused(1)
+        assert time.monotonic() - began < LONG / 2
+        assert said.startswith(unfit.place)
+        assert unfit.line in said
 
 
 def wrong_tls(wrong: str, authority: Authority, stranger: Authority) -> tuple[str, Mapping[str, Any]]:

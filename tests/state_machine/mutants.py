@@ -18,6 +18,7 @@ from jsworker.ownership.transitions import (
     settle,
     workers,
 )
+from jsworker.ownership.transitions.refused_rows import Sweep
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,13 @@ class Mutant:
     def installed(self) -> Iterator[None]:
         """Let the module run the mutant."""
         original = getattr(self.module, self.statement)
+        mutated: object
         if isinstance(original, TextClause):
-            mutated: object = self._mutated(original)
+            mutated = self._mutated(original)
+        elif isinstance(original, Sweep):
+            mutated = replace(
+                original, at_once=self._mutated(original.at_once), write=self._mutated(original.write)
+            )
         else:  # the two forms of a statement that settles, in a batch and alone
             mutated = replace(
                 original, batch=self._mutated(original.batch), alone=self._mutated(original.alone)
@@ -63,20 +69,20 @@ _SEEN_STALE = (
 _BATCH_TOKEN = " AND j.fencing_token = run.token"
 
 MUTANTS = [
-    Mutant("complete without its token", settle, "_COMPLETE", _BATCH_TOKEN),
-    Mutant("fail without its token", settle, "_FAIL", _BATCH_TOKEN),
-    Mutant("release without its token", settle, "_RELEASE", _BATCH_TOKEN),
+    Mutant("complete without its token", settle, "complete", _BATCH_TOKEN),
+    Mutant("fail without its token", settle, "fail", _BATCH_TOKEN),
+    Mutant("release without its token", settle, "release", _BATCH_TOKEN),
     Mutant(
         "fail ignores a cancel",
         settle,
-        "_FAIL",
+        "fail",
         "WHEN j.cancel_requested THEN 'cancelled' ",
     ),
-    Mutant("release ignores a cancel", settle, "_RELEASE", "j.cancel_requested AS cancel", "false AS cancel"),
+    Mutant("release ignores a cancel", settle, "release", "j.cancel_requested AS cancel", "false AS cancel"),
     Mutant(
         "release keeps its dispatch",
         settle,
-        "_RELEASE",
+        "release",
         "j.dispatch + CASE WHEN (NOT mine.cancel AND mine.delay IS NULL) THEN 1 ELSE 0 END",
         "j.dispatch",
     ),
@@ -114,8 +120,8 @@ MUTANTS = [
         ("j.dispatch = sent.dispatch", "j.dispatch = mine.dispatch"),
         "true",
     ),
-    Mutant("promote without a message", publish, "PROMOTE", "needs_publish=true", "needs_publish=false"),
-    Mutant("publish keeps its turn", publish, "PUBLISH", "make_interval(secs=>5.0)", "interval '0'"),
+    Mutant("promote without a message", publish, "_PROMOTION", "needs_publish=true", "needs_publish=false"),
+    Mutant("publish keeps its turn", publish, "_PUBLISHING", "make_interval(secs=>5.0)", "interval '0'"),
     Mutant(
         "stale reset of what is not stale",
         reset,

@@ -3,20 +3,28 @@
 import asyncio
 import gc
 import signal
+from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
+from jsworker.stream import connection
 from jsworker.stream.message import WireMessage
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream, settings_for
 
-IMPATIENT = {"replace_after": 1.0, "ping_interval": 0.3}
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time after which a client without a connection is replaced."""
+    monkeypatch.setattr(connection, "_REPLACE_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "_PING_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -49,8 +57,9 @@ async def test_a_callback_that_was_ended_is_not_called(stream: TestStream, serve
     assert calls == ["kept"]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_client_that_closed_itself_is_replaced(open_stream: OpenStream) -> None:
-    stream = await open_stream(options=IMPATIENT)
+    stream = await open_stream()
     first = stream.connection.client
     await first.close()
     await until(lambda: stream.connected)
@@ -59,23 +68,25 @@ async def test_a_client_that_closed_itself_is_replaced(open_stream: OpenStream) 
     await stream.ensure(["resize"], {})
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_an_error_that_nats_py_takes_for_final_is_survived(
     open_stream: OpenStream, start_server: StartServer
 ) -> None:
     server = await start_server("max_subscriptions: 3")
-    stream = await open_stream(url=server.url, options=IMPATIENT)
+    stream = await open_stream(url=server.url)
     first = stream.connection.client
     for number in range(5):
         await first.open_inbox(f"crowd.{number}", lambda *_: None)
     await until(lambda: stream.connected and stream.connection.client is not first)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_frozen_server_that_is_owed_bytes_is_left(
     open_stream: OpenStream, start_server: StartServer, server: NatsServer
 ) -> None:
-    """nats-py waits for ever for its socket to close; after ``replace_after`` it gets a new client."""
+    """nats-py waits for ever for its socket to close; after a while it gets a new client."""
     other = await start_server()
-    stream = await open_stream(url=f"{server.url},{other.url}", options=IMPATIENT)
+    stream = await open_stream(url=f"{server.url},{other.url}")
     held = server if stream.connection.client.connected_url.port == server.port else other  # type: ignore[union-attr] # connected
     first = stream.connection.client
     held.freeze()
@@ -270,3 +281,35 @@ async def test_a_stream_that_is_closed_leaves_others_alone(open_stream: OpenStre
     await one.ensure(["resize"], {})
     await one.close()
     assert (await two.publish(WireMessage(uuid4(), "resize", 1))).stream_seq == 1
+
+
+@pytest.mark.parametrize("call", ["request", "flush"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancellation_that_comes_with_the_answer_is_kept(
+    stream: TestStream, server: NatsServer, call: str, *, fails: bool
+) -> None:
+    client = stream.connection.client
+    await client.request("$JS.API.INFO", b"", timeout=20)  # has subscribed to answers
+    await client.flush(20)
+    server.freeze()  # so that the answer comes from here, in the very round of the loop that cancels
+    expected: dict[str, Callable[[], list[asyncio.Future[Any]]]] = {
+        "request": lambda: list(client._resp_map.values()),
+        "flush": lambda: list(client._pongs),
+    }
+    asked: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+        "request": lambda: client.request("$JS.API.INFO", b"", timeout=20),
+        "flush": lambda: client.flush(20),
+    }
+    before = expected[call]()
+    task = asyncio.create_task(asked[call]())
+    await until(lambda: expected[call]() != before)
+    await asyncio.sleep(0)
+    future = expected[call]()[-1]
+    if fails:
+        future.set_exception(NatsError("no answer"))
+    else:
+        future.set_result(Msg(client) if call == "request" else True)
+    task.cancel()
+    await asyncio.wait({task}, timeout=20)
+    server.thaw()
+    assert task.cancelled()

@@ -24,10 +24,11 @@ SLEEPS = "import time; time.sleep(600)"
 TALKS = """
 import json, os, signal, socket, sys, time
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
-parent = socket.socket(fileno=int(sys.argv[-4]))
+parent = socket.socket(fileno=json.loads(sys.argv[-1])["link"])
 def tell(what, **facts):
     parent.sendall(json.dumps({"what": what, **facts}).encode() + b"\\n")
 """
+SERVES = TALKS + 'tell("ready", kinds=[]); time.sleep(600)'
 FLOODS = TALKS + "while True: parent.sendall(b'{\\n' * 30_000)"
 TICKS = TALKS + 'while True: parent.sendall(b\'{"what":"tick"}\\n\' * 4_000)'
 LIES = (
@@ -101,20 +102,20 @@ async def children_of(
 
 
 async def test_nothing_is_left_of_killed_children(bare: Bare) -> None:
-    parent = bare(SLEEPS)
-    [child] = await children_of(parent, 1)
-    child.kill()
-    [child] = await children_of(parent, 1, child.pid)
-    before = len(os.listdir(f"/proc/{parent.pid}/fd"))  # noqa: PTH208 -- only how many
-    for _ in range(KILLS):
+    parent = bare(SERVES)
+
+    async def after_start(count: int) -> int:
+        """Wait until the parent has told of its last start and return how many files it holds."""
+        await parent.tells("child.started", count)
+        return len(os.listdir(f"/proc/{parent.pid}/fd"))  # noqa: PTH208 -- only how many
+
+    before = await after_start(1)
+    for killed in range(KILLS):
+        [child] = await children_of(parent, 1)
         child.kill()
-        [child] = await children_of(parent, 1, child.pid)
-
-    async def as_before() -> None:
-        assert len(os.listdir(f"/proc/{parent.pid}/fd")) == before  # noqa: PTH208 -- only how many
-
-    await eventually(as_before)
-    assert len(await parent.tells("child.died", KILLS + 1)) == KILLS + 1
+        after = await after_start(killed + 2)
+    assert after == before
+    assert len(await parent.tells("child.died", KILLS)) == KILLS
 
 
 @pytest.mark.parametrize("code", [FLOODS, TICKS], ids=["nonsense", "ticks"])

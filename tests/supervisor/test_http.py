@@ -15,6 +15,7 @@ from jsworker.core.settings import Settings
 from tests.ownership.rows import Sql, read_events
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess
+from tests.supervisor.test_deaths import SLOW_RULES
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
@@ -147,9 +148,7 @@ def stalls(text: str, cause: str) -> dict[str, float]:
 async def test_what_a_lone_child_leaves_is_told_and_counted_by_the_parent(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise(
-        "Poison", http_port=0, max_stalls=3, stale_threshold=30.0, crash_threshold=20.0, ack_wait=60.0
-    )
+    parent = supervise("Poison", http_port=0, max_stalls=3, **SLOW_RULES)
     base = await base_of(parent)
 
     async def all_told(dead: float, quarantined: float) -> None:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from jsworker.supervisor.fleet_view import FleetView, PlaceView
+from jsworker.supervisor.children import FleetView, PlaceView
 from jsworker.supervisor.probes import Probes, livez, readyz, startupz
 from jsworker.telemetry.figures import packed, write_readiness
 from jsworker.telemetry.http import Response

@@ -1,6 +1,6 @@
 """When silence is too long, and when it is not the child's."""
 
-from jsworker.worker.tick_watch import Silence
+from jsworker.worker.supervision import Silence
 
 
 def silence_of(*steps: float, timeout: float = 2.0) -> bool:

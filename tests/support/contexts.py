@@ -9,9 +9,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.context import WorkerContext
-from jsworker.worker.health import DatabaseHealth, PublishingHealth
-from jsworker.worker.identity import identify
+from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.recovery.earlier_lives import identify
 
 
 def make_context(

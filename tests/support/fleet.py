@@ -1,6 +1,7 @@
-"""Worker processes: ``python -m tests.support.fleet JOURNAL`` is one, ``Fleet`` starts and signals them."""
+"""Worker processes: ``Fleet`` starts and signals them, ``main`` is one."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
 
 _ROOT = Path(__file__).parents[2]
+_MAIN = f"import gc; gc.disable(); from {__name__} import main; main()"
+"""As ``jsworker run`` does it: modules are loaded a fifth faster while nobody looks for garbage in them."""
 _TOLD = (
     "worker.started",
     "worker.draining",
@@ -186,7 +189,7 @@ class Fleet:
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with errors.open("wb") as stderr:
             process = start_with_parent(
-                [sys.executable, "-m", __name__, journal],
+                [sys.executable, "-c", _MAIN, journal],
                 env={**inherited, **own, "JSWORKER_HOSTNAME": f"host-{number}"},
                 cwd=_ROOT,
                 stderr=stderr,
@@ -240,11 +243,9 @@ async def work(journal: Journal) -> None:
 
 
 def main() -> None:
+    gc.freeze()
+    gc.enable()
     try:
         asyncio.run(work(Journal(Path(sys.argv[1]))))
     except JsworkerError as error:
         sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -105,7 +105,10 @@ def start_test_servers(folder: Path) -> TestServers:
     """Start both servers with their data below ``folder``; whoever stops them deletes the folder."""
     servers = TestServers(
         folder=folder,
-        postgres=EmbeddedPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS),
+        # Nothing here lives long enough to be vacuumed, and a hundred databases would keep a process looking.
+        postgres=EmbeddedPostgres(
+            folder / "postgres", settings={**THROWAWAY_SETTINGS, "autovacuum_naptime": "1d"}
+        ),
         nats=EmbeddedNats(folder / "nats"),
     )
     try:

@@ -11,9 +11,9 @@ from jsworker.core.errors import DatabaseRefused
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
-from jsworker.ownership.revision import REVISIONS
+from jsworker.ownership.database import REVISIONS
 from jsworker.ownership.upgrading import downgrade_database, upgrade_database
-from jsworker.supervisor.fleet_view import FleetView, PlaceView
+from jsworker.supervisor.children import FleetView, PlaceView
 from jsworker.supervisor.probes import readyz
 from jsworker.telemetry.figures import write_readiness
 from jsworker.telemetry.http import Response

@@ -1,6 +1,7 @@
 """What tests of the runtime share: rows, workers that end with the test."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -11,6 +12,8 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from tests.conftest import FAST, UNHURRIED
+from tests.support.fleet import Fleet, fleet_of
+from tests.support.leaks import nothing_left
 from tests.worker.rows import Rows, open_rows
 from tests.worker.running import Running, StartWorker, new_worker
 
@@ -39,6 +42,20 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("jsworker.worker.worker.Database", patient_database)
     monkeypatch.setattr("jsworker.client.job_client.Database", patient_database)
+
+
+@pytest.fixture
+async def nothing_is_left(database_url: str) -> AsyncIterator[None]:
+    """Check at the end of the test that no task, no thread and no connection outlives it."""
+    async with nothing_left(database_url):
+        yield
+
+
+@pytest.fixture
+def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
+    """Starts workers as processes of their own, which end with the test."""
+    with fleet_of(settings, tmp_path) as running:
+        yield running
 
 
 @pytest.fixture

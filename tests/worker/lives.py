@@ -10,7 +10,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.workers import WorkerRow
-from jsworker.worker.identity import identify
+from jsworker.worker.recovery.earlier_lives import identify
 from tests.worker.rows import Rows
 
 KIND = "elsewhere"

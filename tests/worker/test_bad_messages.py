@@ -152,7 +152,7 @@ async def test_a_flood_of_what_cannot_be_read_is_never_all_in_hand_and_no_flood_
 
     async def bury(database: Database, letters: Sequence[Any]) -> Any:
         nonlocal most, statements
-        unanswered = running.worker._components.pipeline.dead_letters.unanswered
+        unanswered = len(running.worker._components.pipeline.dead_letters._unanswered)
         most, statements = max(most, unanswered), statements + 1
         # As long as a busy database takes: at first so long that all of them could arrive meanwhile.
         await asyncio.sleep(max(0.005, began + 2.0 - time.monotonic()))
@@ -223,7 +223,7 @@ async def test_a_forced_close_waits_for_no_burial_that_never_ends(
             await running.worker.close(force=True)
     finally:
         ended.set()
-    assert running.worker._components.pipeline.dead_letters.unanswered == 0
+    assert running.worker._components.pipeline.dead_letters._unanswered == set()
 
 
 async def test_a_table_that_takes_no_dead_messages_stops_no_job(

@@ -9,7 +9,7 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
-from jsworker.worker.pipeline.run import Run, Stop
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -153,7 +153,7 @@ async def test_a_run_that_is_stopped_in_the_moment_of_its_start_is_settled(
     def launch_and_stop(run: Run) -> None:
         launch(run)
         if not launched:
-            run.signal(Stop.SHUTDOWN)
+            run.signal(StopReason.SHUTDOWN)
         launched.append(run)
 
     monkeypatch.setattr(running.worker._components.pipeline, "_launch", launch_and_stop)

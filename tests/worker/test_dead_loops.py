@@ -154,7 +154,7 @@ async def test_outcomes_that_cannot_be_written_for_a_bug_stop_the_worker(
     running.may_die = True
     job = await client.enqueue(KIND, {})
     await gate.met()
-    running.worker._components.pipeline.settler._completions._write = broken
+    running.worker._components.pipeline.settler.completions._write = broken
     gate.open()
     await running.events.told("worker.stopped")
     assert str(running.worker._error) == "completions ended in ZeroDivisionError: a bug"

@@ -17,10 +17,9 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.pipeline.run import Phase
+from jsworker.worker.pipeline.in_flight import Phase
 from tests.conftest import FAST
 from tests.stream.nats_server import NatsServer
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
 from tests.support.rounds import count_rounds, rounds_pass
@@ -32,13 +31,7 @@ LOAD = "load"
 BACK_SECONDS = 20.0
 """From the return of both servers to the first job begun since; it is 2 s on a machine that is not busy."""
 
-pytestmark = pytest.mark.hurried
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("nothing_is_left")]
 
 
 @pytest.fixture
@@ -182,10 +175,13 @@ async def test_after_two_thresholds_without_a_database_nobody_has_stalled(
     assert await rows.query("SELECT * FROM jsworker.job_events WHERE event IN ('reset', 'rejected')") == []
     counts = await rows.query("SELECT DISTINCT attempts, stalls, errors FROM jsworker.jobs")
     assert counts == [{"attempts": 1, "stalls": 0, "errors": 0}]
+    # Who claims more than it has slots for hands some back, unbegun; a message that comes again is skipped.
     for job_id in long:
-        assert await rows.told(job_id) == ["fenced", "released", "claimed"]
+        told = await rows.told(job_id)
+        assert told[:2] == ["fenced", "released"]
+        assert set(told[2:]) <= {"claimed", "released", "skipped"}
     for job_id in waiting:
-        assert await rows.told(job_id) == []
+        assert set(await rows.told(job_id)) <= {"claimed", "released", "skipped"}
     assert set(load.runs.values()) == {1}
     for each in workers:
         assert "postgresql" in what(each, "worker.degraded") & what(each, "worker.restored")

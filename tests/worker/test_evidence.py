@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,10 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
-from jsworker.worker.recovery.dead_owners import DeadOwners
 from jsworker.worker.recovery.earlier_lives import Reconciler, death_of
+from jsworker.worker.recovery.resets import DeadOwners
 from tests.support.contexts import make_context
-from tests.support.fleet import Fleet, fleet_of
-from tests.support.leaks import nothing_left
+from tests.support.fleet import Fleet
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.lives import Lives, ended_pid
@@ -29,13 +27,7 @@ from tests.worker.running import StartWorker
 HOST = "app_worker-1"
 
 
-pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
 
 
 @pytest.fixture
@@ -54,12 +46,6 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
 @pytest.fixture
 def lives(database: Database, rows: Rows, settings: Settings) -> Lives:
     return Lives(database, rows, settings)
-
-
-@pytest.fixture
-def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
-    with fleet_of(settings, tmp_path) as running:
-        yield running
 
 
 async def add_everybody(lives: Lives) -> set[str]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker import fence
 from jsworker.worker.isolation import isolated_runner
-from jsworker.worker.pipeline.run import Stop
+from jsworker.worker.pipeline.in_flight import StopReason
 from tests.conftest import FAST
 from tests.stream.nats_server import NatsServer
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.support.rounds import count_rounds, rounds_pass
@@ -50,10 +50,7 @@ def pace() -> dict[str, float]:
     return PACE
 
 
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 class Fenced:
@@ -75,7 +72,7 @@ class Fenced:
         [run] = running.worker._context.in_flight.runs.values()
         async with asyncio.timeout(60):
             stopped_at: float = await self.stopped_at
-        assert run.stop is Stop.FENCED
+        assert run.stop is StopReason.FENCED
         return stopped_at - run.beaten_at
 
 
@@ -251,7 +248,10 @@ async def test_a_thread_that_ignores_its_stop_is_condemned_with_its_process(
         first_cancelled_at = running.worker._context.in_flight.runs[culprit.id].first_cancelled_at
         assert first_cancelled_at is not None
         at, culprits, reason = supervision.condemned[0]
-        assert 2 * BEAT < at - first_cancelled_at < 2 * BEAT + LOOK + 10
+        assert at - first_cancelled_at > 2 * BEAT
+        # By the first look that begins after that, however late a busy machine may be with it.
+        ahead = boottime() - time.monotonic()
+        assert len([end for end in looks if first_cancelled_at + 2 * BEAT < end + ahead < at]) <= 1
         await rounds_pass(looks, 4)
         assert {tuple(each) for _, found, _ in supervision.condemned for each in found} == {(culprit.id, 1)}
         assert culprits == [(culprit.id, 1)]
@@ -277,7 +277,7 @@ async def test_a_thread_that_is_told_to_drain_is_not_condemned(
         await running.events.told("job.started")
         [run] = running.worker._context.in_flight.runs.values()
         looks = count_rounds(running.worker._components.fences)
-        run.signal(Stop.SHUTDOWN)
+        run.signal(StopReason.SHUTDOWN)
         await rounds_pass(looks, 2 * 4 + 4)
         assert supervision.condemned == []
         stubborn.end.set()
@@ -295,7 +295,7 @@ async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
         run = running.worker._context.in_flight.runs[job.id]
 
         async def timed_out() -> None:
-            assert run.stop is Stop.TIMEOUT
+            assert run.stop is StopReason.TIMEOUT
 
         await eventually(timed_out)
         await rounds_pass(count_rounds(running.worker._components.fences), 2 * 4 + 4)

@@ -2,8 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -18,25 +17,14 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.stream.message import WireMessage, encode, message_id, subject_of
 from jsworker.worker.worker import Worker
-from tests.support.fleet import PATIENT, Fleet, fleet_of
-from tests.support.leaks import nothing_left
+from tests.support.fleet import PATIENT, Fleet
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
-
-
-@pytest.fixture
-def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
-    with fleet_of(settings, tmp_path) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The idle poll: jobs whose message went to somebody who never answers are claimed from the table."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,6 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from tests.conftest import FAST
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, Gate, echo, scripted
@@ -27,13 +27,7 @@ from tests.worker.running import Running, StartWorker, new_worker
 SCAN = FAST["scan_interval"]
 
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
 
 
 @pytest.fixture
@@ -155,10 +149,18 @@ async def test_a_busy_worker_takes_such_jobs_one_after_the_other_until_none_is_l
     order = Order()
     running = await start(scripted(order.process), with_settings=rarely)
     await rows.becomes(behind[0], "completed")
-    for _ in range(2):  # what was delivered before the first of them was so a scan ago in the second
-        await running.worker._components.poll.step()
-    for job_id in forgotten:
-        await rows.becomes(job_id, "completed")
+    poll = running.worker._components.poll
+    await poll.step()  # what was delivered before it was so a scan ago in the next
+
+    async def all_are_taken() -> None:
+        assert all([(await rows.job(job_id))["status"] == "completed" for job_id in forgotten])
+
+    for _ in range(3):  # one finds 24 at most; on a busy machine a search may be given up, and rest
+        await poll.step()
+        with suppress(AssertionError):
+            await eventually(all_are_taken, seconds=20.0)
+            break
+    await all_are_taken()
 
 
 async def test_a_deep_backlog_is_left_to_its_messages(
@@ -177,7 +179,7 @@ async def test_a_deep_backlog_is_left_to_its_messages(
     taken = Taken(running, monkeypatch)
     for job_id in ids:
         await rows.becomes(job_id, "completed")
-    assert order.ran == ids
+    assert sorted(order.ran) == sorted(ids)  # each once; of those that begin together any may be the first
     assert taken.claims == []
 
 

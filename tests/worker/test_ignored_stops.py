@@ -12,7 +12,7 @@ from jsworker.client import JobClient
 from jsworker.core.errors import OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
-from jsworker.worker.pipeline.run import Run, Stop
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, LATER, echo, scripted
@@ -80,9 +80,12 @@ def ailing(running: Running) -> str:
     return " ".join(status.readiness.ailing)
 
 
-@pytest.mark.parametrize("reason", [Stop.TIMEOUT, Stop.NO_PROGRESS, Stop.CANCELLED, Stop.LOST, Stop.FENCED])
+@pytest.mark.parametrize(
+    "reason",
+    [StopReason.TIMEOUT, StopReason.NO_PROGRESS, StopReason.CANCELLED, StopReason.LOST, StopReason.FENCED],
+)
 async def test_its_process_is_ended_where_somebody_can_end_it(
-    client: JobClient, settings: Settings, swallower: Swallower, reason: Stop
+    client: JobClient, settings: Settings, swallower: Swallower, reason: StopReason
 ) -> None:
     async with tied(scripted(swallower.process, **LIMITS), settings=settings) as (running, supervision):
         job = await client.enqueue(KIND, {})
@@ -174,7 +177,7 @@ async def test_inside_an_application_a_fenced_run_has_failed_its_attempt(
     running = await start(scripted(swallower.process, backoff=LATER))
     job = await client.enqueue(KIND, {})
     await running.events.told("job.started")
-    the_run(running).signal(Stop.FENCED)
+    the_run(running).signal(StopReason.FENCED)
     row = await rows.becomes(job.id, "scheduled")
     assert row["errors"] == 1
     assert "it goes on although it was cancelled 2 times" in row["last_error"]

@@ -20,8 +20,8 @@ from jsworker.worker.isolation.isolated_messages import (
     RunState,
     StopRun,
 )
+from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
-from jsworker.worker.pipeline.run import Stop
 
 CLAIMED = ClaimedJob(
     id=uuid4(),
@@ -67,7 +67,7 @@ def test_an_order_arrives_with_its_settings_and_secrets() -> None:
     assert read_by_isolated(order) == order
 
 
-@pytest.mark.parametrize("message", [StopRun(reason=Stop.NO_PROGRESS), Drain(), AskStacks()])
+@pytest.mark.parametrize("message", [StopRun(reason=StopReason.NO_PROGRESS), Drain(), AskStacks()])
 def test_requests_arrive(message: Message) -> None:
     assert read_by_isolated(message) == message
     assert read_by_owner(message) is None

@@ -22,7 +22,6 @@ from jsworker.worker.recovery import lost_messages
 from jsworker.worker.recovery.lost_messages import LostMessages
 from tests.stream.nats_server import NatsServer
 from tests.support.contexts import make_context
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import echo, scripted
@@ -33,16 +32,10 @@ from tests.worker.running import Running, StartWorker
 LOST = "lost"
 """A kind that the watching worker does not process, so that no idle poll is faster than the repair."""
 
-DEEP = 10_000
+DEEP = 3_000
 
 
-pytestmark = pytest.mark.usefixtures("patient")
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = pytest.mark.usefixtures("patient", "nothing_is_left")
 
 
 @pytest.fixture
@@ -233,7 +226,8 @@ class Repairing:
         events.on("*", self.heard)
         settings = settings.model_copy(update={"scan_interval": 0.4, "statement_timeout": 5.0})
         context = make_context(database, stream=stream, events=events, settings=settings)
-        self.repair = LostMessages(context, ThrottledScan(context, "it", rest=0))
+        self.repair = LostMessages(context)
+        self.repair._search = ThrottledScan(context, "it", rest=0)
 
     async def scan(self, times: int) -> None:
         for _ in range(times):
@@ -328,8 +322,7 @@ async def test_a_deep_backlog_is_never_published_again(
     make_settings: Callable[..., Settings], start: StartWorker, rows: Rows, repairing: Repairing
 ) -> None:
     async with JobClient(make_settings(statement_timeout=10.0)) as client:
-        for _ in range(DEEP // 5000):
-            await client.enqueue_many(LOST, [{}] * 5000)
+        await client.enqueue_many(LOST, [{}] * DEEP)
         await client.publish_pending()
 
     async def all_are_marked() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from jsworker.core.settings import Settings, variable_of
 from jsworker.ownership.database import Database
 from tests.conftest import FAST
 from tests.support.fleet import PATIENT, Fleet, fleet_of
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.worker.lives import Lives, ended_pid
 from tests.worker.processors import echo, scripted
@@ -26,13 +25,7 @@ NAME = "only-one"
 ELSEWHERE: dict[str, Any] = {"hostname": "elsewhere", "boot_id": "another", "pid_namespace": "pid:[1]"}
 
 
-pytestmark = pytest.mark.usefixtures("patient")
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = pytest.mark.usefixtures("patient", "nothing_is_left")
 
 
 @pytest.fixture

@@ -12,21 +12,13 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset
 from jsworker.telemetry.metrics import Metrics
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.worker.lives import KIND, Lives
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows, open_rows
 from tests.worker.running import Running, StartWorker, new_worker
 
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
-
-
-pytestmark = pytest.mark.unhurried
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("nothing_is_left")]
 
 
 def cleared(*workers: Running) -> list[dict[str, object]]:

@@ -27,7 +27,7 @@ from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import decode
-from jsworker.worker.pipeline.run import Phase
+from jsworker.worker.pipeline.in_flight import Phase
 from tests.conftest import FAST, TEMPLATE
 from tests.support.fleet import fleet_of
 from tests.support.leaks import nothing_left

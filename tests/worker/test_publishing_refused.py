@@ -1,6 +1,6 @@
 """JetStream is there and stores nothing: jobs are claimed from the table, at full speed, meanwhile."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -16,21 +16,14 @@ from jsworker.doctor.gather import gather
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
 
 JOBS = 200
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
 
 
 @pytest.fixture
@@ -117,10 +110,15 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
 
 
 async def test_messages_of_producers_tell_that_the_stream_stores_again(
-    start: StartWorker, rows: Rows, database: Database, js: JetStreamContext, settings: Settings
+    start: StartWorker,
+    rows: Rows,
+    database: Database,
+    js: JetStreamContext,
+    make_settings: Callable[..., Settings],
 ) -> None:
     """Nothing is left to the relay, so that it has nothing to try with."""
-    running = await start(scripted(echo))
+    settings = make_settings(scan_interval=0.5, ack_wait=120.0)  # the rhythm of its looks at the stream
+    running = await start(scripted(echo), with_settings=settings)
     await fill(js, settings)
     await all_complete(rows, await insert(database, 3))
     await empty(js, settings)

@@ -3,8 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,10 +23,9 @@ from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.reset import look_for_late
 from jsworker.stream.message import WireMessage, encode, message_id, subject_of
 from jsworker.worker.pipeline import intake
-from jsworker.worker.pipeline.run import Claiming
+from jsworker.worker.pipeline.in_flight import Claiming
 from tests.conftest import FAST
-from tests.support.fleet import PATIENT, Fleet, fleet_of
-from tests.support.leaks import nothing_left
+from tests.support.fleet import PATIENT, Fleet
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
 from tests.support.rounds import count_rounds, rounds_pass
@@ -42,19 +40,7 @@ BOUND_SECONDS = FAST["stale_threshold"] + 1.5 * FAST["scan_interval"]
 SLACK_SECONDS = 20.0
 """What a recovery may take beyond its bound on a machine that others keep busy."""
 
-pytestmark = pytest.mark.hurried
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
-
-
-@pytest.fixture
-def fleet(settings: Settings, tmp_path: Path) -> Iterator[Fleet]:
-    with fleet_of(settings, tmp_path) as running:
-        yield running
+pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("nothing_is_left")]
 
 
 @pytest.fixture

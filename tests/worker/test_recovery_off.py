@@ -1,6 +1,6 @@
 """Recovery that is switched off, by rule or wholly: what no rule gives free stays where it is."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.telemetry.metrics import Metrics
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.lives import Lives, ended_pid
@@ -21,10 +20,7 @@ VICTIMS = {"start": "gone", "crashed": "vanished", "stale": "silent"}
 """Whose job each rule gives free, and no other one does."""
 
 
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.mark.usefixtures("patient")

@@ -21,7 +21,7 @@ from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.telemetry.worker_status import Fleet
 from jsworker.worker.maintenance import retention
-from jsworker.worker.pipeline.run import Stop
+from jsworker.worker.pipeline.in_flight import StopReason
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.lives import Lives, ended_pid
@@ -663,7 +663,7 @@ async def test_a_fenced_run_is_handed_back_although_its_timeline_takes_no_entry(
         " WHEN (NEW.event = 'fenced') EXECUTE FUNCTION refuse()"
     )
     [run] = running.worker._context.in_flight.runs.values()
-    run.signal(Stop.FENCED)
+    run.signal(StopReason.FENCED)
     gate.open()
     await rows.becomes(job.id, "completed")
     assert await rows.told(job.id) == ["released", "claimed"]

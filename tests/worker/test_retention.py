@@ -1,6 +1,6 @@
 """Retention: workers delete what ended long ago, by the way, and never to the harm of anything else."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +14,6 @@ from jsworker.worker.maintenance import retention as module
 from jsworker.worker.maintenance.retention import Retention
 from jsworker.worker.worker import WorkerDied
 from tests.support.contexts import make_context
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, Gate, echo, scripted
@@ -40,10 +39,7 @@ FROM generate_series(1, %s) AS n
 """
 
 
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[TextClause]:
         return await execute(self, statement, *arguments, **rest)
 
     monkeypatch.setattr(Pool, "execute", execute_slowly)
-    monkeypatch.setattr("jsworker.worker.components._SWEEPER_REST", 1)
+    monkeypatch.setattr("jsworker.worker.recovery.sweeper._REST", 1)
     return slowed
 
 

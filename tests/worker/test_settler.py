@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import settle
 from jsworker.ownership.transitions.settle import Completion, Settled
-from jsworker.worker.health import DatabaseHealth
+from jsworker.worker.context import DatabaseHealth
 from jsworker.worker.pipeline.settling import Settler
 from tests.support.contexts import make_context
 from tests.support.polling import eventually

@@ -1,6 +1,6 @@
 """A stall is the job's only when nothing else can have silenced its owner."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +13,6 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset
 from jsworker.ownership.transitions.reset import Suspect, TakenBack
 from jsworker.ownership.upgrading import upgrade_database
-from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
 from tests.worker.lives import Lives
@@ -24,10 +23,7 @@ from tests.worker.running import StartWorker
 LONG_SECONDS, SHORT_SECONDS = 5.0, 0.3
 
 
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 async def two_silent_jobs_are_taken_back(lives: Lives, rows: Rows) -> dict[str, tuple[bool, int, int]]:

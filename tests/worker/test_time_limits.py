@@ -135,7 +135,7 @@ def test_kinds_without_a_limit_of_their_own_are_named(make_settings: Callable[..
     ]
     found = resolve_kinds(processors, make_settings())
     assert without_timeout(found) == ["left-open", "unlimited"]
-    assert {name: kind.timeout for name, kind in found.items()} == {
+    assert {name: kind.limits.timeout for name, kind in found.items()} == {
         "left-open": 86_400.0,
         "unlimited": None,
         "limited": 5,

@@ -22,7 +22,7 @@ from jsworker.core import tracing
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.run_spans import note_runs
+from jsworker.ownership.transitions.timeline import note_runs
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, Gate, echo, scripted
@@ -153,7 +153,7 @@ async def test_a_run_that_may_be_followed_settles_after_its_note(
         if job.attempt < 2:
             raise Retry(after=0.0)
 
-    monkeypatch.setattr("jsworker.worker.run_tracing.note_runs", late)
+    monkeypatch.setattr("jsworker.worker.pipeline.run_reports.note_runs", late)
     job = await client.enqueue(KIND, {})
     running = await start(scripted(work))
     await exported.told("process", 1)  # its outcome is there

@@ -11,8 +11,8 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.recovery import unconsumed as module
-from jsworker.worker.recovery.unconsumed import Unconsumed
+from jsworker.worker.maintenance import watches as module
+from jsworker.worker.maintenance.watches import Unconsumed
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,15 @@ from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker import watchdog
-from tests.support.leaks import nothing_left
 from tests.worker.processors import KIND, Scripted, echo, scripted
 from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker, new_worker
 
-pytestmark = pytest.mark.unhurried
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("nothing_is_left")]
 
 HERE = str(Path(__file__))
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(database_url: str) -> AsyncIterator[None]:
-    async with nothing_left(database_url):
-        yield
 
 
 def block_until_told(heard: Recorder, name: str) -> None:

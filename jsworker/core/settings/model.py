@@ -105,6 +105,7 @@ RECOVERY_RULES: Final = {
 Seconds = Annotated[float, AfterValidator(_duration)]
 SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
 Count = Annotated[int, _between(1, 1_000_000)]
+Bytes = Annotated[int, _between(1, 2**28 - 1)]
 ReadableFile = Annotated[Annotated[Path, AfterValidator(_readable)] | None, BeforeValidator(_unset)]
 _NAME_RULE = (
     "must hold only letters, digits, '-' and '_', in parts joined by single dots, at most 200 characters"
@@ -233,15 +234,9 @@ class Settings(BaseSettings):
     progress_timeout: SecondsOrNone = Field(
         None, description="seconds without a sign of life from the job itself; none: no limit"
     )
-    max_payload_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
-        2**20, description="largest payload in bytes"
-    )
-    max_result_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
-        2**20, description="largest result in bytes"
-    )
-    max_checkpoint_bytes: Annotated[int, _between(1, 2**28 - 1)] = Field(
-        2**20, description="largest checkpoint in bytes"
-    )
+    max_payload_bytes: Bytes = Field(2**20, description="largest payload in bytes")
+    max_result_bytes: Bytes = Field(2**20, description="largest result in bytes")
+    max_checkpoint_bytes: Bytes = Field(2**20, description="largest checkpoint in bytes")
     retention: SecondsOrNone = Field(
         7 * 86_400.0, description="seconds that ended jobs are kept; none: for ever"
     )

@@ -63,8 +63,7 @@ class Waiting:
     Attributes:
         jobs: how many, by status: scheduled, queued, processing.
         oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
-        to_publish: queued jobs whose message is still to be sent.
-        to_publish_oldest_seconds: for how long the oldest of them has been queued.
+        to_publish: queued jobs whose message is still to be sent; the oldest of them has been queued for so long.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
@@ -91,13 +90,7 @@ class Backlog:
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
-    """Return what waits.
-
-    Args:
-        database: where.
-        kinds: counted each, the first ``most`` of them.
-        most: kinds that are counted each; as far as ``kinds`` leave room, those of other workers.
-    """
+    """Return what waits: ``most`` kinds are counted each, these first, then as there is room those of other workers."""
     named = list(kinds[:most])
     if len(named) < most:
         served = {"workers": _WORKERS, "besides": named, "most": most - len(named)}
@@ -108,9 +101,9 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
     refused_rows: dict[str, int] = {}
     for row in await database.run(BACKLOG, {"kinds": named}):
         if row.what == "dead messages":
-            dead_messages = int(row.number)
+            dead_messages = row.number
         elif row.what == "refused rows":
-            refused_rows[row.kind] = int(row.number)
+            refused_rows[row.kind] = row.number
         elif row.kind is None:
             others = others or Waiting()
             _note(others, row)
@@ -121,9 +114,9 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
 
 def _note(waiting: Waiting, row: Any) -> None:
     if row.what == "outbox":
-        waiting.to_publish, waiting.to_publish_oldest_seconds = int(row.number), _age(row.oldest)
-        return
-    waiting.jobs[row.what] = int(row.number)
+        waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, _age(row.oldest)
+    else:
+        waiting.jobs[row.what] = row.number
     if row.what == "queued":
         waiting.oldest_seconds = _age(row.oldest)
 

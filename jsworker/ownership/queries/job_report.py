@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import text
@@ -108,12 +108,7 @@ INSTALLATION = text("SELECT id FROM jsworker.installation")
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Jobs for which something should have been done.
-
-    Attributes:
-        jobs: how many, counted up to ``BOUND``.
-        oldest: seconds that the first of them waits.
-    """
+    """Jobs for which something should have been done, up to ``BOUND``; ``oldest``: seconds that the first waits."""
 
     jobs: int
     oldest: float
@@ -218,12 +213,7 @@ class Rows:
 
 
 async def read_rows(database: Database, *, late_after: float) -> Rows:
-    """Return what the rows tell.
-
-    Args:
-        database: where they are.
-        late_after: seconds after which a due message or a due job is late.
-    """
+    """Return what the rows show; a due message or a due job is late after so many seconds."""
     late = {"older_than": late_after, "bound": BOUND}
     sample = {"sample": _SAMPLE}
     installation = await database.run(INSTALLATION)
@@ -243,28 +233,17 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         unpublished=_late(await database.run(UNPUBLISHED, late)),
         overdue=_late(await database.run(OVERDUE, late)),
         queues=tuple(
-            QueuedKind(row.kind, int(row.jobs), float(row.oldest or 0))
-            for row in await database.run(QUEUED, queued)
+            QueuedKind(row.kind, row.jobs, row.oldest or 0.0) for row in await database.run(QUEUED, queued)
         ),
         workers=workers,
-        silent_owners=tuple(
-            SilentOwner(**(row._asdict() | {"seconds_silent": float(row.seconds_silent)}))
-            for row in await database.run(SILENT_OWNERS)
-        ),
-        dead_messages=int(dead.messages),
-        newest_dead_message=_seconds(dead.newest),
-        ended=EndedSample(int(ended.jobs), int(ended.failed), _seconds(ended.within), _seconds(ended.oldest)),
-        refused=tuple(
-            RefusalGroup(**(row._asdict() | {"jobs": int(row.jobs), "oldest": float(row.oldest)}))
-            for row in await database.run(REFUSED)
-        ),
+        silent_owners=tuple(SilentOwner(*row) for row in await database.run(SILENT_OWNERS)),
+        dead_messages=dead.messages,
+        newest_dead_message=dead.newest,
+        ended=EndedSample(*ended),
+        refused=tuple(RefusalGroup(*row) for row in await database.run(REFUSED)),
     )
 
 
 def _late(rows: Sequence[Row]) -> Late:
     [row] = rows
-    return Late(int(row.jobs), float(row.oldest or 0))
-
-
-def _seconds(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return Late(row.jobs, row.oldest or 0.0)

@@ -5,10 +5,11 @@ jobs that wait, run or have failed, whose predicate is repeated word for word; f
 are UUIDv7, so that their order is the order of creation.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import TextClause, text
@@ -16,8 +17,7 @@ from sqlalchemy import TextClause, text
 from jsworker.core.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import as_old_as_chosen, progressed_at, queued_indexed
-from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
+from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, progressed_at, queued_indexed
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
@@ -70,8 +70,8 @@ WHERE {status} AND (CAST(:after AS uuid) IS NULL OR (
   run_at >= CAST(:place AS timestamptz) AND (run_at, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid))))
 ORDER BY run_at, id LIMIT :limit
 """
-NEXT_DUE = text(_NEXT_DUE.replace("{status}", "status || '' = 'scheduled'"))
-NEXT_DUE_OF_KIND = text(_NEXT_DUE.replace("{status}", "'' || status = 'scheduled' AND kind = :kind"))
+NEXT_DUE = filled(_NEXT_DUE, status="status || '' = 'scheduled'")
+NEXT_DUE_OF_KIND = filled(_NEXT_DUE, status="'' || status = 'scheduled' AND kind = :kind")
 
 # Each kind's last ones, and of these the last.
 LAST_QUEUED = filled(
@@ -103,14 +103,9 @@ WHERE status || '' = 'processing' AND (CAST(:kind AS text) IS NULL OR kind = :ki
   AND (CAST(:after AS uuid) IS NULL OR ({since}, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid)))
 ORDER BY {since}, id LIMIT :limit
 """
-_PLACE = "SELECT {since} AS place FROM jsworker.jobs AS j WHERE id = :after"
 SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "stale_for": "last_activity_at"}
 """What running jobs that are chosen by their age are sorted by: the first of these that is asked for."""
-OLDEST_RUNS = {
-    age: text(_OLDEST_RUNS.replace("{is_so_old}", _IS_SO_OLD).replace("{since}", since))
-    for age, since in SINCE.items()
-}
-OLD_PLACES = {age: text(_PLACE.replace("{since}", since)) for age, since in SINCE.items()}
+OLDEST_RUNS = {age: filled(_OLDEST_RUNS, is_so_old=_IS_SO_OLD, since=since) for age, since in SINCE.items()}
 
 _FAILED = """
 SELECT id FROM jsworker.jobs
@@ -119,14 +114,19 @@ ORDER BY id DESC LIMIT :limit
 """
 _FAILED_AT_ALL = "status || '' IN ('failed', 'cancelled')"
 _FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
-FAILED = text(_FAILED.replace("{failed}", _FAILED_AT_ALL))
-FAILED_OF_KIND = text(_FAILED.replace("{failed}", _FAILED_OF_KIND))
+FAILED = filled(_FAILED, failed=_FAILED_AT_ALL)
+FAILED_OF_KIND = filled(_FAILED, failed=_FAILED_OF_KIND)
 
 PLACES = {
-    "processing": text("SELECT worker_id AS place FROM jsworker.jobs WHERE id = :after"),
-    "scheduled": text("SELECT run_at AS place FROM jsworker.jobs WHERE id = :after"),
-    "queued": text("SELECT queued_at AS place FROM jsworker.jobs WHERE id = :after"),
+    order: text(f"SELECT {place} AS place FROM jsworker.jobs AS j WHERE id = :after")  # noqa: S608 -- constants
+    for order, place in {
+        "processing": "worker_id",
+        "scheduled": "run_at",
+        "queued": "queued_at",
+        **SINCE,
+    }.items()
 }
+"""Where a listing goes on, by status or by age."""
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
@@ -147,48 +147,38 @@ ORDER BY {order} LIMIT :limit
 """
 _IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
 _AFTER = "CAST(:after AS uuid)"
-
-
-def _page(status: str, order: str, place: str, meant: str = "true") -> str:
-    return (
-        _PAGE.replace("{status}", status)
-        .replace("{order}", order)
-        .replace("{place}", place)
-        .replace("{meant}", meant)
-    )
-
+_IN_ORDER_OF_IDS = {"order": "id", "place": f"id > {_AFTER}", "meant": "true"}
 
 PAGES = {
-    "processing": text(
-        _page(
-            "status || '' = 'processing'",
-            "worker_id, id",
-            f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
-            f"{_IS_OF_KIND} AND {_IS_SO_OLD}",
-        )
+    "processing": filled(
+        _PAGE,
+        status="status || '' = 'processing'",
+        order="worker_id, id",
+        place=f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
+        meant=f"{_IS_OF_KIND} AND {_IS_SO_OLD}",
     ),
-    "scheduled": text(
-        _page(
-            f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
-            "kind, run_at, id",
-            f"(kind, run_at, id) > (:place_kind, CAST(:run_at AS timestamptz), {_AFTER})",
-        )
+    "scheduled": filled(
+        _PAGE,
+        status=f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
+        order="kind, run_at, id",
+        place=f"(kind, run_at, id) > (:place_kind, CAST(:run_at AS timestamptz), {_AFTER})",
+        meant="true",
     ),
     # One without a time at which it was queued stands last of its kind, where no place leads on from it.
-    "queued": text(
-        _page(
-            f"status || '' = 'queued' AND {_IS_OF_KIND}",
-            "kind, queued_at, id",
-            f"(kind, queued_at, id) > (:place_kind, CAST(:queued_at AS timestamptz), {_AFTER})",
-        )
+    "queued": filled(
+        _PAGE,
+        status=f"status || '' = 'queued' AND {_IS_OF_KIND}",
+        order="kind, queued_at, id",
+        place=f"(kind, queued_at, id) > (:place_kind, CAST(:queued_at AS timestamptz), {_AFTER})",
+        meant="true",
     ),
-    "failed": text(_page(f"{_FAILED_AT_ALL} AND status = 'failed'", "id", f"id > {_AFTER}")),
+    "failed": filled(_PAGE, status=f"{_FAILED_AT_ALL} AND status = 'failed'", **_IN_ORDER_OF_IDS),
 }
 """By status; the order is that in which a filter acts on several."""
-FAILED_PAGE_OF_KIND = text(_page(f"{_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}"))
+FAILED_PAGE_OF_KIND = filled(_PAGE, status=f"{_FAILED_OF_KIND} AND status = 'failed'", **_IN_ORDER_OF_IDS)
 
 _COUNT = "SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page}) AS page"
-_COUNTS = {page: text(_COUNT.replace("{page}", page.text)) for page in (*PAGES.values(), FAILED_PAGE_OF_KIND)}
+_COUNTS = {page: filled(_COUNT, page=page.text) for page in (*PAGES.values(), FAILED_PAGE_OF_KIND)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +192,9 @@ class SeenJob:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Jobs of a listing.
+    """Jobs of a listing, each as a dict by column name, without payload and result.
 
-    Attributes:
-        jobs: each as a dict by column name, without payload and result.
-        after: behind which job the next page begins; None: there is no other.
+    The next page begins behind ``after``; None: there is no other.
     """
 
     jobs: list[dict[str, Any]]
@@ -215,23 +203,16 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many jobs a filter means.
-
-    Attributes:
-        jobs: as many as were found.
-        is_exact: whether all were looked at; else there may be more.
-    """
+    """How many jobs a filter means; there may be more when it is not exact, for not all were looked at."""
 
     jobs: int
     is_exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """What a statement found: ids in their order, and where to go on; None: there are no more.
 
-    Attributes:
-        owner: of the job behind which running jobs go on by their workers; it may have ended by then.
+    Running jobs go on by their workers, behind this owner's; the job itself may have ended by then.
     """
 
     ids: Sequence[UUID]
@@ -254,10 +235,8 @@ async def list_jobs(
     Thousands of running jobs are listed by their workers; those that are chosen by their age the oldest first.
 
     Args:
-        database: where.
         status, kind: only such jobs. Completed jobs of a kind, or all of a kind, are searched for from the newest
             on, for there is no index of them.
-        limit: how many at most.
         after: begin behind this job.
         seconds: end a search after so long with what was found; None: never.
         age: only running jobs that are so old.
@@ -271,18 +250,13 @@ async def list_jobs(
     if age:
         found = await _find_oldest(database, age, kind, limit, after)
         return Page(await _fetch(database, found.ids, "processing"), found.after)
-    began = time.monotonic()
-    ids: list[UUID] = []
-    found = _Found([], after)
-    while True:
+    ends_at = math.inf if seconds is None else time.monotonic() + seconds
+    found = await _find(database, status, kind, limit, _Found([], after))
+    ids = [*found.ids]
+    while found.after is not None and len(ids) < limit and time.monotonic() < ends_at:
         found = await _find(database, status, kind, limit - len(ids), found)
         ids += found.ids
-        after = found.after
-        if after is None or len(ids) >= limit:
-            break
-        if seconds is not None and time.monotonic() - began >= seconds:
-            break
-    return Page(await _fetch(database, ids, status), after)
+    return Page(await _fetch(database, ids, status), found.after)
 
 
 async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
@@ -293,14 +267,13 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
     """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
-    began = time.monotonic()
-    after: UUID | None = None
+    ends_at = time.monotonic() + seconds
+    values = {"digits": digits, "after": None, "window": WINDOW}
     while True:
-        values = {"digits": digits, "after": after, "window": WINDOW}
         [row] = await database.run_along_index(ENDING_IN, values)
-        if row.ids or row.looked_at < WINDOW or time.monotonic() - began >= seconds:
+        if row.ids or row.looked_at < WINDOW or time.monotonic() >= ends_at:
             return list(row.ids)
-        after = row.last
+        values["after"] = row.last
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
@@ -320,9 +293,7 @@ async def matching(
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
     Args:
-        database: where.
         statuses: any of them: scheduled, queued, processing, failed.
-        kind: only this kind.
         age: of running jobs only those that are so old; others have none.
         acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
             on; then jobs that went from one of them to another meanwhile are looked for a second time.
@@ -331,7 +302,7 @@ async def matching(
     for _ in range(2 if acting and len(statuses) > 1 else 1):
         for status in (each for each in PAGES if each in statuses):
             async for rows in _walk(database, status, kind, age):
-                page = [(row.id, int(row.fencing_token)) for row in rows if row.id not in ran]
+                page = [(row.id, row.fencing_token) for row in rows if row.id not in ran]
                 if status == "processing":
                     ran.update(job_id for job_id, _ in page)
                 if page:
@@ -346,7 +317,7 @@ async def count_matching(
     for status in statuses:
         values = _values(kind, age) | {"limit": COUNTED + 1}
         [row] = await database.run_along_index(_COUNTS[_page_of(status, kind)], values)
-        jobs += int(row.jobs)
+        jobs += row.jobs
         is_exact = is_exact and row.looked_at <= COUNTED
     return Count(jobs, is_exact)
 
@@ -364,22 +335,22 @@ async def _find(
     after = begun.after
     values = {"status": status, "kind": kind, "limit": limit, "after": after, "window": max(WINDOW, limit)}
     match status:
-        case "scheduled":
-            place = await _place(database, status, after)
-            statement = NEXT_DUE if kind is None else NEXT_DUE_OF_KIND
-            return _full(await database.run_along_index(statement, values | place), limit)
-        case "queued":
-            place = await _place(database, status, after)
-            return _full(await database.run_along_index(LAST_QUEUED, values | place), limit)
-        case "failed" | "cancelled":
-            statement = FAILED if kind is None else FAILED_OF_KIND
-            return _full(await database.run_along_index(statement, values), limit)
         case "processing":
             return await _find_running(database, kind, limit, begun)
-    [row] = await database.run_along_index(NEWEST, values)
-    if len(row.ids) == limit:
-        return _Found(row.ids, row.ids[-1])
-    return _Found(row.ids, row.last if row.looked_at == values["window"] else None)
+        case "scheduled":
+            statement = NEXT_DUE if kind is None else NEXT_DUE_OF_KIND
+            values["place"] = await _place(database, status, status, after)
+        case "queued":
+            statement = LAST_QUEUED
+            values["place"] = await _place(database, status, status, after)
+        case "failed" | "cancelled":
+            statement = FAILED if kind is None else FAILED_OF_KIND
+        case _:
+            [row] = await database.run_along_index(NEWEST, values)
+            if len(row.ids) == limit:
+                return _Found(row.ids, row.ids[-1])
+            return _Found(row.ids, row.last if row.looked_at == values["window"] else None)
+    return _full(await database.run_along_index(statement, values), limit)
 
 
 async def _find_running(database: Database, kind: str | None, limit: int, begun: _Found) -> _Found:
@@ -391,7 +362,7 @@ async def _find_running(database: Database, kind: str | None, limit: int, begun:
             ids = sorted((row.id for row in running if kind in (None, row.kind)), reverse=True)
             ids = [job_id for job_id in ids if after is None or job_id < after]
             return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
-        owner = (await _place(database, "processing", after))["place"]
+        owner = await _place(database, "processing", "processing", after)
     length = max(PAGE, limit)
     values = _values(kind, ANY_AGE) | {"after": after, "worker_id": owner, "limit": length}
     rows = await database.run_along_index(PAGES["processing"], values)
@@ -407,21 +378,15 @@ async def _find_oldest(
     database: Database, age: RunAge, kind: str | None, limit: int, after: UUID | None
 ) -> _Found:
     order = next(name for name in SINCE if age.values()[name] is not None)
-    place = None
-    if after is not None:
-        rows = await database.run(OLD_PLACES[order], {"after": after})
-        place = _known_place(rows, "processing", after)
+    place = await _place(database, order, "processing", after)
     values = {"kind": kind, "limit": limit, "after": after, "place": place, **age.values()}
     return _full(await database.run(OLDEST_RUNS[order], values), limit)
 
 
-async def _place(database: Database, status: str, after: UUID | None) -> dict[str, Any]:
+async def _place(database: Database, order: str, status: str, after: UUID | None) -> Any:
     if after is None:
-        return {"place": None}
-    return {"place": _known_place(await database.run(PLACES[status], {"after": after}), status, after)}
-
-
-def _known_place(rows: Sequence[Row], status: str, after: UUID) -> Any:
+        return None
+    rows = await database.run(PLACES[order], {"after": after})
     if not rows or rows[0].place is None:
         raise JobNotFound(f"no place in the listing of {status} jobs is known of job {after}")
     return rows[0].place

@@ -16,6 +16,7 @@ from psycopg.abc import Buffer, Loader
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import Format
 from psycopg.types.json import set_json_loads
+from psycopg.types.numeric import FloatLoader
 
 _LONGEST_INTEGER: Final = 4_000
 """Digits; Python refuses to read more than 4,300."""
@@ -56,9 +57,10 @@ class FarTime(datetime):
 
 
 def read_anything(connection: "psycopg.AsyncConnection[Any]") -> None:
-    """Let a connection read times, durations and JSON that Python cannot hold."""
+    """Let a connection read times, durations and JSON that Python cannot hold, and seconds as floats."""
     for name, loader in _LOADERS.items():
         connection.adapters.register_loader(name, loader)
+    connection.adapters.register_loader("numeric", FloatLoader)  # what extract() returns
     connection.adapters.register_dumper(FarTime, _FarTimeDumper)
     set_json_loads(read_json, connection)
 

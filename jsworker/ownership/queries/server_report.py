@@ -49,7 +49,7 @@ SETTINGS = text("SELECT name, setting FROM pg_settings WHERE name = ANY(CAST(:na
 
 # What has neither a snapshot nor written anything keeps no dead row alive, however long it is idle.
 OLDEST = text("""
-SELECT * FROM (
+SELECT pid, coalesce(name, '') AS name, coalesce(state, 'unknown') AS state, seconds FROM (
   SELECT pid, application_name AS name, state, extract(epoch FROM clock_timestamp() - xact_start) AS seconds
   FROM pg_stat_activity
   WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
@@ -145,10 +145,7 @@ async def read_server(database: Database) -> Server:
 async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
     """Return the oldest open transaction that this role may see."""
     rows = await database.run(OLDEST)
-    if not rows:
-        return None
-    row = rows[0]
-    return OpenTransaction(row.pid, row.name or "", row.state or "unknown", float(row.seconds))
+    return OpenTransaction(*rows[0]) if rows else None
 
 
 async def read_missing_rights(database: Database) -> list[MissingRight]:

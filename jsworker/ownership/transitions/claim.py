@@ -1,7 +1,7 @@
 """CLAIM: queued becomes processing, with a new fencing token. The worker that gets the row owns the job."""
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import (
     held_by_me,
     may_stall_once,
@@ -254,12 +254,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The answer to a CLAIM.
-
-    Attributes:
-        claimed: what this worker owns now.
-        refused_rows: jobs whose own row PostgreSQL refused to update, and why.
-    """
+    """The answer to a CLAIM: what this worker owns now, and the jobs whose row PostgreSQL refused to update."""
 
     claimed: list[ClaimedJob]
     refused_rows: Mapping[UUID, RowRefused]
@@ -282,12 +277,11 @@ async def claim(
     Raises:
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
     """
-
-    def write(batch: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
-        return database.run_by_key(CLAIM, _written(worker_id, kind, limits) | {"ids": uuid_array(batch)})
-
-    rows, refused = await in_halves(ids, write)
-    return Taken([_claimed(row) for row in rows], dict(refused))
+    values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
+    rows, refused = await in_halves(
+        ids, lambda batch: database.run_by_key(CLAIM, values | {"ids": uuid_array(batch)})
+    )
+    return Taken([ClaimedJob._make(row) for row in rows], dict(refused))
 
 
 async def claim_stale(
@@ -298,34 +292,24 @@ async def claim_stale(
     Raises:
         DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
     """
-
-    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row]]:
-        return database.run(CLAIM_STALE, _written(worker_id, kind, limits) | as_seen(batch))
-
-    rows, refused = await in_halves(seen, write)
-    return Taken([_claimed(row) for row in rows], {row.id: error for row, error in refused})
+    values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
+    rows, refused = await in_halves(seen, lambda batch: database.run(CLAIM_STALE, values | as_seen(batch)))
+    return Taken([ClaimedJob._make(row) for row in rows], {row.id: error for row, error in refused})
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
     """Return which of ``ids`` this worker owns, without payloads, after a claim whose answer was lost."""
     rows = await database.run(READ_BACK, {"worker_id": worker_id, "ids": list(ids)})
-    return [_claimed(row) for row in rows]
+    return [ClaimedJob._make(row) for row in rows]
 
 
 async def fetch_content(
     database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
 ) -> ClaimedJob:
-    """Return a claimed job with its payload and its checkpoint.
-
-    Args:
-        database: where it is.
-        worker_id: its owner.
-        claimed: the job as its claim returned it.
-        tries: how often this was given up already; each time it may take twice as long.
+    """Return a claimed job with its payload and its checkpoint; after ``tries`` given up it may take longer.
 
     Raises:
         OwnershipLost: this worker does not own it any more.
-        DatabaseUnavailable: no answer in time.
     """
     values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
     seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
@@ -340,11 +324,7 @@ async def look_at_refused(
 ) -> dict[UUID, RefusedJob]:
     """Return why jobs were not claimed; an id that is missing has no row of this kind.
 
-    Args:
-        database: where they are.
-        kind: of the consumer that delivered them.
-        ids: the jobs.
-        worker_id: the worker that skips them, for the timeline of jobs that run under another one. None: not logged.
+    Jobs that run under another worker get an entry in the timeline that this one skipped them, unless it is None.
     """
     values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
     try:
@@ -352,19 +332,3 @@ async def look_at_refused(
     except RowRefused:  # the entry in the timeline: without it, then
         rows = await database.run(REFUSED, values | {"worker_id": None})
     return {row.id: RefusedJob(row.status, row.dispatch, row.worker_id) for row in rows}
-
-
-def _written(worker_id: str, kind: str, limits: Limits) -> dict[str, Any]:
-    return {
-        "worker_id": worker_id,
-        "kind": kind,
-        "stale_after": limits.stale_after,
-        "crash_after": limits.crash_after,
-        "timeout": limits.timeout,
-        "max_attempts": limits.max_attempts,
-        "max_stalls": limits.max_stalls,
-    }
-
-
-def _claimed(row: Row) -> ClaimedJob:
-    return ClaimedJob._make(row)

@@ -1,6 +1,6 @@
 """What operators and clients may do to a job: CANCEL and RETRY."""
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -8,9 +8,7 @@ import sqlalchemy as sa
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import as_old_as_chosen, failed, live, processing
-from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
+from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, failed, live, processing
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
@@ -120,8 +118,6 @@ async def cancel(
     """Cancel waiting jobs at once and ask the owners of running ones to stop.
 
     Args:
-        database: where they are.
-        ids: the jobs.
         statuses: only those that are of one of these statuses when they are cancelled; None: whatever is live.
         age: only those that are so old when they are cancelled; for running jobs.
     """
@@ -130,13 +126,9 @@ async def cancel(
     asked: dict[UUID, str] = {}
     seen: dict[UUID, str] = {}
     refused: dict[UUID, str] = {}
-
-    def write(some: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
-        return database.run(CANCEL, {"ids": list(some), **wanted})
-
     missed = list(ids)
     while missed:  # once more for a job that was retried between the two statements
-        rows, bad = await in_halves(missed, write)
+        rows, bad = await in_halves(missed, lambda some: database.run(CANCEL, {"ids": list(some), **wanted}))
         asked |= {row.id: row.status for row in rows}
         refused |= {job_id: str(error) for job_id, error in bad}
         missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import Refused, in_halves
 
 KEPT_BYTES = 4096
@@ -74,12 +73,8 @@ async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int]
     Returns:
         The ids of those that are kept, and the letters that PostgreSQL refused, with the refusal of each.
     """
-
-    async def write(batch: Sequence[Letter]) -> Sequence[Row]:
-        return await database.run(KEEP, _parameters(batch))
-
-    rows, refused = await in_halves(letters, write)
-    return [int(row.id) for row in rows], refused
+    rows, refused = await in_halves(letters, lambda batch: database.run(KEEP, _parameters(batch)))
+    return [row.id for row in rows], refused
 
 
 def _parameters(letters: Sequence[Letter]) -> dict[str, Any]:
@@ -102,10 +97,10 @@ async def list_dead(database: Database, *, limit: int) -> list[dict[str, Any]]:
 async def read_dead(database: Database, ids: Sequence[int] | None) -> list[DeadMessage]:
     """Return dead messages with their data; None means all."""
     rows = await database.run(TAKE, {"ids": list(ids or ()), "everything": ids is None})
-    return [DeadMessage(row.id, row.subject, bytes(row.data), row.truncated) for row in rows]
+    return [DeadMessage(*row) for row in rows]
 
 
 async def drop_dead(database: Database, ids: Sequence[int] | None) -> list[int]:
     """Delete dead messages and return the ids of those that were there; None means all."""
     rows = await database.run(DROP, {"ids": list(ids or ()), "everything": ids is None})
-    return [int(row.id) for row in rows]
+    return [row.id for row in rows]

@@ -169,17 +169,14 @@ async def enqueue_many(
     found: dict[UUID, Enqueued] = {}
     waiting = list(new)
     for _ in range(_TRIES):
-        created = await _insert(database, kind, waiting, publish_after)
+        for job_id in await _insert(database, kind, waiting, publish_after):
+            found[job_id] = Enqueued(job_id, created=True)
+        waiting = [job for job in waiting if job.id not in found]
+        holders = await _holders(database, kind, waiting) if waiting else {}
         for job in waiting:
-            if job.id in created:
-                found[job.id] = Enqueued(job.id, created=True)
-        waiting = [job for job in waiting if job.id not in created]
-        if waiting:
-            holders = await _holders(database, kind, waiting)
-            for job in waiting:
-                if job.unique_key in holders:
-                    found[job.id] = Enqueued(holders[job.unique_key], created=False)
-            waiting = [job for job in waiting if job.id not in found]
+            if job.unique_key in holders:
+                found[job.id] = Enqueued(holders[job.unique_key], created=False)
+        waiting = [job for job in waiting if job.id not in found]
         if not waiting:
             return [found[job.id] for job in new]
     raise TransitionRefused(
@@ -192,18 +189,7 @@ def _is_plain(job: NewJob, traceparent: str | None) -> bool:
 
 
 def _values(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "kind": kind,
-        "payload": job.payload,
-        "unique_key": job.unique_key,
-        "delay": job.delay,
-        "max_attempts": job.max_attempts,
-        "max_stalls": job.max_stalls,
-        "publish_after": publish_after,
-        "traceparent": job.traceparent,
-        "tracestate": job.tracestate,
-    }
+    return {"kind": kind, "publish_after": publish_after, **job._asdict()}
 
 
 async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_after: float) -> set[UUID]:

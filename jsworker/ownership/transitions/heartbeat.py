@@ -20,6 +20,7 @@ from jsworker.ownership.predicates import (
     completed_under,
     held_by_me,
     held_by_me_indexed,
+    locked_of_mine,
     mine,
     refused,
     set_aside,
@@ -33,7 +34,6 @@ from jsworker.ownership.statements import (
     given_runs,
     given_seconds,
     j,
-    locked,
     seconds,
 )
 from jsworker.ownership.transitions.timeline import rejected
@@ -44,11 +44,10 @@ _ORPHANS: Final = 500
 _run = given_runs("run")
 _token: Final[sa.BindParameter[Any]] = sa.bindparam("token")
 _is_the_run = j.c.id == sa.bindparam("id")
-_mine_of_runs = sa.select(j.c.id).join(_run, _run.c.id == j.c.id).where(mine(_run.c.token))
 
 # One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
-_locked = locked(_mine_of_runs)
+_locked = locked_of_mine(_run)
 HEARTBEAT = compiled(
     sa.update(j)
     .values(last_activity_at=NOW)
@@ -113,11 +112,7 @@ _beside = given_runs(
     stale_after=given_array("stale_after", sa.Double),
     crash_after=given_array("crash_after", sa.Double),
 )
-_locked_beside = locked(
-    sa.select(j.c.id, _beside.c.stale_after, _beside.c.crash_after)
-    .join(_beside, _beside.c.id == j.c.id)
-    .where(mine(_beside.c.token))
-)
+_locked_beside = locked_of_mine(_beside, _beside.c.stale_after, _beside.c.crash_after)
 QUIET_BESIDE = compiled(
     sa.update(j)
     .values(
@@ -159,9 +154,7 @@ class Beat:
     """The answer to a heartbeat.
 
     Attributes:
-        alive: runs that still own their job.
-        cancelled: those of them whose cancellation was requested.
-        lost: runs that own their job no longer.
+        cancelled: runs alive whose cancellation was requested.
         locked: alive, but not renewed: another transaction holds a lock on the row.
         completed: completed under their token, by the job's own transaction.
     """
@@ -184,22 +177,13 @@ async def heartbeat(
     """Renew the runs in flight and return which are cancelled and which are lost.
 
     Args:
-        database: where they are.
-        worker_id: their owner.
-        in_flight: the runs.
-        besides: those of them that are only looked at: their row was refused before.
+        besides: runs in flight that are only looked at: their row was refused before.
         refusals: takes why rows were refused; those runs are returned as locked ones.
-
-    Raises:
-        DatabaseUnavailable: nothing is known about any of them.
     """
-    if not in_flight:
-        return Beat(*(frozenset[Held]() for _ in range(5)))
-
-    def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
-        return database.run_heartbeat(HEARTBEAT, _held_by(worker_id, held))
-
-    renewed, refused = await in_halves([held for held in in_flight if held not in besides], write)
+    renewed, refused = await in_halves(
+        [held for held in in_flight if held not in besides],
+        lambda some: database.run_heartbeat(HEARTBEAT, _held_by(worker_id, some)),
+    )
     if refusals is not None:
         refusals.update(refused)
     skipped = set(in_flight) - {(row.id, row.fencing_token) for row in renewed}
@@ -235,7 +219,7 @@ async def update_progress(
         OwnershipLost: nothing was stored.
     """
     values = {"stage": stage, "progress": progress, "message": message, "write": "progress"}
-    _owned(held, await database.run(PROGRESS, _mine(worker_id, held) | values))
+    await _write_owned(database, PROGRESS, worker_id, held, values)
 
 
 async def save_checkpoint(
@@ -248,7 +232,7 @@ async def save_checkpoint(
     """
     values = {"checkpoint": checkpoint, "write": "checkpoint"}
     seconds = database.seconds_for(len(checkpoint), tries=tries)
-    _owned(held, await database.run(CHECKPOINT, _mine(worker_id, held) | values, seconds=seconds))
+    await _write_owned(database, CHECKPOINT, worker_id, held, values, seconds=seconds)
 
 
 async def set_thresholds(
@@ -263,9 +247,6 @@ async def set_thresholds(
     """Set the seconds of silence after which a run may be taken back; the same again changes nothing else.
 
     Args:
-        database: where it is.
-        worker_id: its owner.
-        held: the run.
         stale_after: until anybody may take it back; None: never.
         crash_after: until two witnesses may; None: never.
         announced: whether the job itself asks for it, which counts as progress.
@@ -273,9 +254,13 @@ async def set_thresholds(
     Raises:
         OwnershipLost: nothing was stored.
     """
-    thresholds = {"stale_after": stale_after, "crash_after": crash_after}
-    values = {**thresholds, "announced": announced, "write": "quiet"}
-    _owned(held, await database.run(QUIET, _mine(worker_id, held) | values))
+    values = {
+        "stale_after": stale_after,
+        "crash_after": crash_after,
+        "announced": announced,
+        "write": "quiet",
+    }
+    await _write_owned(database, QUIET, worker_id, held, values)
 
 
 async def set_thresholds_beside(
@@ -284,16 +269,14 @@ async def set_thresholds_beside(
     """Set limits of silence, named as for ``set_thresholds``, and return the runs whose rows have them now.
 
     Rows that are locked, lost or refused are left alone.
-
-    Raises:
-        DatabaseUnavailable: nothing is known about any of them.
     """
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
         limits = {name: [thresholds[each][name] for each in held] for name in ("stale_after", "crash_after")}
         return database.run(QUIET_BESIDE, _held_by(worker_id, held) | limits)
 
-    return _held((await in_halves(list(thresholds), write))[0])
+    rows, _ = await in_halves(list(thresholds), write)
+    return _held(rows)
 
 
 async def orphaned_claims(
@@ -309,8 +292,6 @@ async def orphaned_claims(
     """Return processing rows of this worker that are not in flight: claimed by a statement whose answer was lost.
 
     Args:
-        database: where to look.
-        worker_id: this worker.
         in_flight: runs in flight, settling ones included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
@@ -326,11 +307,8 @@ async def orphaned_claims(
 
 
 def _held_by(worker_id: str, in_flight: Collection[Held]) -> dict[str, object]:
-    return {
-        "worker_id": worker_id,
-        "ids": [held[0] for held in in_flight],
-        "tokens": [held[1] for held in in_flight],
-    }
+    ids, tokens = [job_id for job_id, _ in in_flight], [token for _, token in in_flight]
+    return {"worker_id": worker_id, "ids": ids, "tokens": tokens}
 
 
 def _held(rows: Iterable[Row]) -> frozenset[Held]:
@@ -341,6 +319,14 @@ def _mine(worker_id: str, held: Held) -> dict[str, object]:
     return {"worker_id": worker_id, "id": held[0], "token": held[1]}
 
 
-def _owned(held: Held, rows: object) -> None:
-    if not rows:
+async def _write_owned(
+    database: Database,
+    statement: sa.TextClause,
+    worker_id: str,
+    held: Held,
+    values: dict[str, Any],
+    *,
+    seconds: float | None = None,
+) -> None:
+    if not await database.run(statement, _mine(worker_id, held) | values, seconds=seconds):
         raise OwnershipLost(f"job {held[0]}: token {held[1]} no longer owns it")

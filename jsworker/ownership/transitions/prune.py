@@ -15,7 +15,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.statements import condition, filled
-from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, sweep
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
 FIRST_LIMIT: Final = 100
 LARGEST_LIMIT: Final = 1_000
@@ -67,9 +67,10 @@ PRUNE = filled(
 )
 
 # Past jobs that a foreign key keeps, or a trigger.
-PRUNING = Sweep(
+_PRUNING = Sweep(
     "prune",
     aside=("prune",),
+    at_once=PRUNE,
     find=text(
         f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
     ),
@@ -92,8 +93,7 @@ class Ended:
 
     Attributes:
         before: only those that ended before this instant of the database's clock.
-        kind: only this kind; None: any.
-        status: only this final status; None: any.
+        kind, status: only these; None: any.
     """
 
     before: datetime
@@ -115,8 +115,6 @@ class Batch:
     """What one batch did.
 
     Attributes:
-        jobs: rows deleted.
-        events: entries of their timelines, deleted with them.
         last: when the last of these jobs had ended, where the next batch begins; None when there was none.
         workers: how many workers run just now; all of them may prune.
         is_last: no job is left behind this batch.
@@ -133,8 +131,8 @@ class Batch:
 
 async def cutoff(database: Database, *, older_than: float) -> datetime:
     """Return the instant that lies so many seconds back by the database's clock."""
-    rows = await database.run(CUTOFF, {"older_than": older_than})
-    found: datetime = rows[0].before
+    [row] = await database.run(CUTOFF, {"older_than": older_than})
+    found: datetime = row.before
     return found
 
 
@@ -148,22 +146,13 @@ async def prune(
 ) -> Batch:
     """Delete up to ``limit`` ended jobs and their timelines, those that ended first, in one transaction.
 
-    A job whose row is locked by somebody else is left for another time.
-
-    Args:
-        database: where.
-        ended: which jobs.
-        since: where the batch before this one has ended; None: this is the first.
-        limit: how many at most.
-        refused_rows: what is set aside already; None: begin without.
-
-    Raises:
-        DatabaseUnavailable: unclear; whatever is left is found by the next batch.
+    They begin where the batch before has ended (``since``). A job whose row is locked by somebody else is left for
+    another time.
     """
     marks = refused_rows or RefusedRows(database, worker_id=None)
     values = _parameters(ended, since) | {"limit": limit}
-    swept = await sweep(database, PRUNE, PRUNING, values, refused_rows=marks)
-    jobs = sum(int(row.jobs) for row in swept.rows)
+    swept = await run_sweep(database, _PRUNING, values, marks)
+    jobs = sum(row.jobs for row in swept.rows)
     if swept.found is None:
         last, is_last = swept.rows[0].last, jobs < limit
     else:
@@ -172,9 +161,9 @@ async def prune(
         is_last = len(swept.found) < limit or not (jobs or swept.refused)
     return Batch(
         jobs=jobs,
-        events=sum(int(row.events) for row in swept.rows),
+        events=sum(row.events for row in swept.rows),
         last=last,
-        workers=max((int(row.workers) for row in swept.rows), default=0),
+        workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
         kept=len(swept.refused),
     )
@@ -182,8 +171,9 @@ async def prune(
 
 async def count_old(database: Database, ended: Ended) -> int:
     """Return how many jobs would be pruned."""
-    rows = await database.run(OLD_JOBS, _parameters(ended, None))
-    return int(rows[0].jobs)
+    [row] = await database.run(OLD_JOBS, _parameters(ended, None))
+    jobs: int = row.jobs
+    return jobs
 
 
 def next_limit(limit: int, *, seconds: float) -> int:

@@ -1,6 +1,6 @@
 """The outbox: PUBLISH, MARK, PROMOTE. A queued row says itself whether its message is still to be sent."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -28,7 +28,7 @@ from jsworker.ownership.statements import (
     j,
     locked,
 )
-from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, sweep
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
 _ids = given_array("ids", sa.Uuid)
 _limit: Final = sa.bindparam("limit", type_=sa.Integer)
@@ -73,22 +73,32 @@ def _taken(search: sa.Select[Any]) -> sa.CTE:
     return search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
 
 
-_to_publish = _first(j.c.publish_after, needs_publish_indexed, queued)
-PUBLISH = _publish(_taken(_to_publish))
+def _sweep(
+    *aside: str,
+    search: sa.Select[Any],
+    write: Callable[[sa.CTE], sa.TextClause],
+    still: sa.ColumnElement[bool],
+) -> Sweep:
+    """Return a sweep that is named as the first mark for which it leaves rows aside."""
+    named = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), still)
+    return Sweep(
+        aside[0],
+        aside,
+        at_once=write(_taken(search)),
+        find=compiled(search.where(~set_aside(*aside))),
+        write=write(locked(named)),
+    )
 
-# Past rows that are refused. One whose MARK is refused would be published again every five seconds.
-PUBLISHING = Sweep(
+
+# One whose MARK is refused would be published again every five seconds.
+_PUBLISHING = _sweep(
     "publish",
-    aside=("publish", "mark"),
-    find=compiled(_to_publish.where(~set_aside("publish", "mark"))),
-    write=_publish(
-        locked(
-            sa.select(j.c.id).where(
-                j.c.id == sa.any_(_ids), j.c.needs_publish, queued, j.c.publish_after <= NOW
-            )
-        )
-    ),
+    "mark",
+    search=_first(j.c.publish_after, needs_publish_indexed, queued),
+    write=_publish,
+    still=sa.and_(j.c.needs_publish, queued, j.c.publish_after <= NOW),
 )
+PUBLISH = _PUBLISHING.at_once
 
 # Skips what is locked: a row that is being claimed needs no mark, and COMPLETE must not find it locked by us.
 _sent = given_rows(
@@ -115,14 +125,13 @@ MARK = compiled(
     .returning(j.c.id)
 )
 
-_due = _first(j.c.run_at, scheduled_indexed)
-PROMOTE = _promote(_taken(_due))
-PROMOTION = Sweep(
+_PROMOTION = _sweep(
     "promote",
-    aside=("promote",),
-    find=compiled(_due.where(~set_aside("promote"))),
-    write=_promote(locked(sa.select(j.c.id).where(j.c.id == sa.any_(_ids), scheduled, j.c.run_at <= NOW))),
+    search=_first(j.c.run_at, scheduled_indexed),
+    write=_promote,
+    still=sa.and_(scheduled, j.c.run_at <= NOW),
 )
+PROMOTE = _PROMOTION.at_once
 
 # Who has INSERT alone publishes what it enqueues, and leaves it to the relays to note that.
 MAY_MARK = sa.text("""
@@ -147,13 +156,7 @@ class Outgoing(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message that JetStream acknowledged.
-
-    Attributes:
-        dispatch: the dispatch that was published.
-        stream_seq: where it is in the stream.
-        stream_created: which stream that is: sequences start again in a new one.
-    """
+    """A message that JetStream acknowledged; ``stream_created`` tells streams apart, whose sequences start again."""
 
     id: UUID
     dispatch: int
@@ -173,26 +176,18 @@ async def take_outgoing(
     """Take up to ``limit`` jobs whose message is due; no other caller takes them for five seconds.
 
     Args:
-        database: where they are.
-        limit: how many.
         within: only those that became due within so many seconds; None: all.
         refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
     """
-    return [
-        Outgoing(*row) for row in await _sweep(database, PUBLISH, PUBLISHING, limit, within, refused_rows)
-    ]
+    swept = await run_sweep(database, _PUBLISHING, _first_values(limit, within), refused_rows)
+    return [Outgoing(*row) for row in swept.rows]
 
 
 async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRows | None = None) -> int:
-    """Note what was published; a job that has been claimed or moved on since needs no mark.
+    """Note what JetStream has acknowledged and return how many rows were marked.
 
-    Args:
-        database: where they are.
-        sent: what JetStream has acknowledged.
-        refused_rows: sets rows aside that are refused; they count as unpublished.
-
-    Returns:
-        How many rows were marked.
+    A job that has been claimed or moved on since needs no mark; rows that are refused are set aside, and count as
+    unpublished.
     """
 
     def write(batch: Sequence[Sent]) -> Awaitable[Sequence[Row]]:
@@ -213,26 +208,10 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
 async def promote(
     database: Database, *, limit: int, within: float | None = None, refused_rows: RefusedRows | None = None
 ) -> int:
-    """Put up to ``limit`` scheduled jobs that are due into the queue and return how many.
-
-    Args:
-        database: where they are.
-        limit: how many.
-        within: only those that became due within so many seconds; None: all.
-        refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
-    """
-    return len(await _sweep(database, PROMOTE, PROMOTION, limit, within, refused_rows))
+    """Put up to ``limit`` scheduled jobs that are due into the queue, as ``take_outgoing``, and return how many."""
+    swept = await run_sweep(database, _PROMOTION, _first_values(limit, within), refused_rows)
+    return len(swept.rows)
 
 
-async def _sweep(  # noqa: PLR0917 -- two callers beside it
-    database: Database,
-    statement: sa.TextClause,
-    apart: Sweep,
-    limit: int,
-    within: float | None,
-    refused_rows: RefusedRows | None,
-) -> Sequence[Row]:
-    values = {"limit": limit, "within": _EVER if within is None else within}
-    if refused_rows is None:
-        return await database.run(statement, values)
-    return (await sweep(database, statement, apart, values, refused_rows=refused_rows)).rows
+def _first_values(limit: int, within: float | None) -> dict[str, float]:
+    return {"limit": limit, "within": _EVER if within is None else within}

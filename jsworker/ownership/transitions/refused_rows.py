@@ -5,7 +5,7 @@ From then on, as long as any row of that sweep is set aside, the rows are found 
 written in halves, so that the others go on and a refused row costs nothing until its next turn.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -123,10 +123,7 @@ class RefusedRows:
     def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
         """Begin without any; the first that is refused, or the first look, shows what others have found.
 
-        Args:
-            database: where the table is.
-            worker_id: who notes, for the table.
-            tell: called with each row that was never refused before, for its log line and event.
+        ``tell`` is called with each row that was never refused before, for its log line and event.
         """
         self._database = database
         self._worker_id = worker_id
@@ -195,71 +192,51 @@ class RefusedRows:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a statement that finds the rows it writes does, as two: one that finds them, one that writes.
+    """A statement that finds the rows it writes, and the same as two: one that finds them, one that writes.
 
     Attributes:
         attempted: what it does to them, for the marks.
         aside: marks for which it leaves a row alone.
-        find: only finds, first of all the ids.
-        write: writes those of ``ids`` that it may.
     """
 
     attempted: str
     aside: tuple[str, ...]
+    at_once: TextClause
     find: TextClause
     write: TextClause
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did.
-
-    Attributes:
-        rows: the answer of what was written.
-        found: the rows that were found first; None: it was one statement.
-        refused: those of them that were refused.
-    """
+    """What a sweep wrote, what it found first (None: it was one statement) and what of that was refused."""
 
     rows: Sequence[Row]
     found: Sequence[Row] | None
     refused: Refused[UUID]
 
 
-async def sweep(
-    database: Database,
-    statement: TextClause,
-    apart: Sweep,
-    values: Mapping[str, Any],
-    *,
-    refused_rows: RefusedRows,
+async def run_sweep(
+    database: Database, sweep: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows | None
 ) -> Swept:
     """Write what a sweep finds: with its one statement, or past the rows that are refused.
 
-    Args:
-        database: where they are.
-        statement: finds and writes.
-        apart: the same as two statements.
-        values: for all of them.
-        refused_rows: what is set aside.
-
-    Raises:
-        DatabaseUnavailable: unclear; some may be written.
+    Without ``refused_rows`` one of them refuses the whole statement.
     """
-    if not refused_rows.any_of(*apart.aside):
+    if refused_rows is None:
+        return Swept(await database.run(sweep.at_once, values), None, [])
+    if not refused_rows.any_of(*sweep.aside):
         try:
-            return Swept(await database.run(statement, values), None, [])
+            return Swept(await database.run(sweep.at_once, values), None, [])
         except RowRefused:
-            refused_rows.expect(apart.attempted)  # some row of it: found below, or set aside by others
-    found = await database.run(apart.find, values)
+            refused_rows.expect(sweep.attempted)  # some row of it: found below, or set aside by others
+    found = await database.run(sweep.find, values)
     ids = [row.id for row in found]
-
-    def write(half: Sequence[UUID]) -> Awaitable[Sequence[Row]]:
-        return database.run(apart.write, {**values, "ids": uuid_array(half)})
-
-    rows, refused = await in_halves(ids, write)
-    await refused_rows.note(apart.attempted, refused)
+    rows, refused = await in_halves(
+        ids, lambda half: database.run(sweep.write, {**values, "ids": uuid_array(half)})
+    )
+    await refused_rows.note(sweep.attempted, refused)
     bad = {job_id for job_id, _ in refused}
-    await refused_rows.forget([apart.attempted], [job_id for job_id in ids if job_id not in bad])
+    await refused_rows.forget([sweep.attempted], [job_id for job_id in ids if job_id not in bad])
     return Swept(rows, found, refused)
 
 
@@ -282,7 +259,7 @@ async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[M
     """Return what is set aside of these jobs; a job without marks is missing."""
     marks: dict[UUID, list[Mark]] = {}
     for row in await database.run(OF_JOBS, {"ids": uuid_array(ids)}):
-        marks.setdefault(row.job_id, []).append(Mark(**row._asdict()))
+        marks.setdefault(row.job_id, []).append(Mark(*row))
     return marks
 
 

@@ -177,7 +177,6 @@ class Posted:
     """A queued job whose message was published.
 
     Attributes:
-        dispatch: the dispatch that was published.
         stream_seq: where the message was put; None: not known.
         stream_created: which stream that was: sequences start again in a new one.
         queued_at: since when it waits; a republished message does not change it.
@@ -207,14 +206,10 @@ async def waiting(
     A plain read; CLAIM decides.
 
     Args:
-        database: where they are.
-        kinds: what the worker can run.
         older_than: seconds that they have been queued.
-        limit: how many at most.
         besides: ids that this process has in hand or is claiming.
         delivered: only jobs that no first delivery of a message will bring: it is not published, or its
             number is at most this one, up to which all messages have been delivered; None: all.
-        seconds: that the search may take, instead of the statement time-out.
         past_refused: leave out rows that are set aside because their CLAIM was refused.
     """
     values = {
@@ -226,7 +221,7 @@ async def waiting(
         "length": limit if delivered is None else max(limit, _PASSED_OVER),
     }
     statement = WAITING_BESIDES if past_refused else WAITING
-    return [WaitingJob(row.id, row.kind) for row in await database.run(statement, values, seconds=seconds)]
+    return [WaitingJob(*row) for row in await database.run(statement, values, seconds=seconds)]
 
 
 async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
@@ -249,12 +244,9 @@ async def posted(
     early, and what stands behind them is found once the relay has published them.
 
     Args:
-        database: where they are.
         kinds: only these; None: every kind.
         after: ``(queued_at, id)`` of the last job of the page before; None: the first page.
         older_than: seconds that they have been queued.
-        limit: how many at most.
-        seconds: that the search may take, instead of the statement time-out.
     """
     after_at, after_id = after or _BEGINNING
     values = {
@@ -264,7 +256,7 @@ async def posted(
         "older_than": older_than,
         "limit": limit,
     }
-    return [Posted(**row._asdict()) for row in await database.run(POSTED, values, seconds=seconds)]
+    return [Posted(*row) for row in await database.run(POSTED, values, seconds=seconds)]
 
 
 async def republish(
@@ -276,14 +268,7 @@ async def republish(
 ) -> list[UUID]:
     """Let the relay publish anew what was lost, and return the jobs; what has moved on needs no message.
 
-    Args:
-        database: where they are.
-        worker_id: who has the proof, for the timeline.
-        gone: id and dispatch of jobs whose message is proven gone.
-        refused_rows: sets rows aside that are refused, and leaves those alone that are.
-
-    Raises:
-        DatabaseUnavailable: unclear; look again.
+    ``gone`` has id and dispatch of jobs whose message is proven gone; rows that are refused are set aside.
     """
 
     def write(batch: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
@@ -292,10 +277,7 @@ async def republish(
 
     aside = set() if refused_rows is None else await refused_rows.among("republish", [job for job, _ in gone])
     wanted = [(job_id, dispatch) for job_id, dispatch in gone if job_id not in aside]
-    published: list[UUID] = []
-    for start in range(0, len(wanted), _BATCH):
-        rows, refused = await in_halves(wanted[start : start + _BATCH], write)
-        published += [row.id for row in rows]
-        if refused_rows is not None:
-            await refused_rows.note("republish", [(job_id, error) for (job_id, _), error in refused])
-    return published
+    rows, refused = await in_halves(wanted, write, size=_BATCH)
+    if refused_rows is not None:
+        await refused_rows.note("republish", [(job_id, error) for (job_id, _), error in refused])
+    return [row.id for row in rows]

@@ -3,18 +3,18 @@
 The caller has seen the row before; the statement decides anew, on the row as it is by then.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.queries.run_age import ANY_AGE, RunAge
-from jsworker.ownership.refusals import Refused, RowRefused, in_halves
+from jsworker.ownership.predicates import ANY_AGE, RunAge
+from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.transitions.reset_rules import (
     OWNED,
     RESET_BY_OPERATOR,
@@ -24,7 +24,6 @@ from jsworker.ownership.transitions.reset_rules import (
     TAKE_UNREPORTED,
 )
 
-T = TypeVar("T")
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
 
@@ -67,8 +66,8 @@ WITH owned AS MATERIALIZED (
 SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, late.fencing_token,
   late.last_activity_at,
   extract(epoch FROM late.stale_after) AS stale_after,
-  extract(epoch FROM late.crash_after) AS crash_after,
   coalesce(late.last_activity_at + late.stale_after < statement_timestamp(), false) AS stale,
+  extract(epoch FROM late.crash_after) AS crash_after,
   coalesce(late.last_activity_at + late.crash_after < statement_timestamp(), false) AS crashed,
   coalesce(w.answers, false) AS answers,
   coalesce({in_line}, false) AS in_line
@@ -132,10 +131,9 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Who is late, and what a sweeper must know to judge it.
+    """Who is late, the longest overdue first, and what a sweeper must know to judge it.
 
     Attributes:
-        suspects: rows that missed two heartbeats, the longest overdue first.
         owners: how many workers hold running jobs.
         database_up_for: seconds since PostgreSQL started.
     """
@@ -168,11 +166,9 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What became of rows that were to be taken back.
+    """Which jobs were taken back, and whose own row PostgreSQL refused to update.
 
-    Attributes:
-        resets: jobs that were. Whatever is missing had moved, or was locked by a statement in flight.
-        refused: jobs whose own row PostgreSQL refused to update, and why.
+    Whatever is missing had moved, or was locked by a statement in flight.
     """
 
     resets: list[Reset]
@@ -199,19 +195,14 @@ async def look_for_late(
 ) -> Lateness:
     """Return the running jobs that missed two heartbeats or are beyond a threshold of their own.
 
-    Args:
-        database: where to look.
-        heartbeat_interval: seconds.
-        limit: how many suspects at most.
-        seconds: that the search may take, instead of the statement time-out.
-        past_refused: leave out rows that are set aside because their RESET was refused.
+    With ``past_refused`` rows are left out that are set aside because their RESET was refused.
     """
     values = {"heartbeat_interval": heartbeat_interval, "limit": limit}
     rows = await database.run(LATE_BESIDES if past_refused else LATE, values, seconds=seconds)
     return Lateness(
-        suspects=[_suspect(row) for row in rows if row.id is not None],
+        suspects=[Suspect(*row[2:]) for row in rows if row.id is not None],
         owners=rows[0].owners,
-        database_up_for=float(rows[0].database_up_for),
+        database_up_for=rows[0].database_up_for,
     )
 
 
@@ -220,28 +211,21 @@ async def reset_stale(
 ) -> TakenBack:
     """Take back jobs that rule 1 has proven stale; a row that moved since it was seen is left alone.
 
-    Args:
-        database: where they are.
-        worker_id: the worker that takes them back, for the timeline.
-        stale: rows as they were last seen.
-        reason: given to the next run and in the message.
-        counted: whether the stall counts against ``max_stalls``.
+    ``reason`` is given to the next run and in the message, ``worker_id`` is who takes them back, for the timeline.
 
     Raises:
         DatabaseUnavailable: unclear; some may be taken back. Look again.
     """
-    return await _reset_seen(
-        database, RESET_STALE, stale, {"worker_id": worker_id, "reason": reason, "counted": counted}
-    )
+    values = {"worker_id": worker_id, "reason": reason, "counted": counted}
+    return await _reset_seen(database, RESET_STALE, stale, values)
 
 
 async def reset_crashed(
     database: Database, *, worker_id: str, crashed: Collection[Suspect], reason: str, counted: bool = True
 ) -> TakenBack:
     """Take back jobs whose owners two witnesses have proven dead (rule 3); else as ``reset_stale``."""
-    return await _reset_seen(
-        database, RESET_CRASHED, crashed, {"worker_id": worker_id, "reason": reason, "counted": counted}
-    )
+    values = {"worker_id": worker_id, "reason": reason, "counted": counted}
+    return await _reset_seen(database, RESET_CRASHED, crashed, values)
 
 
 async def reset_dead(
@@ -260,37 +244,19 @@ async def reset_dead(
     commit: ask again until one statement time-out after the death.
 
     Args:
-        database: where they are.
-        worker_id: who has the evidence, for the timeline.
         owner: the dead worker; its id never lives again.
-        reason: given to the next runs and in the messages.
         counted: whether the stalls count against ``max_stalls``; those of jobs that had not begun, as far as
             their rows tell, never do.
         culprits: jobs that may have caused the death: when there are any, they alone are counted.
         in_line: keeps from one call to the next which jobs had not begun: with those that were taken back, the
             owner's rows no longer show that all its job slots were taken.
-
-    Raises:
-        DatabaseUnavailable: unclear; ask again.
     """
-    values: dict[str, Any] = {
-        "worker_id": worker_id,
-        "owner": owner,
-        "reason": reason,
-        "counted": counted,
-        "culprits": list(culprits),
-        "in_line": [],
-        "limit": _BATCH,
-    }
+    judged: InLine = {} if in_line is None else in_line
+    held = await database.run(OWNED_IN_LINE, {"owner": owner}) if counted and not culprits else []
+    not_begun = [row.id for row in held if judged.setdefault((row.id, row.fencing_token), row.in_line)]
+    values = {"worker_id": worker_id, "owner": owner, "reason": reason, "counted": counted, "limit": _BATCH}
+    values |= {"culprits": list(culprits), "in_line": not_begun}
     taken: list[Row] = []
-    if counted and not culprits:
-        judged: InLine = {} if in_line is None else in_line
-        rows = await database.run(OWNED_IN_LINE, {"owner": owner})
-        held = {
-            (row.id, row.fencing_token): judged.setdefault((row.id, row.fencing_token), row.in_line)
-            for row in rows
-        }
-        values["in_line"] = [job_id for (job_id, _), waits in held.items() if waits]
     try:
         while True:
             rows = await database.run(RESET_DEAD, values | {"ids": None})
@@ -299,8 +265,8 @@ async def reset_dead(
                 return TakenBack(_resets(taken), {})
     except RowRefused:
         owned = [row.id for row in await database.run(OWNED, {"owner": owner})]
-    rows, refused = await _in_batches(
-        owned, lambda ids: database.run(RESET_DEAD, values | {"ids": list(ids)})
+    rows, refused = await in_halves(
+        owned, lambda ids: database.run(RESET_DEAD, values | {"ids": list(ids)}), size=_BATCH
     )
     return TakenBack(_resets(taken + rows), dict(refused))
 
@@ -315,15 +281,7 @@ async def reset_by_operator(
 ) -> TakenBack:
     """Take back jobs on an operator's word, each only at the fencing token at which it was seen.
 
-    Args:
-        database: where they are.
-        seen: ids and fencing tokens.
-        reason: given to the next runs and in the messages.
-        age: only those that are still so old when they are taken back.
-        worker_id: who takes them back, for the timeline.
-
-    Raises:
-        DatabaseUnavailable: unclear; some may be taken back. Look again.
+    Only those that are still so old (``age``) when they are taken back.
     """
     values = {"worker_id": worker_id, "reason": reason, **age.values()}
 
@@ -331,7 +289,7 @@ async def reset_by_operator(
         ids, tokens = [job_id for job_id, _ in held], [token for _, token in held]
         return database.run(RESET_BY_OPERATOR, values | {"ids": ids, "tokens": tokens})
 
-    rows, refused = await _in_batches(list(seen), write)
+    rows, refused = await in_halves(list(seen), write, size=_BATCH)
     return TakenBack(_resets(rows), {job_id: error for (job_id, _), error in refused})
 
 
@@ -347,40 +305,11 @@ async def take_unreported(database: Database) -> list[Reset]:
 async def _reset_seen(
     database: Database, statement: TextClause, seen: Collection[Suspect], values: dict[str, Any]
 ) -> TakenBack:
-    def write(batch: Sequence[Suspect]) -> Awaitable[Sequence[Row]]:
-        return database.run(statement, values | as_seen(batch))
-
-    rows, refused = await _in_batches(list(seen), write)
+    rows, refused = await in_halves(
+        list(seen), lambda batch: database.run(statement, values | as_seen(batch)), size=_BATCH
+    )
     return TakenBack(_resets(rows), {row.id: error for row, error in refused})
-
-
-async def _in_batches(
-    wanted: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]]
-) -> tuple[list[Row], Refused[T]]:
-    rows: list[Row] = []
-    refused: Refused[T] = []
-    for start in range(0, len(wanted), _BATCH):
-        taken, bad = await in_halves(wanted[start : start + _BATCH], write)
-        rows += taken
-        refused += bad
-    return rows, refused
 
 
 def _resets(rows: Sequence[Row]) -> list[Reset]:
     return [Reset(**row._asdict()) for row in rows]
-
-
-def _suspect(row: Row) -> Suspect:
-    return Suspect(
-        id=row.id,
-        kind=row.kind,
-        worker_id=row.worker_id,
-        fencing_token=row.fencing_token,
-        last_activity_at=row.last_activity_at,
-        stale_after=None if row.stale_after is None else float(row.stale_after),
-        stale=row.stale,
-        crash_after=None if row.crash_after is None else float(row.crash_after),
-        crashed=row.crashed,
-        answers=row.answers,
-        in_line=row.in_line,
-    )

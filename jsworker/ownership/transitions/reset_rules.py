@@ -34,14 +34,10 @@ _OF_A_RESET: Final = ("kind", "status", "fencing_token", "dispatch", "owner", "s
 def _reset(
     cause: str, rows: sa.Select[Any], *, counted: sa.ColumnElement[bool], is_reported: bool = True
 ) -> sa.TextClause:
-    """Return the statement that takes back the rows of one rule.
+    """Return the statement that takes back the rows of one rule, each ``counted`` against ``max_stalls`` or not.
 
-    Args:
-        cause: for the timeline.
-        rows: the rule: which rows are locked and taken back.
-        counted: whether a row's stall counts against ``max_stalls``.
-        is_reported: whether the caller reports it; else it is left in ``untold_resets`` to a worker, for an operator's
-            process has no events and shows no figures.
+    What the caller does not report is left in ``untold_resets`` to a worker, for an operator's process has no events
+    and shows no figures.
     """
     taken = (
         rows.add_columns(

@@ -21,6 +21,7 @@ from jsworker.ownership.predicates import (
     held_by_me,
     last_attempt,
     last_stall,
+    locked_of_mine,
     mine,
     worker_id,
 )
@@ -35,7 +36,6 @@ from jsworker.ownership.statements import (
     given_runs,
     j,
     json_object,
-    locked,
     seconds,
     stall_back_off,
     waiting,
@@ -43,14 +43,9 @@ from jsworker.ownership.statements import (
 from jsworker.ownership.transitions.timeline import REJECTED
 
 
-def _of_mine(run: sa.TableValuedAlias, *columns: sa.ColumnElement[Any]) -> sa.CTE:
-    """Return the rows of runs that are mine, locked, with what the statement needs of each."""
-    return locked(sa.select(j.c.id, *columns).join(run, run.c.id == j.c.id).where(mine(run.c.token)))
-
-
 def _complete() -> sa.TextClause:
     run = given_runs("run", result=given_array("results", sa.Text))
-    row = _of_mine(run, sa.cast(run.c.result, JSONB).label("result"))
+    row = locked_of_mine(run, sa.cast(run.c.result, JSONB).label("result"))
     return compiled(
         sa.update(j)
         .values(
@@ -82,7 +77,7 @@ def _fail() -> sa.TextClause:
         else_="scheduled",
     )
     reason = sa.func.coalesce(run.c.reason, sa.case((run.c.stalled, "stalled"), else_="attempts"))
-    row = _of_mine(
+    row = locked_of_mine(
         run, next_status.label("next"), reason.label("reason"), run.c.error, run.c.delay, run.c.stalled
     )
     cancelled, again = row.c.next == "cancelled", row.c.next == "scheduled"
@@ -135,7 +130,7 @@ def _fail() -> sa.TextClause:
 
 def _release() -> sa.TextClause:
     run = given_runs("run", reason=given_array("reasons", sa.Text), delay=given_array("delays", sa.Double))
-    row = _of_mine(run, j.c.cancel_requested.label("cancel"), run.c.reason, run.c.delay)
+    row = locked_of_mine(run, j.c.cancel_requested.label("cancel"), run.c.reason, run.c.delay)
     cancelled, now = row.c.cancel, row.c.delay.is_(None)
     queued, scheduled = sa.and_(~cancelled, now), sa.and_(~cancelled, ~now)
     released = (
@@ -255,7 +250,6 @@ class Failure:
     """A run that ended in an error.
 
     Attributes:
-        error: what to store as the attempt's error.
         permanent: why no further attempt may follow (``permanent``, ``payload``), or None.
         delay: seconds until the next attempt, if there is one; after a stall that is RESET's back-off instead.
         stalled: the run's process died in quarantine: a stall, not an error of the job.
@@ -273,9 +267,7 @@ class Failure:
 class Return:
     """A run that has ended without an outcome: the job goes back to the queue.
 
-    Attributes:
-        reason: for the timeline and the next run.
-        delay: seconds until it may run again, because a server's fault ended the run; None: at once.
+    ``delay``: seconds until it may run again, because a server's fault ended the run; None: at once.
     """
 
     id: UUID
@@ -293,175 +285,90 @@ EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
 @dataclass(frozen=True, slots=True)
 class _Write(Generic[EndedT]):
+    """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone, with the parameters of both."""
+
     name: str
     batch: sa.TextClause
     alone: sa.TextClause
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
     size: Callable[[EndedT], int]
 
+    async def __call__(
+        self,
+        database: Database,
+        *,
+        worker_id: str,
+        runs: Sequence[EndedT],
+        refusals: Refusals | None = None,
+        tries: int = 0,
+        wait: bool = True,
+    ) -> list[Settled]:
+        """Settle jobs and return what became of each, in order.
 
-async def complete(
-    database: Database,
-    *,
-    worker_id: str,
-    runs: Sequence[Completion],
-    refusals: Refusals | None = None,
-    tries: int = 0,
-    wait: bool = True,
-) -> list[Settled]:
-    """Complete jobs and return what became of each, in order.
+        Args:
+            refusals: takes why rows were refused.
+            tries: that went unanswered; after each of them it may take longer.
+            wait: for the locks that others hold on their rows, one by one; else such a row is returned as ``LOCKED``.
 
-    Args:
-        database: where they are.
-        worker_id: their owner.
-        runs: what they ended in.
-        refusals: takes why rows were refused.
-        tries: that went unanswered; after each of them it may take longer.
-        wait: for the locks that others hold on their rows, one by one; else such a row is returned as ``LOCKED``.
-
-    Raises:
-        DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
-    """
-    return await _settle(database, worker_id, runs, _COMPLETE, refusals, tries=tries, wait=wait)
-
-
-async def fail(
-    database: Database,
-    *,
-    worker_id: str,
-    runs: Sequence[Failure],
-    refusals: Refusals | None = None,
-    tries: int = 0,
-    wait: bool = True,
-) -> list[Settled]:
-    """End attempts in an error and return what became of each job, in order; arguments as for ``complete``.
-
-    Raises:
-        DatabaseUnavailable: unclear; ask again.
-    """
-    return await _settle(database, worker_id, runs, _FAIL, refusals, tries=tries, wait=wait)
-
-
-async def release(
-    database: Database,
-    *,
-    worker_id: str,
-    runs: Sequence[Return],
-    refusals: Refusals | None = None,
-    tries: int = 0,
-    wait: bool = True,
-) -> list[Settled]:
-    """Hand jobs back whose runs have really ended, and return what became of each, in order.
-
-    The arguments are as for ``complete``.
-
-    Raises:
-        DatabaseUnavailable: unclear; ask again.
-    """
-    return await _settle(database, worker_id, runs, _RELEASE, refusals, tries=tries, wait=wait)
-
-
-async def server_faults(database: Database, *, job_id: UUID) -> int:
-    """Return how often in a row a job was released because of a server's fault.
-
-    Raises:
-        DatabaseUnavailable: no answer.
-    """
-    [row] = await database.run(SERVER_FAULTS, {"id": job_id})
-    return int(row.releases)
-
-
-async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
-    """Return, after a COMMIT without an answer, whether it completed the job under this token.
-
-    Raises:
-        DatabaseUnavailable: no answer, or the commit is still on its way; ask again.
-    """
-    rows = await database.run(COMMITTED, {"id": job_id, "token": token})
-    return bool(rows) and rows[0].status == "completed"
-
-
-def complete_statement(worker_id: str, run: Completion) -> sa.TextClause:
-    """Return COMPLETE for one job with its values bound; no row means that the job is lost."""
-    return _COMPLETE.alone.bindparams(worker_id=worker_id, **_completions([run]))
-
-
-async def _settle(
-    database: Database,
-    worker_id: str,
-    runs: Sequence[EndedT],
-    write: _Write[EndedT],
-    refusals: Refusals | None,
-    *,
-    tries: int,
-    wait: bool,
-) -> list[Settled]:
-    refusals = {} if refusals is None else refusals
-    seconds = database.seconds_for(sum([write.size(run) for run in runs]), tries=tries)
-    rows, refused = await in_halves(
-        runs,
-        lambda half: database.run_by_key(
-            write.batch, {"worker_id": worker_id} | write.parameters(half), seconds=seconds
-        ),
-    )
-    settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
-    settled |= {(run.id, run.token): Settled.REFUSED for run, _ in refused}
-    refusals |= {(run.id, run.token): error for run, error in refused}
-    missing = [run for run in runs if (run.id, run.token) not in settled]
-    if missing:
-        settled |= await _judge(database, worker_id, missing, write, refusals, tries=tries, wait=wait)
-    return [settled[run.id, run.token] for run in runs]
-
-
-async def _judge(
-    database: Database,
-    worker_id: str,
-    missing: Sequence[EndedT],
-    write: _Write[EndedT],
-    refusals: Refusals,
-    *,
-    tries: int,
-    wait: bool,
-) -> dict[_Held, Settled]:
-    rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(missing))
-    verdicts = {(row.id, row.fencing_token): row for row in rows}
-    settled: dict[_Held, Settled] = {}
-    for run in missing:
-        held = run.id, run.token
-        row = verdicts.get(held)
-        if row is None or not row.mine:
-            settled[held] = _verdict(row)
-        elif wait:
-            settled[held] = await _alone(database, worker_id, run, write, refusals, tries=tries)
-        else:
-            settled[held] = Settled.LOCKED
-    lost = [run for run in missing if settled[run.id, run.token] is Settled.LOST]
-    if lost:
-        with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
-            await database.run(REJECTED, {"worker_id": worker_id, "write": write.name} | _held(lost))
-    return settled
-
-
-async def _alone(
-    database: Database, worker_id: str, run: EndedT, write: _Write[EndedT], refusals: Refusals, *, tries: int
-) -> Settled:
-    seconds = database.seconds_for(write.size(run), tries=tries)
-    try:
-        rows = await database.run(
-            write.alone, {"worker_id": worker_id} | write.parameters([run]), seconds=seconds
+        Raises:
+            DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
+        """
+        refusals = {} if refusals is None else refusals
+        seconds = database.seconds_for(sum([self.size(run) for run in runs]), tries=tries)
+        rows, refused = await in_halves(
+            runs,
+            lambda half: database.run_by_key(self.batch, self._values(worker_id, half), seconds=seconds),
         )
-    except RowRefused as error:
-        refusals[run.id, run.token] = error
-        return Settled.REFUSED
-    if rows:
-        return Settled(rows[0].status)
-    # The lock may have been held by an earlier try of this very write.
-    return _verdict(next(iter(await database.run(VERDICT, {"worker_id": worker_id} | _held([run]))), None))
+        settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
+        for run, error in refused:
+            settled[run.id, run.token], refusals[run.id, run.token] = Settled.REFUSED, error
+        missing = [run for run in runs if (run.id, run.token) not in settled]
+        if missing:
+            verdicts = await _verdicts(database, worker_id, missing)
+            for run in missing:
+                held = run.id, run.token
+                settled[held] = verdict = verdicts.get(held, Settled.LOST)
+                if verdict is Settled.LOCKED and wait:
+                    settled[held] = await self._alone(database, worker_id, run, refusals, tries)
+            await self._note_lost(
+                database, worker_id, [run for run in missing if settled[run.id, run.token] is Settled.LOST]
+            )
+        return [settled[run.id, run.token] for run in runs]
+
+    async def _alone(
+        self, database: Database, worker_id: str, run: EndedT, refusals: Refusals, tries: int
+    ) -> Settled:
+        seconds = database.seconds_for(self.size(run), tries=tries)
+        try:
+            rows = await database.run(self.alone, self._values(worker_id, [run]), seconds=seconds)
+        except RowRefused as error:
+            refusals[run.id, run.token] = error
+            return Settled.REFUSED
+        if rows:
+            return Settled(rows[0].status)
+        # The lock may have been held by an earlier try of this very write.
+        verdict = (await _verdicts(database, worker_id, [run])).get((run.id, run.token), Settled.LOST)
+        return Settled.LOST if verdict is Settled.LOCKED else verdict
+
+    async def _note_lost(self, database: Database, worker_id: str, lost: Sequence[EndedT]) -> None:
+        if lost:
+            with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
+                await database.run(REJECTED, {"worker_id": worker_id, "write": self.name} | _held(lost))
+
+    def _values(self, worker_id: str, runs: Sequence[EndedT]) -> dict[str, Any]:
+        return {"worker_id": worker_id} | self.parameters(runs)
 
 
-def _verdict(row: Row | None) -> Settled:
-    if row is None:
-        return Settled.LOST
+async def _verdicts(
+    database: Database, worker_id: str, runs: Sequence[Completion | Failure | Return]
+) -> dict[_Held, Settled]:
+    rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(runs))
+    return {(row.id, row.fencing_token): _verdict(row) for row in rows}
+
+
+def _verdict(row: Row) -> Settled:
+    if row.mine:
+        return Settled.LOCKED
     if row.completed:
         return Settled.COMPLETED
     return _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
@@ -496,6 +403,28 @@ def _returns(runs: Sequence[Return]) -> dict[str, Any]:
     return _held(runs) | {"reasons": [run.reason for run in runs], "delays": [run.delay for run in runs]}
 
 
-_COMPLETE = _Write("complete", COMPLETE, waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
-_FAIL = _Write("fail", FAIL, waiting(FAIL), _failures, lambda run: len(run.error))
-_RELEASE = _Write("release", RELEASE, waiting(RELEASE), _returns, lambda run: len(run.reason))
+complete = _Write("complete", COMPLETE, waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
+fail = _Write("fail", FAIL, waiting(FAIL), _failures, lambda run: len(run.error))
+release = _Write("release", RELEASE, waiting(RELEASE), _returns, lambda run: len(run.reason))
+
+
+async def server_faults(database: Database, *, job_id: UUID) -> int:
+    """Return how often in a row a job was released because of a server's fault."""
+    [row] = await database.run(SERVER_FAULTS, {"id": job_id})
+    releases: int = row.releases
+    return releases
+
+
+async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
+    """Return, after a COMMIT without an answer, whether it completed the job under this token.
+
+    Raises:
+        DatabaseUnavailable: no answer, or the commit is still on its way; ask again.
+    """
+    rows = await database.run(COMMITTED, {"id": job_id, "token": token})
+    return bool(rows) and rows[0].status == "completed"
+
+
+def complete_statement(worker_id: str, run: Completion) -> sa.TextClause:
+    """Return COMPLETE for one job with its values bound; no row means that the job is lost."""
+    return complete.alone.bindparams(worker_id=worker_id, **_completions([run]))

@@ -1,8 +1,8 @@
-"""Entries of the timeline that no other statement writes: a fence after an outage, a write that came too late."""
+"""What no other statement notes: a fence after an outage, a write that came too late, the span of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -10,7 +10,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core import strict_json
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import completed_under
+from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.predicates import completed_under, locked_of_mine, mine
 from jsworker.ownership.schema import job_events
 from jsworker.ownership.statements import compiled, given, given_array, given_rows, given_runs, j
 
@@ -69,6 +70,17 @@ def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
 
 REJECTED = compiled(rejected(given_runs("late")))
 
+# A run's span, in the row, so that a run after it can link to it. Skips what is locked, for nothing depends on it;
+# the guard is the one of every write of an owner.
+_run = given_runs("run", state=given_array("states", sa.Text))
+_mine = locked_of_mine(_run, _run.c.token, _run.c.state)
+NOTE_RUN = compiled(
+    sa.update(j)
+    .values(tracestate=_mine.c.state)
+    .where(j.c.id == _mine.c.id, mine(_mine.c.token))
+    .returning(j.c.id)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -91,7 +103,6 @@ async def note(database: Database, *, entries: Sequence[Entry]) -> None:
 
     Raises:
         InvalidJson: a detail is no JSON.
-        DatabaseUnavailable: unclear; note them again.
     """
     if not entries:
         return
@@ -106,3 +117,26 @@ async def note(database: Database, *, entries: Sequence[Entry]) -> None:
         "details": details,
     }
     await database.run(NOTE, values)
+
+
+class RunContext(NamedTuple):
+    """A run and what the row's ``tracestate`` is from now on."""
+
+    id: UUID
+    fencing_token: int
+    tracestate: str
+
+
+async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:
+    """Write the contexts of runs that this worker still owns.
+
+    Raises:
+        DatabaseUnavailable: unclear; a later run may lack its link.
+    """
+    parameters = {
+        "worker_id": worker_id,
+        "ids": uuid_array(run.id for run in runs),
+        "tokens": [run.fencing_token for run in runs],
+        "states": [run.tracestate for run in runs],
+    }
+    await database.run_by_key(NOTE_RUN, parameters)

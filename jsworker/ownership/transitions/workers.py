@@ -1,7 +1,7 @@
 """The registry: worker processes, and the id that pairs this database with its stream."""
 
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 
 # A row that was deleted under a live worker comes back with the next heartbeat.
@@ -146,62 +145,42 @@ class EarlierLife(WorkerRow):
 
 
 async def seen(database: Database, worker: WorkerRow, *, state: str, answers: bool = False) -> None:
-    """Register a worker, or note that it is still there.
-
-    Args:
-        database: where.
-        worker: its row.
-        state: ``running``, ``draining`` or ``stopped``.
-        answers: whether its NATS subject was proven to answer.
-    """
-    values: dict[str, Any] = {each.name: getattr(worker, each.name) for each in fields(WorkerRow)}
+    """Register a worker, or note that it is still there, and whether its NATS subject was proven to answer."""
     lists = {"kinds": list(worker.kinds), "kinds_without_timeout": list(worker.kinds_without_timeout)}
-    row = values | lists | {"answers": answers, "state": state}
-    await database.run_heartbeat(SEEN, row)
+    await database.run_heartbeat(SEEN, asdict(worker) | lists | {"answers": answers, "state": state})
 
 
 async def earlier_lives(database: Database, *, worker: WorkerRow) -> list[EarlierLife]:
     """Return other workers of this hostname or pod that did not stop in order or still hold jobs."""
     values = {"id": worker.id, "hostname": worker.hostname, "pod_uid": worker.pod_uid}
-    return [_life(row) for row in await database.run(EARLIER_LIVES, values)]
+    return [EarlierLife(**row._asdict()) for row in await database.run(EARLIER_LIVES, values)]
 
 
 async def duplicates(database: Database, *, worker: WorkerRow, name: str) -> list[EarlierLife]:
     """Return other workers that did not stop in order and whose id is ``name`` and a random end."""
     rows = await database.run(DUPLICATES, {"id": worker.id, "name": name})
-    return [_life(row) for row in rows]
+    return [EarlierLife(**row._asdict()) for row in rows]
 
 
 async def mark_stopped(database: Database, *, ids: Sequence[str]) -> Refused[str]:
-    """Note that workers have stopped which are proven dead; what they still hold goes on to be found.
+    """Note that workers proven dead have stopped and return those whose rows PostgreSQL refuses to change.
 
-    Returns:
-        The workers whose rows PostgreSQL refuses to change.
+    What they still hold goes on to be found.
     """
-
-    def write(some: Sequence[str]) -> Awaitable[Sequence[Row]]:
-        return database.run(MARK_STOPPED, {"ids": list(some)})
-
-    _, refused = await in_halves(ids, write)
-    return refused
+    return (await in_halves(ids, lambda some: database.run(MARK_STOPPED, {"ids": list(some)})))[1]
 
 
 async def forget_workers(database: Database, *, silent_for: float) -> int:
-    """Delete the rows of workers that hold no running job and were silent for that many seconds.
+    """Delete the rows of workers without a running job that were silent for so many seconds; return how many.
 
-    Returns:
-        How many were deleted. A worker that lives after all registers again with its next heartbeat.
+    A worker that lives after all registers again with its next heartbeat.
     """
     values = {"silent_for": silent_for}
     try:
         return len(await database.run(FORGET, values))
     except RowRefused:  # somebody's foreign key or trigger keeps a row: the others go
         ids = [row.id for row in await database.run(SILENT, values)]
-
-    def write(some: Sequence[str]) -> Awaitable[Sequence[Row]]:
-        return database.run(FORGET_THESE, values | {"ids": list(some)})
-
-    gone, _ = await in_halves(ids, write)
+    gone, _ = await in_halves(ids, lambda some: database.run(FORGET_THESE, values | {"ids": list(some)}))
     return len(gone)
 
 
@@ -228,11 +207,3 @@ async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]
     least 20 seconds) and has not stopped.
     """
     return [row._asdict() for row in await database.run(WORKERS, {"limit": limit})]
-
-
-def _life(row: Row) -> EarlierLife:
-    numbers = {
-        "heartbeat_interval": float(row.heartbeat_interval),
-        "seconds_silent": float(row.seconds_silent),
-    }
-    return EarlierLife(**(row._asdict() | numbers))

@@ -31,12 +31,11 @@ from jsworker.worker.isolation.isolated_messages import (
     StopRun,
 )
 from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
-from jsworker.worker.isolation.processor_origin import processor_at
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
-from jsworker.worker.pipeline.kinds import resolve_kinds
+from jsworker.worker.pipeline.in_flight import Phase, Run
+from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
-from jsworker.worker.pipeline.run import Phase, Run
 from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
@@ -90,8 +89,7 @@ async def _work(end: socket.socket) -> None:
     sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
     services = LeaseServices(
         worker_id=order.worker_id,
-        max_result_bytes=settings.max_result_bytes,
-        max_checkpoint_bytes=settings.max_checkpoint_bytes,
+        settings=settings,
         database=database,
         sessions=sessions,
         events=Events(),
@@ -148,7 +146,7 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
         await run.kind.processor.setup()
         try:
             with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
-                return await process_job(run, run.job, services.max_result_bytes)
+                return await process_job(run, run.job, services.settings.max_result_bytes)
         finally:
             await run.kind.processor.teardown()
 

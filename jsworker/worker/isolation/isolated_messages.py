@@ -7,8 +7,8 @@ from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
 from jsworker.core.message_link import Message
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
-from jsworker.worker.pipeline.run import Stop
 from jsworker.worker.stacks import Stack
 
 _OUTCOMES: Final[dict[str, TypeAdapter[Outcome]]] = {
@@ -19,12 +19,8 @@ _OUTCOMES: Final[dict[str, TypeAdapter[Outcome]]] = {
 class Order(Message):
     """All that the isolated process needs to run a job for its owner; the first message.
 
-    Attributes:
-        origin: what makes the processor.
-        path: the owner's ``sys.path``.
-        worker_id: the owner, in whose name the process writes.
-        settings: the owner's settings, secrets among them: they pass through the socket alone.
-        claimed: the job.
+    ``origin`` is what makes the processor, ``path`` the owner's ``sys.path``. The settings hold secrets: they
+    pass through the socket alone.
     """
 
     what: Literal["order"] = "order"
@@ -39,7 +35,7 @@ class StopRun(Message):
     """End the run, for this reason."""
 
     what: Literal["stop"] = "stop"
-    reason: Stop
+    reason: StopReason
 
 
 class Drain(Message):
@@ -55,13 +51,7 @@ class AskStacks(Message):
 
 
 class RunState(Message):
-    """The event loop ticks; how the run is.
-
-    Attributes:
-        sign_at: boot time of the job's last sign of life.
-        quiet_seconds: length of the announced quiet phase.
-        quiet_until: boot time of its end.
-    """
+    """The event loop ticks; how the run is. Moments are boot times."""
 
     what: Literal["state"] = "state"
     sign_at: FiniteFloat
@@ -77,12 +67,9 @@ class RunStacks(Message):
 
 
 class RunEnded(Message):
-    """The last message.
+    """The last message: name and fields of the outcome's class.
 
-    Attributes:
-        kind: name of the outcome's class.
-        values: its fields.
-        completed: whether the job's own transaction has completed it.
+    ``completed``: whether the job's own transaction has completed it.
     """
 
     what: Literal["ended"] = "ended"

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_messages import (
     FROM_ISOLATED,
     AskStacks,
@@ -25,9 +25,9 @@ from jsworker.worker.isolation.isolated_messages import (
     StopRun,
 )
 from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, stopped
-from jsworker.worker.pipeline.run import Run, Stop
 from jsworker.worker.stacks import Stack
 
 _LINE_MARGIN_BYTES: Final = 2**20
@@ -44,32 +44,21 @@ _STACKS_SECONDS: Final = 2.0
 
 
 class IsolatedRunner:
-    """Runs jobs in quarantine."""
+    """Runs jobs in quarantine, with the settings and in the name of their owner."""
 
-    def __init__(self, *, worker_id: str, settings: Settings, events: Events) -> None:
-        """Prepare.
-
-        Args:
-            worker_id: the owner.
-            settings: the owner's; the process gets the same.
-            events: the owner's.
-        """
-        self._worker_id = worker_id
-        self._settings = settings
-        self._events = events
-        self._reported: set[str] = set()
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._processes: dict[Run, _IsolatedProcess] = {}
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
         """Return whether a job is to run in quarantine: one more stall would be its last, or its third."""
         if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
-        if kind.origin is None and kind.name not in self._reported:
-            self._reported.add(kind.name)
-            reason = (
-                "its processor cannot be made in another process: give the worker the class, at module level"
+        if kind.origin is None:
+            self._context.complaints.report(
+                f"quarantine of kind {kind.name}",
+                "its processor cannot be made in another process: give the worker the class, at module level",
             )
-            self._events.emit("worker.degraded", what=f"quarantine of kind {kind.name}", reason=reason)
         return kind.origin is not None
 
     async def run(self, run: Run) -> Outcome:
@@ -78,8 +67,8 @@ class IsolatedRunner:
         order = Order(
             origin=run.kind.origin or "",
             path=sys.path,
-            worker_id=self._worker_id,
-            settings=self._settings,
+            worker_id=self._context.worker_id,
+            settings=self._context.settings,
             claimed=run.claimed._replace(**spans),
         )
         ours, theirs = socket.socketpair()
@@ -90,7 +79,7 @@ class IsolatedRunner:
             raise
         finally:
             theirs.close()
-        isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._settings)
+        isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._context.settings)
         try:
             isolated.begin(order)
             run.on_drain = isolated.ask_to_drain
@@ -109,8 +98,6 @@ class IsolatedRunner:
 
 
 class _IsolatedProcess:
-    """One process in which a job runs alone."""
-
     def __init__(
         self, run: Run, process: asyncio.subprocess.Process, end: socket.socket, settings: Settings
     ) -> None:
@@ -123,10 +110,9 @@ class _IsolatedProcess:
             on_end=self._note_end,
             longest_line=settings.max_result_bytes * _BYTES_A_BYTE + _LINE_MARGIN_BYTES,
         )
-        self._watchdog_timeout = settings.watchdog_timeout
+        self._settings = settings
         self._start_timeout = max(settings.watchdog_timeout, _START_SECONDS)
         self._grace = _GRACE_HEARTBEATS * settings.heartbeat_interval
-        self._last_grace = settings.statement_timeout
         self._ticks = False
         self._quiet_until = 0.0
         self._silence: asyncio.TimerHandle | None = None
@@ -207,10 +193,9 @@ class _IsolatedProcess:
             self._run.quiet_seconds = state.quiet_seconds
 
     def _watch(self) -> None:
-        """Expect the next message within the time-out."""
         if self._silence is not None:
             self._silence.cancel()
-        limit = self._watchdog_timeout if self._ticks else self._start_timeout
+        limit = self._settings.watchdog_timeout if self._ticks else self._start_timeout
         self._silence = asyncio.get_running_loop().call_later(limit, self._judge_silence)
 
     def _judge_silence(self) -> None:
@@ -218,13 +203,13 @@ class _IsolatedProcess:
         if not self._ticks:
             self._kill(f"it had not started within {self._start_timeout:g} s")
         elif boottime() > self._run.quiet_until:
-            self._kill(f"its event loop has not ticked for {self._watchdog_timeout:g} s")
+            self._kill(f"its event loop has not ticked for {self._settings.watchdog_timeout:g} s")
         self._watch()
 
-    def _request_stop(self, reason: Stop) -> None:
+    def _request_stop(self, reason: StopReason) -> None:
         self._link.send(StopRun(reason=reason))
         # At shutdown the owner itself has no more time than this.
-        grace = self._last_grace if reason is Stop.SHUTDOWN else self._grace
+        grace = self._settings.statement_timeout if reason is StopReason.SHUTDOWN else self._grace
         why = f"it went on although it was told to stop: {reason.value}"
         asyncio.get_running_loop().call_later(grace, self._kill, why)
 
@@ -242,7 +227,7 @@ class _IsolatedProcess:
 
     async def _judge_end(self) -> Outcome:
         code = await self._process.wait()
-        if self._run.stop in {Stop.LOST, Stop.FENCED, Stop.SHUTDOWN}:
+        if self._run.stop in {StopReason.LOST, StopReason.FENCED, StopReason.SHUTDOWN}:
             return stopped(self._run)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         why = f": {self._killed_because}" if self._killed_because else ""

@@ -39,18 +39,10 @@ class DeadLetters:
     def keep(self, message: _Message, reason: str, answered: Callable[[], None]) -> None:
         """Keep a message with the rule it breaks, then terminate it.
 
-        Args:
-            message: what no worker can use.
-            reason: the rule that it breaks.
-            answered: called once it has been terminated, or put back because it could not be kept.
+        ``answered`` is called once it has been terminated, or put back because it could not be kept.
         """
         self._unanswered.add(message)
         self._letters.post((message, reason), lambda _: answered())
-
-    @property
-    def unanswered(self) -> int:
-        """How many messages have not been answered yet."""
-        return len(self._unanswered)
 
     async def close(self, seconds: float) -> None:
         """Wait until every message given so far is kept, for at most ``seconds``; put back the others."""

@@ -1,10 +1,11 @@
 """The relay tick: what is due enters the queue, what is queued is published. Every worker has one."""
 
 from collections.abc import Awaitable, Callable, Sized
+from functools import partial
 from typing import TypeVar
 
 from jsworker.client.publishing import OutboxPublisher, Tally
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.ownership.transitions import publish
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.worker.context import WorkerContext
@@ -30,7 +31,7 @@ class Relay:
             context.database,
             context.stream,
             limit=_BATCH,
-            take=self._take,
+            take=partial(self._at_pace, self._publishing, self._take_within),
             refused_rows=context.refused_rows,
         )
         self._ending = False
@@ -39,13 +40,11 @@ class Relay:
         """Promote what is due, then publish what the outbox holds."""
         if not self._context.health.up:
             return
-        try:
+        with self._context.health.noting():
             while len(await self._at_pace(self._promoting, self._promote)) == _BATCH and not self._ending:
                 continue
             if self._context.stream.connected and not self._context.publishing.refused and not self._ending:
                 self._judge(await self._publisher.publish())
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
 
     def end(self) -> None:
         """Begin no other batch; those under way are still published and marked."""
@@ -60,16 +59,11 @@ class Relay:
             self._context.database,
             self._context.stream,
             limit=_BATCH,
-            take=self._take_latest,
+            take=partial(self._take_within, RECENT_SECONDS),
             refused_rows=self._context.refused_rows,
         )
-        try:
+        with self._context.health.noting():
             await latest.publish_once()
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
-
-    async def _take_latest(self) -> list[Outgoing]:
-        return await self._take_within(RECENT_SECONDS)
 
     async def try_again(self) -> None:
         """While the stream refuses: learn now and then whether it stores messages again.
@@ -80,18 +74,14 @@ class Relay:
         if not due or not self._context.health.up or not self._context.stream.connected:
             return
         within = None if self._publishing.is_due else RECENT_SECONDS
-        try:
-            outgoing = await publish.take_outgoing(
-                self._context.database, limit=_TRIAL, within=within, refused_rows=self._context.refused_rows
-            )
+        with self._context.health.noting():
+            outgoing = await self._take_within(within, limit=_TRIAL)
             if outgoing:
                 self._judge(await self._publisher.try_out(outgoing, seconds=_TRIAL_SECONDS))
             elif await self._has_grown():
                 self._context.publishing.stored()
             else:
                 self._context.publishing.put_off()
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
 
     def _judge(self, tally: Tally) -> None:
         if tally.refused is not None:
@@ -110,12 +100,12 @@ class Relay:
             return False
         return before is not None and self._last_seq > before
 
-    async def _take(self) -> list[Outgoing]:
-        return await self._at_pace(self._publishing, self._take_within)
-
-    async def _take_within(self, within: float | None) -> list[Outgoing]:
+    async def _take_within(self, within: float | None, *, limit: int | None = None) -> list[Outgoing]:
         return await publish.take_outgoing(
-            self._context.database, limit=_BATCH, within=within, refused_rows=self._context.refused_rows
+            self._context.database,
+            limit=limit or _BATCH,
+            within=within,
+            refused_rows=self._context.refused_rows,
         )
 
     async def _promote(self, within: float | None) -> range:

@@ -16,30 +16,27 @@ from jsworker.worker.context import WorkerContext
 
 T = TypeVar("T")
 
-REST: Final = 50
+_REST: Final = 50
 """Times its own duration that a slow scan rests."""
 _QUICK_SECONDS: Final = 0.02
 """What no rest is needed after."""
-LONGEST_REST_SECONDS: Final = 30.0
+_LONGEST_REST_SECONDS: Final = 30.0
 
 RECENT_SECONDS: Final = 10.0
 """How far back a scan looks that may not look at everything now: what turns up late stands within it."""
 
-MOST_TIMEOUTS: Final = 10
+_MOST_TIMEOUTS: Final = 10
 """Times the statement time-out that a scan gets in the end."""
 
 
 class ScanPace:
     """Lets a slow scan rest, as a rule until it takes a fiftieth of the time; a quick one is always due.
 
-    Of two in a row the quicker one counts: a single slow one may be due to a busy machine.
-
-    Args:
-        rest: times its own duration that a scan rests, for another share of the time.
-        longest_rest: seconds that it rests at most.
+    Of two in a row the quicker one counts: a single slow one may be due to a busy machine. It rests ``rest``
+    times its own duration, and ``longest_rest`` seconds at most.
     """
 
-    def __init__(self, rest: int = REST, longest_rest: float = LONGEST_REST_SECONDS) -> None:
+    def __init__(self, rest: int = _REST, longest_rest: float = _LONGEST_REST_SECONDS) -> None:
         self._rest = rest
         self._longest_rest = longest_rest
         self._rested_at = -math.inf
@@ -70,37 +67,29 @@ class ScanPace:
         self._rested_at = -math.inf
 
 
+def longest_rest(context: WorkerContext) -> float:
+    """Return the seconds that a search may rest: what it finds later may have been taken for stale."""
+    thresholds = [kind.limits.stale_after for kind in context.kinds.values()]
+    stale_after = [context.settings.stale_threshold, *(each for each in thresholds if each)]
+    return min(_LONGEST_REST_SECONDS, min(stale_after) / 4)
+
+
 class ThrottledScan:
-    """One scan of everything, made again and again.
+    """One scan of everything, made again and again; ``what`` it looks for is said when it becomes slow.
 
     Attributes:
         is_slow: whether it went unanswered, and has not been quick again since.
     """
 
     def __init__(
-        self,
-        context: WorkerContext,
-        what: str,
-        *,
-        rest: int = REST,
-        longest_rest: float = LONGEST_REST_SECONDS,
-        most_timeouts: int = MOST_TIMEOUTS,
+        self, context: WorkerContext, what: str, *, rest: int = _REST, most_timeouts: int = _MOST_TIMEOUTS
     ) -> None:
-        """Prepare a scan.
-
-        Args:
-            context: the worker's.
-            what: the scan looks for, as ``worker.degraded`` says it.
-            rest: times its own duration that a slow one rests.
-            longest_rest: seconds that it rests at most.
-            most_timeouts: times the statement time-out that it gets at most.
-        """
         self._context = context
         self._what = f"looking for {what}"
         self._least = context.settings.statement_timeout
         self._most = most_timeouts * self._least
         self._seconds = self._least
-        self._pace = ScanPace(rest, longest_rest)
+        self._pace = ScanPace(rest, longest_rest(context))
         self.is_slow = False
 
     @property
@@ -114,13 +103,7 @@ class ThrottledScan:
         return self.is_slow and not self._pace.is_due
 
     async def make(self, ask: Callable[[float], Awaitable[T]]) -> T | None:
-        """Scan.
-
-        Args:
-            ask: scans within so many seconds.
-
-        Returns:
-            What was found; None when the scan takes too long, while the database answers other questions.
+        """Have ``ask`` scan within so many seconds; None: that takes too long, while others are answered.
 
         Raises:
             DatabaseUnavailable: the database answers nothing at all.

@@ -13,18 +13,13 @@ from jsworker.core.job import Job
 from jsworker.core.processor import read_payload_text
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Outcome
-from jsworker.worker.pipeline.run import Run, Stop
 from jsworker.worker.pipeline.run_ownership import LeaseServices, RunLease
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
-    """Return what the processor gets.
-
-    Raises:
-        InvalidPayload, InvalidJson: the row cannot be read.
-        ValueError: its payload has not been fetched.
-    """
+    """Return what the processor gets; raises InvalidPayload or InvalidJson for a row that cannot be read."""
     claimed = run.claimed
     if claimed.payload is None:
         raise ValueError(f"the payload of job {claimed.id} has not been fetched")
@@ -49,13 +44,8 @@ async def judged(
 ) -> tuple[Outcome, BaseException | None]:
     """Return the outcome of ``work``, with the error behind it.
 
-    Args:
-        run: the run.
-        work: has the processor do the job.
-        loop_ends: whether all tasks of the event loop have been cancelled.
-
-    Raises:
-        CancelledError: the run was abandoned; it must not be settled.
+    ``loop_ends`` returns whether all tasks of the event loop have been cancelled. A CancelledError means that
+    the run was abandoned; it must not be settled.
     """
     try:
         return await work, None
@@ -63,7 +53,7 @@ async def judged(
         if run.abandoned:
             raise
         if run.stop is None and loop_ends():
-            run.stop = Stop.SHUTDOWN
+            run.stop = StopReason.SHUTDOWN
         # Handing it back although no stop was asked for would run it again and again, and count nothing.
         was_stopped = run.stop is not None or run.is_handed_back
         return outcomes.stopped(run) if was_stopped else outcomes.cancelled_itself(run, cancelled), cancelled
@@ -74,11 +64,9 @@ async def judged(
 
 
 async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
-    """Have the processor do the job, within its time limits.
+    """Have the processor do the job, within its time limits; raises what the processor raised.
 
-    Raises:
-        asyncio.CancelledError: the run was stopped; ``run.stop`` says why.
-        BaseException: what the processor raised.
+    CancelledError means that the run was stopped; ``run.stop`` says why.
     """
     if not run.kind.needs_timers:  # the fence keeps the others
         value = await _process(run, job)
@@ -157,11 +145,8 @@ def _resolve(ended: asyncio.Future[Any], value: Any, error: BaseException | None
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:
     """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero.
 
-    Args:
-        task: the current one, where it is known; asking for it costs a system call.
-
-    Returns:
-        Whether there were any; without one, a CancelledError is of the processor's own making.
+    Returns whether there were any; without one, a CancelledError is of the processor's own making. Asking
+    for the current task costs a system call, so it is given where it is known.
     """
     task = task or asyncio.current_task()
     if task is None or not task.cancelling():
@@ -180,12 +165,12 @@ def time_limits(run: Run) -> Iterator[None]:
     def watch_progress(limit: float) -> None:
         left = max(run.sign_at, run.quiet_until) + limit - boottime()
         if left <= 0:
-            run.signal(Stop.NO_PROGRESS)
+            run.signal(StopReason.NO_PROGRESS)
         else:
             timers[-1] = loop.call_later(left, watch_progress, limit)
 
-    if run.kind.timeout is not None:
-        timers.append(loop.call_later(run.kind.timeout, run.signal, Stop.TIMEOUT))
+    if (timeout := run.kind.limits.timeout) is not None:
+        timers.append(loop.call_later(timeout, run.signal, StopReason.TIMEOUT))
     if run.kind.progress_timeout is not None:
         run.sign_at = boottime()
         timers.append(loop.call_later(run.kind.progress_timeout, watch_progress, run.kind.progress_timeout))

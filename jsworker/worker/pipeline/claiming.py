@@ -15,8 +15,8 @@ from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob
 from jsworker.ownership.transitions.reset import Suspect
 from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Run, Stop
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.late_rows import LateRows
 
@@ -105,10 +105,8 @@ class Claimer:
         return Take(taken.claimed, frozenset(), frozenset(taken.refused_rows), quiet)
 
     async def _set_aside(self, refused: Mapping[UUID, RowRefused]) -> None:
-        try:
+        with self._context.health.noting():  # else refused and noted the next time
             await self._context.refused_rows.note("claim", refused.items())
-        except (DatabaseUnavailable, DatabaseRefused) as error:  # refused and noted the next time
-            self._context.health.failed(error)
 
     def _report_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
         owners = {row.id: row.worker_id for row in seen}
@@ -140,9 +138,7 @@ class Claimer:
     ) -> dict[UUID, RefusedJob] | None:
         """Return why jobs were not claimed, without those that have no row; None: no answer.
 
-        Args:
-            ids: the jobs.
-            delivered: those that a message brought; only their timelines note the skip.
+        Only the timelines of those that a message ``delivered`` note the skip.
         """
         found = set(ids).difference(delivered)
         look = partial(claims.look_at_refused, self._context.database, kind=self._kind.name)
@@ -187,13 +183,10 @@ class LargeValues:
         self._turns = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
     async def fetch(self, run: Run) -> bool:
-        """Complete what was claimed; a run that is stopped meanwhile is cancelled in here.
+        """Complete what was claimed and return whether the job is still owned; a lost run is stopped.
 
-        A value that does not come in time is asked for again, each time with more time: handed back, the job
-        would go from worker to worker for ever.
-
-        Returns:
-            Whether it was fetched; False: the job is lost, and so the run is stopped.
+        A run that is stopped meanwhile is cancelled in here. A value that does not come in time is asked for
+        again, each time with more time: handed back, the job would go from worker to worker for ever.
 
         Raises:
             DatabaseRefused: PostgreSQL cannot give it; not for a login that it refuses, perhaps for a moment.
@@ -208,7 +201,7 @@ class LargeValues:
                         tries=tries,
                     )
             except OwnershipLost:
-                run.stop, run.should_stop = Stop.LOST, True
+                run.lose()
                 return False
             except (DatabaseUnavailable, DatabaseRefused) as error:
                 if not may_answer_later(error):

@@ -13,8 +13,8 @@ from jsworker.stream.message import Delivery, Undecodable
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.claiming import Claimer, Take
+from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Claiming, Run, Stop
 from jsworker.worker.pipeline.slots import Slots
 
 _ANOTHER_COPY_DELAY = 1.0
@@ -34,10 +34,9 @@ _NO_ROW_SECONDS = 60.0
 
 
 class Consumer:
-    """Deliveries of one kind on their way to a job slot.
+    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them.
 
     Attributes:
-        kind: the kind.
         delivered_at: boot time at which the last message of this kind arrived.
         delivered_seq: number of the last message that was delivered for the first time: those of this kind
             before it have been delivered to some worker.
@@ -54,7 +53,6 @@ class Consumer:
         dead_letters: DeadLetters,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
     ) -> None:
-        """Prepare; ``claim`` is called with each batch, and calls the consumer's steps for it."""
         self.kind = kind
         self.delivered_at = boottime()
         self.delivered_seq = 0
@@ -221,7 +219,7 @@ class Consumer:
         for copy in deliveries[1:]:
             self._answer_copy(copy, row.dispatch)
         if row.cancel_requested:
-            run.signal(Stop.CANCELLED)
+            run.signal(StopReason.CANCELLED)
         if self._context.events.wants("job.claimed"):
             self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
         return run

@@ -1,6 +1,8 @@
 """The kinds a worker works on: processors, with the limits that their classes leave to the settings."""
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -10,11 +12,10 @@ from pydantic import TypeAdapter
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
-from jsworker.core.pydantic_json import result_type
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
+from jsworker.core.strict_json import result_type
 from jsworker.ownership.transitions.claim import Limits
-from jsworker.worker.isolation.processor_origin import origin_of
 
 T = TypeVar("T")
 
@@ -29,8 +30,6 @@ class Kind:
     """One kind of job.
 
     Attributes:
-        name: the kind.
-        processor: does its jobs.
         limits: what a claim writes into the row.
         progress_timeout: seconds without a sign of life from the job itself; None: no limit.
         concurrency: job slots of this process that the kind may fill.
@@ -55,11 +54,6 @@ class Kind:
         """Whether a run has a time limit that a look at all runs now and then would keep too late."""
         timeout = self.limits.timeout
         return self.progress_timeout is not None or (timeout is not None and timeout < _LONG_SECONDS)
-
-    @property
-    def timeout(self) -> float | None:
-        """Seconds that one run may take; None: no limit."""
-        return self.limits.timeout
 
     def limits_when_quiet(self, seconds: float) -> Limits:
         """Return limits that allow so many seconds more of silence; None stays None: no such limit."""
@@ -109,6 +103,42 @@ def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
 def without_timeout(kinds: dict[str, Kind]) -> list[str]:
     """Return the kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or by nothing at all."""
     return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)
+
+
+def origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
+    """Return ``MODULE:NAME`` of what makes this processor again, None when nothing surely does.
+
+    A class is made without arguments, as it was here. An instance must be an attribute of its class's module,
+    or of a class that takes no arguments: with others it might differ from what its class makes by default.
+    """
+    cls = given if isinstance(given, type) else type(given)
+    module = sys.modules.get(cls.__module__)
+    if module is None or cls.__module__ == "__main__":
+        return None
+    if isinstance(given, JobProcessor):
+        for name, value in vars(module).items():
+            if value is given:
+                return f"{cls.__module__}:{name}"
+        if inspect.signature(cls).parameters:
+            return None
+    return f"{cls.__module__}:{cls.__qualname__}" if _resolves(cls, module) else None
+
+
+def processor_at(origin: str) -> JobProcessor[Any]:
+    """Make the processor of an origin in this process."""
+    module, _, names = origin.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    processor: JobProcessor[Any] = found() if isinstance(found, type) else found
+    return processor
+
+
+def _resolves(cls: type[Any], module: object) -> bool:
+    found: object = module
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
 
 
 def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:

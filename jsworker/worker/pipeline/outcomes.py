@@ -8,10 +8,10 @@ from typing import Any
 
 from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.core.processor import Backoff
-from jsworker.core.pydantic_json import write_result
+from jsworker.core.strict_json import write_result
 from jsworker.ownership.refusals import is_behind
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Run, Stop
 
 _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
@@ -96,11 +96,7 @@ def returned(run: Run, value: Any, max_bytes: int) -> Outcome:
 
 
 def result_text(kind: Kind, value: Any, max_bytes: int) -> str | None:
-    """Return a result of a kind's processor as JSON text, None when there is none.
-
-    Raises:
-        InvalidResult: it cannot be stored, or is larger than ``max_bytes``.
-    """
+    """Return a result of a kind's processor as JSON text, None when there is none; raises InvalidResult."""
     if value is None:
         return None
     try:
@@ -122,7 +118,7 @@ def raised(run: Run, error: BaseException) -> Outcome:
             return _handed_back(run)
         case Retry():
             return Failed(_after_limit(run, clean(_text(error))), None, _delay(run, error.after))
-        case _ if run.stop in {Stop.FENCED, Stop.SHUTDOWN}:
+        case _ if run.stop in {StopReason.FENCED, StopReason.SHUTDOWN}:
             return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
         case _ if run.stop is None and (fault := _server_fault(run, error)) is not None:
             return Interrupted(
@@ -140,21 +136,21 @@ def failed(run: Run, error: str) -> Failed:
 def stopped(run: Run) -> Outcome:
     """Return the outcome of a run that was cancelled in the middle of its work."""
     match run.stop:
-        case Stop.LOST:
+        case StopReason.LOST:
             return Lost()
-        case Stop.CANCELLED:
+        case StopReason.CANCELLED:
             return HandedBack("cancelled on request")  # a job that was asked to end has not erred
-        case Stop.TIMEOUT | Stop.NO_PROGRESS:
+        case StopReason.TIMEOUT | StopReason.NO_PROGRESS:
             return failed(run, str(_passed_limit(run)))
-        case Stop.FENCED | Stop.SHUTDOWN | None:
+        case StopReason.FENCED | StopReason.SHUTDOWN | None:
             return _handed_back(run)
 
 
 def _passed_limit(run: Run) -> str | None:
     match run.stop:
-        case Stop.TIMEOUT:
-            return f"timed out after {run.kind.timeout:g} s"
-        case Stop.NO_PROGRESS:
+        case StopReason.TIMEOUT:
+            return f"timed out after {run.kind.limits.timeout:g} s"
+        case StopReason.NO_PROGRESS:
             return f"no progress for {run.kind.progress_timeout:g} s"
         case _:
             return None
@@ -248,7 +244,7 @@ def _final(run: Run, error: BaseException) -> str | None:
 
 
 def _handed_back(run: Run) -> HandedBack:
-    if run.stop is Stop.FENCED:
+    if run.stop is StopReason.FENCED:
         return HandedBack("the owner could not renew its heartbeat in time and stopped the run")
     return HandedBack("the worker was stopped")
 

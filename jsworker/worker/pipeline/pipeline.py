@@ -16,17 +16,16 @@ from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.claiming import Claimer, LargeValues
+from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
-from jsworker.worker.pipeline.run import Phase, Run
-from jsworker.worker.pipeline.run_events import call_hooks, emit_end, emit_ignored_stop
 from jsworker.worker.pipeline.run_ownership import LeaseServices
+from jsworker.worker.pipeline.run_reports import RunTracing, call_hooks, emit_end, emit_ignored_stop
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.late_rows import LateRows
-from jsworker.worker.run_tracing import RunTracing
 
 _ABANDON_SECONDS: Final = 1.0
 """How long the worker's end waits for a run that swallows its last cancellation too."""
@@ -40,12 +39,7 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        quiet: QuietPhases,
-        late: LateRows,
-        loop_ends: Callable[[], bool],
+        self, context: WorkerContext, *, quiet: QuietPhases, late: LateRows, loop_ends: Callable[[], bool]
     ) -> None:
         """Prepare; ``loop_ends`` returns whether all tasks of the event loop have been cancelled."""
         self._context = context
@@ -58,8 +52,7 @@ class Pipeline:
         self._max_result_bytes = context.settings.max_result_bytes
         self._services = LeaseServices(
             worker_id=context.worker_id,
-            max_result_bytes=self._max_result_bytes,
-            max_checkpoint_bytes=context.settings.max_checkpoint_bytes,
+            settings=context.settings,
             database=context.database,
             sessions=context.sessions,
             events=context.events,
@@ -70,9 +63,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._values = LargeValues(context)
         self.slots = Slots(context.settings.concurrency, len(context.kinds))
-        self.isolated_runner = IsolatedRunner(
-            worker_id=context.worker_id, settings=context.settings, events=context.events
-        )
+        self.isolated_runner = IsolatedRunner(context)
         self.tracing = RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
@@ -209,14 +200,13 @@ class Pipeline:
         if fault_points.armed():
             await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
-        await call_hooks(self._events, run, outcome, error)
+        await call_hooks(self._events, run, outcome, settled, error)
 
     # --- Answer: the message is acknowledged, and events report what became of the job. ---
 
     def _answer(
         self, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None = None
     ) -> None:
-        run.settled = settled
         self._let_go(run)
         if self._supervision is not None:  # not before: a job whose settling ends the process has begun
             self._supervision.ended(run.id)
@@ -276,10 +266,10 @@ class Pipeline:
         """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""
         try:
             async with asyncio.timeout(seconds):
-                while self._tasks or self.settler.is_completing:
+                while self._tasks or self.settler.completions.is_busy:
                     if self._tasks:
                         await asyncio.wait(self._tasks)
-                    await self.settler.flush_completions()
+                    await self.settler.completions.flush()
         except TimeoutError:
             return False
         return True

@@ -35,13 +35,14 @@ from jsworker.core.errors import (
     may_answer_later,
 )
 from jsworker.core.events import Events
+from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Attempt, Sessions
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
+from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import result_text
-from jsworker.worker.pipeline.run import Run, Stop
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -63,15 +64,12 @@ class LeaseServices:
     """What all leases of a worker share.
 
     Attributes:
-        max_result_bytes: most bytes of a result's JSON text.
-        max_checkpoint_bytes: most bytes of a checkpoint's JSON text.
         on_quiet: called when a quiet phase was announced or ended.
         cover_others: lets the other runs of the process be silent for as long as an announced phase.
     """
 
     worker_id: str
-    max_result_bytes: int
-    max_checkpoint_bytes: int
+    settings: Settings
     database: Database
     sessions: Sessions
     events: Events
@@ -103,17 +101,13 @@ class RunLease:
         """Store how far the run is."""
         if progress is not None and not 0 <= progress <= 1:
             raise ValueError(f"progress={progress!r} must be between 0 and 1")
-        write = partial(
-            heartbeat.update_progress,
-            self._services.database,
-            worker_id=self._services.worker_id,
-            held=self._run.held,
-            stage=_text(stage, _STAGE_CHARACTERS),
-            progress=progress,
-            message=_text(message, _MESSAGE_CHARACTERS),
-        )
         try:
-            await self._sign_of_life(write)
+            await self._write(
+                heartbeat.update_progress,
+                stage=_text(stage, _STAGE_CHARACTERS),
+                progress=progress,
+                message=_text(message, _MESSAGE_CHARACTERS),
+            )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if not may_answer_later(error):
                 raise
@@ -124,37 +118,25 @@ class RunLease:
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
         text = strict_json.dumps(value, what="checkpoint")
-        size, most = len(text) if text.isascii() else len(text.encode()), self._services.max_checkpoint_bytes
-        if size > most:
+        size = len(text) if text.isascii() else len(text.encode())
+        if size > (most := self._services.settings.max_checkpoint_bytes):
             raise InvalidJson(f"checkpoint of {size} bytes exceeds JSWORKER_MAX_CHECKPOINT_BYTES={most}")
         tries = count()
 
         async def write() -> None:
-            await heartbeat.save_checkpoint(
-                self._services.database,
-                worker_id=self._services.worker_id,
-                held=self._run.held,
-                checkpoint=text,
-                tries=next(tries),
-            )
+            await self._write(heartbeat.save_checkpoint, checkpoint=text, tries=next(tries))
 
-        await self._until_answered(partial(self._sign_of_life, write))
+        await self._until_answered(write)
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
-        write = partial(
-            heartbeat.set_thresholds,
-            self._services.database,
-            worker_id=self._services.worker_id,
-            held=self._run.held,
-            **self._run.thresholds(seconds),
-            announced=True,
-        )
+        thresholds = self._run.thresholds(seconds)
+        write = partial(self._write, heartbeat.set_thresholds, **thresholds, announced=True)
         # The heartbeat may just be restoring the thresholds after the phase before.
         async with self._run.thresholds_lock:
-            await self._until_answered(partial(self._sign_of_life, write))
+            await self._until_answered(write)
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
@@ -171,18 +153,13 @@ class RunLease:
             ) as session:
                 yield session
         except OwnershipLost:
-            self._lose()
+            self._run.lose()
             raise
         except Exception as error:
             if attempt.fault is None or not (attempt.committing and await self._was_committed()):
                 self._interrupt(error, attempt)
                 raise
         self._run.completed = True
-
-    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
-        """Open a plain session whose last statement completes the job."""
-        _refuse_on_a_loop()
-        return self._sync_transaction(result)
 
     async def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
         """Yield transactions until one ends without a server's fault."""
@@ -197,11 +174,6 @@ class RunLease:
             self._run.unfinished = None
             raise
 
-    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
-        """Yield transactions until one ends without a server's fault."""
-        _refuse_on_a_loop()
-        return self._sync_transactions(result)
-
     def complete_statement(self, result: Any) -> "Executable":
         """Return the guarded statement that completes the job."""
         return complete_statement(self._services.worker_id, self._completion(result))
@@ -215,6 +187,16 @@ class RunLease:
             raise
         return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
 
+    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
+        """Open a plain session whose last statement completes the job; refused at once on an event loop."""
+        _refuse_on_a_loop()
+        return self._sync_transaction(result)
+
+    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+        """Yield transactions until one ends without a server's fault; refused at once on an event loop."""
+        _refuse_on_a_loop()
+        return self._sync_transactions(result)
+
     @contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
         attempt = Attempt()
@@ -224,7 +206,7 @@ class RunLease:
             ) as session:
                 yield session
         except OwnershipLost:
-            self._lose()
+            self._run.lose()
             raise
         except Exception as error:
             if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
@@ -295,12 +277,8 @@ class RunLease:
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         value = result() if callable(result) else result
         return Completion(
-            *self._run.held, result_text(self._run.kind, value, self._services.max_result_bytes)
+            *self._run.held, result_text(self._run.kind, value, self._services.settings.max_result_bytes)
         )
-
-    def _lose(self) -> None:
-        self._run.stop = Stop.LOST
-        self._run.should_stop = True
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
@@ -314,12 +292,13 @@ class RunLease:
                 return await ask()
         raise AssertionError
 
-    async def _sign_of_life(self, write: Callable[[], Awaitable[None]]) -> None:
-        started = boottime()
+    async def _write(self, statement: Callable[..., Awaitable[None]], **values: Any) -> None:
+        """Write to the row of the run, which is a sign of life."""
+        services, started = self._services, boottime()
         try:
-            await write()
+            await statement(services.database, worker_id=services.worker_id, held=self._run.held, **values)
         except OwnershipLost:
-            self._lose()
+            self._run.lose()
             raise
         self._run.beaten_at = max(self._run.beaten_at, started)
         self._run.sign_at = boottime()

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
@@ -25,8 +25,8 @@ from jsworker.ownership.transitions.settle import (
 )
 from jsworker.ownership.transitions.timeline import Entry
 from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
-from jsworker.worker.pipeline.run import Run, Stop
 
 _BATCH = 200
 _LARGE_CHARACTERS = 64 * 1024
@@ -48,11 +48,16 @@ _LONGEST_WAIT_SECONDS: Final = 2.0
 _LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
 """After these an outcome whose row was locked is waited for; a heartbeat's lock is gone by then."""
 
+Statement: TypeAlias = Callable[..., Awaitable[Sequence[Settled]]]
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
 
 class Settler:
-    """Writes outcomes; a finished outcome outlives an outage of the database."""
+    """Writes outcomes; a finished outcome outlives an outage of the database.
+
+    Attributes:
+        completions: on their way, in batches.
+    """
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -60,7 +65,7 @@ class Settler:
         self._refused: dict[Held, Failure] = {}
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
-        self._completions: Batcher[Completion, Settled | None] = Batcher(
+        self.completions: Batcher[Completion, Settled | None] = Batcher(
             "completions", partial(self._write, complete), limit=_BATCH, died=context.died
         )
         self._failures: Batcher[Failure, Settled | None] = Batcher(
@@ -78,7 +83,7 @@ class Settler:
             case Failed(error, permanent, delay, stalled):
                 return await self._failed(Failure(*run.held, error, permanent, delay, stalled=stalled))
             case HandedBack(reason):
-                if run.stop is Stop.FENCED:
+                if run.stop is StopReason.FENCED:
                     await self._note_fence(run)
                 return await self._returned(Return(*run.held, reason))
             case Interrupted():
@@ -94,24 +99,13 @@ class Settler:
         if result is not None and len(result) > _LARGE_CHARACTERS:
             then(None)
         else:
-            self._completions.post(Completion(*run.held, result), then)
-
-    @property
-    def is_completing(self) -> bool:
-        """Whether a completion has not been answered yet."""
-        return self._completions.is_busy
-
-    async def flush_completions(self) -> None:
-        """Wait until every completion has been answered."""
-        await self._completions.flush()
+            self.completions.post(Completion(*run.held, result), then)
 
     def let_go(self, held: Held, reason: str, *, ended: bool) -> asyncio.Future[Settled | None]:
         """End an orphaned claim; None: not answered.
 
-        Args:
-            held: a claim of this worker.
-            reason: for the timeline, where it is released.
-            ended: it has run, but its failure was refused: that is written now, if it can be.
+        ``ended``: it has run, but its failure was refused: that is written now, if it can be. Else it is
+        released, and ``reason`` stands in the timeline.
         """
         failure = self._refused.get(held)
         if failure is None and not ended:
@@ -121,14 +115,14 @@ class Settler:
 
     async def close(self) -> None:
         """Give up outcomes that are not written; their jobs go back by the stale rule."""
-        for batcher in (self._completions, self._failures, self._returns):
+        for batcher in (self.completions, self._failures, self._returns):
             await batcher.close()
 
     async def _completed(self, run: Run, result: str | None) -> Settled:
         completion = Completion(*run.held, result)
         is_large = result is not None and len(result) > _LARGE_CHARACTERS
-        write = partial(self._persist, complete, wait=False) if is_large else self._completions.submit
-        settled = await self._without_waiting(write, completion) or await self._persist(complete, completion)
+        write = partial(self._persist, complete, wait=False) if is_large else self.completions.submit
+        settled = await self._written(write, complete, completion)
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
@@ -136,8 +130,7 @@ class Settler:
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
-        settled = await self._without_waiting(self._failures.submit, failure)
-        settled = settled or await self._persist(fail, failure)
+        settled = await self._written(self._failures.submit, fail, failure)
         if settled is Settled.REFUSED:
             self._refused[failure.id, failure.token] = failure
             if len(self._refused) > _REFUSED_KEPT:
@@ -145,54 +138,46 @@ class Settler:
         return settled
 
     async def _returned(self, given_back: Return) -> Settled:
-        settled = await self._without_waiting(self._returns.submit, given_back)
-        return settled or await self._persist(release, given_back)
+        return await self._written(self._returns.submit, release, given_back)
 
-    async def _without_waiting(
-        self, write: Callable[[EndedT], Awaitable[Settled | None]], ended: EndedT
-    ) -> Settled | None:
-        """Write an outcome without waiting for locks; None: not answered, or its row stays locked."""
+    async def _written(
+        self, write: Callable[[EndedT], Awaitable[Settled | None]], statement: Statement, ended: EndedT
+    ) -> Settled:
+        """Write an outcome without waiting for locks; unanswered, or behind a lock that stays, alone."""
         for pause in _LOCKED_PAUSES:
             settled = await write(ended)
+            if settled is None:
+                break
             if settled is not Settled.LOCKED:
                 return settled
             await asyncio.sleep(pause)
-        return None
+        return await self._persist(statement, ended)
 
     async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
         """Release a job with a growing pause; after ten minutes of faults in a row they are an error."""
-        times = await self._server_faults(run)
+        faults = partial(server_faults, self._context.database, job_id=run.id)
+        times = await self._context.health.until_answered(faults)
         if times >= _MOST_SERVER_FAULTS:
             return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
         delay = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times) * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing
         settled = await self._returned(Return(*run.held, outcome.reason, delay))
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
 
-    async def _server_faults(self, run: Run) -> int:
-        while True:
-            await self._context.health.wait_until_up()
-            try:
-                return await server_faults(self._context.database, job_id=run.id)
-            except (DatabaseUnavailable, DatabaseRefused) as error:
-                self._context.health.failed(error)
-
     async def _note_fence(self, run: Run) -> None:
         """Note in the timeline, as soon as the database answers, that the fence stopped the run."""
         job_id, token = run.held
         silent = round(boottime() - run.beaten_at, 3)
         entry = Entry(job_id, "fenced", self._context.worker_id, token, {"seconds_without_heartbeat": silent})
-        while True:
-            await self._context.health.wait_until_up()
+
+        async def note() -> None:
             try:
-                return await timeline.note(self._context.database, entries=[entry])
+                await timeline.note(self._context.database, entries=[entry])
             except RowRefused as error:  # reported; the run ends all the same
-                return self._context.health.failed(error)
-            except (DatabaseUnavailable, DatabaseRefused) as error:
                 self._context.health.failed(error)
 
-    async def _persist(
-        self, statement: Callable[..., Awaitable[Sequence[Settled]]], ended: EndedT, *, wait: bool = True
-    ) -> Settled:
+        await self._context.health.until_answered(note)
+
+    async def _persist(self, statement: Statement, ended: EndedT, *, wait: bool = True) -> Settled:
         """Write one outcome alone until it is answered: a row behind a lock must not hold up the others.
 
         Those that ``wait`` for the lock have places of their own: they may keep them for long.
@@ -214,7 +199,9 @@ class Settler:
                 except DatabaseBusy as error:  # the heartbeats' connection is open already, and would answer
                     self._context.health.failed(error)
                 except DatabaseUnavailable:
-                    await self._ping()
+                    # Is the database silent? One row that stays locked looks the same, and is not.
+                    with self._context.health.noting():
+                        await self._context.database.ping()
                 except DatabaseRefused as error:
                     self._context.health.failed(error)
                 else:
@@ -225,18 +212,7 @@ class Settler:
             tries += 1
             await asyncio.sleep(wait_seconds * random.uniform(0.8, 1.2))  # noqa: S311 -- as above
 
-    async def _ping(self) -> None:
-        """Find out whether the database is silent: one row that stays locked looks the same, and is not."""
-        try:
-            await self._context.database.ping()
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
-
-    async def _write(
-        self,
-        statement: Callable[..., Awaitable[Sequence[Settled]]],
-        runs: Sequence[EndedT],
-    ) -> Sequence[Settled | None]:
+    async def _write(self, statement: Statement, runs: Sequence[EndedT]) -> Sequence[Settled | None]:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
         await self._context.health.wait_until_up()
         try:
@@ -255,9 +231,7 @@ class Settler:
         await self._set_aside(statement, refusals)
         return settled
 
-    async def _set_aside(
-        self, statement: Callable[..., Awaitable[Sequence[Settled]]], refusals: Refusals
-    ) -> None:
+    async def _set_aside(self, statement: Statement, refusals: Refusals) -> None:
         """Set refused rows aside; a completion that was refused becomes a failure, which says why."""
         if not refusals:
             return
@@ -265,9 +239,6 @@ class Settler:
             self._refusals |= refusals
             return
         attempted = "fail" if statement is fail else "release"
-        try:
-            await self._context.refused_rows.note(
-                attempted, [(job_id, error) for (job_id, _), error in refusals.items()]
-            )
-        except (DatabaseUnavailable, DatabaseRefused) as error:  # found again as orphaned claims
-            self._context.health.failed(error)
+        refused = [(job_id, error) for (job_id, _), error in refusals.items()]
+        with self._context.health.noting():  # what is not set aside is found again as orphaned claims
+            await self._context.refused_rows.note(attempted, refused)

@@ -4,8 +4,8 @@ import math
 from collections import Counter, deque
 
 from jsworker.core.clock import boottime
+from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.run import Run
 
 _PREFETCH_SECONDS = 0.1
 """Only what should start within this time is prefetched; the rest stays in JetStream for other workers."""
@@ -26,7 +26,6 @@ class Slots:
     """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
 
     def __init__(self, capacity: int, kinds: int) -> None:
-        """Prepare ``capacity`` slots for so many ``kinds``."""
         self._capacity = capacity
         self._kinds = kinds
         self._waiting: dict[str, deque[Run]] = {}
@@ -40,13 +39,7 @@ class Slots:
         self._closed = False
 
     def room(self, kind: Kind, *, claiming: int, claiming_kind: int) -> int:
-        """Return how many more jobs of a kind may be claimed now.
-
-        Args:
-            kind: the kind.
-            claiming: claims of any kind on their way.
-            claiming_kind: those of this kind.
-        """
+        """Return how many more jobs of a kind may be claimed, ``claiming`` of any kind being on their way."""
         if self._closed or self._settling >= _SETTLING_JOBS:
             return 0
         prefetch = self._prefetch(kind)
@@ -54,14 +47,12 @@ class Slots:
         free = self._capacity + prefetch - claiming - self._in_flight
         if prefetch:  # slots fall free quickly: each kind gets some, however many jobs of others wait
             free = max(free, self._share(kind, prefetch) - in_line)
-        own_prefetch = min(prefetch, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
-        return min(free, kind.concurrency + own_prefetch - in_line - self._running[kind.name])
+        return min(free, self._most_of(kind, prefetch) - in_line - self._running[kind.name])
 
     def most(self, kind: Kind) -> int:
         """Return how many jobs of a kind may be in flight if no others are, prefetched ones included."""
         prefetch = self._prefetch(kind)
-        own_prefetch = min(prefetch, _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf)))
-        return min(self._capacity + prefetch, kind.concurrency + own_prefetch)
+        return min(self._capacity + prefetch, self._most_of(kind, prefetch))
 
     @property
     def serve_one_kind(self) -> bool:
@@ -128,6 +119,11 @@ class Slots:
             free -= running
             per_second += running / self._mean_seconds.get(name, math.inf)
         return _soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
+
+    def _most_of(self, kind: Kind, prefetch: int) -> int:
+        """Return how many jobs of a kind its own concurrency allows, prefetched ones included."""
+        own_prefetch = _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf))
+        return kind.concurrency + min(prefetch, own_prefetch)
 
     def _share(self, kind: Kind, prefetch: int) -> int:
         known = kind.name in self._mean_seconds  # else one run shows how long they take

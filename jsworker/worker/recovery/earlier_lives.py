@@ -1,19 +1,23 @@
-"""Earlier lives of a worker: evidence of their death (rule 2), their jobs, and an id that is still in use."""
+"""Who this process is, and which earlier lives of a worker have ended: evidence of death (rule 2)."""
 
 import asyncio
 import os
-from collections.abc import Callable, Collection
+import secrets
+import socket
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Final
 
+from jsworker import __version__
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, SettingsError
+from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.workers import EarlierLife, WorkerRow
 from jsworker.stream.liveness import Answer
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.identity import start_of
 from jsworker.worker.presence import Presence
-from jsworker.worker.recovery.dead_owners import DeadOwners
+from jsworker.worker.recovery.resets import DeadOwners
 from jsworker.worker.supervision import DeadOwner
 
 FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
@@ -23,6 +27,59 @@ _MISSED_HEARTBEATS: Final = 4
 """After so many of its own intervals without a sign of life a worker with a duplicate id counts as gone. One
 is left out on purpose now and then (``Heartbeat``); two may be missed beside it."""
 _LOOKS_PER_INTERVAL: Final = 4
+_ENDED = frozenset("ZX")
+"""States of a process that runs no more: a zombie waits only for its parent to take note."""
+
+
+def identify(
+    settings: Settings, kinds: Sequence[str], kinds_without_timeout: Sequence[str] = ()
+) -> WorkerRow:
+    """Return this process's row of the registry: ``hostname-pid-random`` and what Linux knows of it."""
+    hostname = settings.hostname or socket.gethostname()
+    pid = os.getpid()
+    name = settings.worker_id or f"{hostname}-{pid}"
+    return WorkerRow(
+        id=f"{name}-{secrets.token_hex(4)}",
+        hostname=hostname,
+        pod_uid=settings.pod_uid,
+        container=settings.container,
+        boot_id=_read("/proc/sys/kernel/random/boot_id"),
+        pid_namespace=_link("/proc/self/ns/pid"),
+        pid=pid,
+        process_started=start_of(pid),
+        kinds=kinds,
+        concurrency=settings.concurrency,
+        version=__version__,
+        heartbeat_interval=settings.heartbeat_interval,
+        kinds_without_timeout=kinds_without_timeout,
+    )
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return None  # not Linux: no evidence of this sort, the stale rule covers it
+
+
+def _link(path: str) -> str | None:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return None
+
+
+def start_of(pid: int) -> str | None:
+    """Return a process's start in clock ticks since boot: with the pid it names one life.
+
+    None: it does not run in this PID namespace.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in _ENDED else fields[18]
 
 
 def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
@@ -31,10 +88,6 @@ def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
     A name proves nothing: a pod of the same name may run on another node, and several workers may share a
     host. Proof is the process that is gone from this very PID namespace, or the end of the container that
     this one has replaced in its own pod.
-
-    Args:
-        earlier: the other worker, as the registry knows it.
-        me: the worker that asks.
     """
     if me.boot_id is None or me.pid_namespace is None:
         return None
@@ -47,7 +100,11 @@ def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
 
 
 class Reconciler:
-    """Startup reconciliation: takes back the jobs of earlier lives at once, on evidence of death."""
+    """Startup reconciliation: takes back the jobs of earlier lives at once, on evidence of death.
+
+    The jobs of ``siblings`` the common parent takes back: it knows which of them had begun. What it has left
+    after one statement time-out is taken back all the same. ``done`` is called when nothing is left to do.
+    """
 
     def __init__(
         self,
@@ -57,15 +114,6 @@ class Reconciler:
         siblings: Collection[str],
         done: Callable[[], None],
     ) -> None:
-        """Prepare the reconciliation.
-
-        Args:
-            context: the worker's.
-            dead_owners: takes the jobs back.
-            siblings: workers whose jobs the common parent takes back: it knows which of them had begun. What
-                it has left after one statement time-out is taken back all the same.
-            done: called when nothing is left to do.
-        """
         self._context = context
         self._dead_owners = dead_owners
         self._siblings = siblings
@@ -79,10 +127,8 @@ class Reconciler:
             self._context.health.failed(error)
             return
         jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
-        try:
+        with self._context.health.noting():  # else the next start forgets them
             await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
-        except (DatabaseUnavailable, DatabaseRefused) as error:  # the next start forgets them
-            self._context.health.failed(error)
         ended = sorted(each.worker_id for each in dead)
         self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
         self._done()
@@ -104,19 +150,13 @@ class Reconciler:
 
 
 async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: Presence) -> None:
-    """Wait until no other live worker has this name.
+    """Wait until no other live worker has this name: the id that was set, without its random end.
 
     A worker of this name that crashed without evidence of its death is waited for, so that its successor does
     not crash in a loop: names decide nothing about jobs, their ids end at random.
 
-    Args:
-        context: of this worker, which is registered.
-        name: the id that was set, without its random end.
-        presence: asks the others whether they are there.
-
     Raises:
         SettingsError: another worker with this name is alive.
-        DatabaseUnavailable: the registry cannot be read.
     """
     first_seen: dict[str, EarlierLife] = {}
     while True:

@@ -19,14 +19,14 @@ can answer for a dead worker, or hide that there is no answer. The owner stops b
 
 @dataclass(slots=True)
 class _Sighting:
-    """A late row as it was first seen.
+    """A late row as it was first seen. Moments are boot times; None: it has not happened.
 
     Attributes:
-        at: boot time of the first sighting.
-        hold_until: boot time before which the brake forbids to take it back.
-        unheard_at: boot time at which its owner was first found without responders; None: it was not.
+        at: the first sighting.
+        hold_until: before it, the brake forbids to take the row back.
+        unheard_at: its owner was first found without responders.
         unheard_again: whether that was confirmed, at least one scan later.
-        crashed_at: boot time of the first sighting beyond the crash threshold; None: there was none.
+        crashed_at: the first sighting beyond the crash threshold.
     """
 
     fencing_token: int
@@ -54,14 +54,13 @@ class Proof:
 
 
 class LateRows:
-    """Rows that missed two heartbeats, until they move.
+    """Rows that missed two heartbeats, until they move. Two witnesses are at least a scan interval apart.
 
     Attributes:
         proven: rows that are proven stale and not taken back yet, by job id; a claim may take them.
     """
 
     def __init__(self, *, scan_interval: float) -> None:
-        """Begin without sightings; two witnesses are at least ``scan_interval`` seconds apart."""
         self._scan_interval = scan_interval
         self._seen: dict[UUID, _Sighting] = {}
         self.proven: dict[UUID, Suspect] = {}

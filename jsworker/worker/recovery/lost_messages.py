@@ -1,11 +1,11 @@
 """Lost messages: a queued job whose message is proven to be gone is published again, and no other."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.api import StreamState
@@ -24,27 +24,27 @@ _AT_ONCE = 20
 class LostMessages:
     """Compares the queue in the table with the stream, a page a scan."""
 
-    def __init__(self, context: WorkerContext, search: ThrottledScan) -> None:
-        """Prepare the repair; ``search`` is for pages of the queue."""
+    def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._search = search
+        self._search = ThrottledScan(context, "lost messages")
         self._after: tuple[datetime, UUID] | None = None
-        self._refusal: str | None = None
 
     async def step(self) -> None:
         """Look at the next page of published jobs; go on at once while pages hold losses."""
         if not self._search.is_due:
             return
         try:
-            for _ in range(_PAGES):
-                if not (self._context.stream.connected and await self._repair_page()) or self._search.is_slow:
-                    return
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
+            with self._context.health.noting():
+                await self._repair_pages()
         except StreamUnavailable:
             return  # nothing is proven; the next scan asks again
         except StreamRefused as error:
-            self._report(str(error))
+            self._context.complaints.report("repair of lost messages", str(error))
+
+    async def _repair_pages(self) -> None:
+        for _ in range(_PAGES):
+            if not (self._context.stream.connected and await self._repair_page()) or self._search.is_slow:
+                return
 
     async def _repair_page(self) -> bool:
         rows = await self._search.make(self._next_page)
@@ -55,7 +55,9 @@ class LostMessages:
             return False
         # The stream is asked after the rows were read: what is marked in them is in it, or was.
         state = await self._context.stream.state()
-        gone = _gone(rows, state, await self._ack_floors(rows))
+        # Up to which number every message of a kind was answered.
+        ack_floors = {kind: await self._ack_floor(kind) for kind in {row.kind for row in rows}}
+        gone = [row for row in rows if _is_gone(row, state, ack_floors[row.kind])]
         lost = {row.id for row in gone}
         there = [row for row in rows if row.id not in lost]
         missing = await self._look_up(there[:_LOOKED_UP])
@@ -73,10 +75,6 @@ class LostMessages:
             limit=_PAGE,
             seconds=seconds,
         )
-
-    async def _ack_floors(self, rows: Sequence[Posted]) -> Mapping[str, int]:
-        """Return up to which number every message of a kind was answered; 0 where that is unknown."""
-        return {kind: await self._ack_floor(kind) for kind in {row.kind for row in rows}}
 
     async def _ack_floor(self, kind: str) -> int:
         try:
@@ -98,11 +96,10 @@ class LostMessages:
     async def _republish(self, gone: Sequence[Posted]) -> None:
         if not gone:
             return
-        seen = [(row.id, row.dispatch) for row in gone]
         again = await republish.republish(
             self._context.database,
             worker_id=self._context.worker_id,
-            gone=seen,
+            gone=[(row.id, row.dispatch) for row in gone],
             refused_rows=self._context.refused_rows,
         )
         if again:
@@ -111,21 +108,12 @@ class LostMessages:
             )
             self._context.requeued.notify()
 
-    def _report(self, refusal: str) -> None:
-        if refusal != self._refusal:
-            self._refusal = refusal
-            self._context.events.emit("worker.degraded", what="repair of lost messages", reason=refusal)
 
-
-def _gone(rows: Sequence[Posted], state: StreamState, ack_floors: Mapping[str, int]) -> list[Posted]:
-    """Return rows whose message cannot be in the stream, by its numbers alone."""
-
-    def is_gone(row: Posted) -> bool:
-        return (
-            row.stream_seq is None
-            or row.stream_created != state.created
-            or not state.first_seq <= row.stream_seq <= state.last_seq
-            or row.stream_seq <= ack_floors[row.kind]
-        )
-
-    return [row for row in rows if is_gone(row)]
+def _is_gone(row: Posted, state: StreamState, ack_floor: int) -> bool:
+    """Return whether a row's message cannot be in the stream, by its numbers alone."""
+    return (
+        row.stream_seq is None
+        or row.stream_created != state.created
+        or not state.first_seq <= row.stream_seq <= state.last_seq
+        or row.stream_seq <= ack_floor
+    )

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import reset
 from jsworker.ownership.transitions.reset import Lateness, Suspect, TakenBack
 from jsworker.stream.liveness import Answer
@@ -14,40 +13,30 @@ from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.late_rows import LateRows, Proof
-from jsworker.worker.recovery.reports import report_taken
+from jsworker.worker.recovery.resets import report_taken
 
 _LOOKED_AT = 5000
 """Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
 _ASKED_AT_ONCE = 50
+_REST = 20
+"""Shorter than that of other searches: jobs of the dead wait for this one."""
 
 
 class Sweeper:
-    """Watches late rows and takes back those whose owners are proven to be gone."""
+    """Watches late rows and takes back those whose owners are proven to be gone.
+
+    While its own heartbeats are not answered, no other worker's silence proves anything.
+    """
 
     def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        heartbeat: Heartbeat,
-        presence: Presence,
-        late: LateRows,
-        search: ThrottledScan,
+        self, context: WorkerContext, *, heartbeat: Heartbeat, presence: Presence, late: LateRows
     ) -> None:
-        """Prepare the sweeper.
-
-        Args:
-            context: the worker's.
-            heartbeat: while it is not answered no other worker's silence proves anything.
-            presence: asks NATS whether owners are still there.
-            late: what is remembered of late rows.
-            search: for late rows.
-        """
         self._context = context
         self._heartbeat_interval = context.settings.heartbeat_interval
         self._heartbeat = heartbeat
         self._presence = presence
         self._late = late
-        self._search = search
+        self._search = ThrottledScan(context, "silent owners", rest=_REST)
         self._rules = context.settings.recovers_by()
 
     async def step(self) -> None:
@@ -58,7 +47,7 @@ class Sweeper:
             return
         if not self._search.is_due:
             return
-        try:
+        with self._context.health.noting():
             lateness = await self._search.make(self._look)
             if lateness is None:
                 return
@@ -70,8 +59,6 @@ class Sweeper:
                 self._late.proven.clear()  # nor is a claim to take them
             if self._rules["crashed"]:
                 await self._take_back_crashed(lateness.suspects)
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
 
     async def _look(self, seconds: float) -> Lateness:
         return await reset.look_for_late(

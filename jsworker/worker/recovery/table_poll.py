@@ -21,12 +21,11 @@ from typing import Final
 from uuid import UUID
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import republish
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.throttled_scan import ScanPace, ThrottledScan
+from jsworker.worker.maintenance.throttled_scan import ScanPace, ThrottledScan, longest_rest
+from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.run import InFlight
 
 _CHOICE: Final = 4
 """Candidates for each row that is chosen: workers that poll at the same time should not all try the same."""
@@ -76,33 +75,21 @@ class _Line:
 
 
 class IdlePoll:
-    """Claims queued rows that no message brings."""
+    """Claims queued rows that no message brings; ``on_more`` is called for ``go_on`` to be called at once."""
 
     def __init__(
-        self,
-        context: WorkerContext,
-        consumers: Sequence[Consumer],
-        *,
-        on_more: Callable[[], None],
-        new_search: Callable[[str], ThrottledScan],
-        pace: ScanPace,
+        self, context: WorkerContext, consumers: Sequence[Consumer], *, on_more: Callable[[], None]
     ) -> None:
-        """Prepare the poll.
-
-        Args:
-            context: the worker's.
-            consumers: claim what was found.
-            on_more: called when ``go_on`` is to be called at once.
-            new_search: makes the search for waiting rows of a kind, given its name.
-            pace: of the searches of all kinds together.
-        """
         self._context = context
-        self._lines = [_Line(each, new_search(each.kind.name)) for each in consumers]
+        self._lines = [
+            _Line(each, ThrottledScan(context, f"waiting jobs of {each.kind.name}")) for each in consumers
+        ]
         self._active: dict[str, _Line] = {}
         """Lines that have rows, or may find more at once."""
         self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
-        self._pace = pace
+        self._pace = ScanPace(longest_rest=longest_rest(context))
+        """Of the searches of all kinds together."""
         self._searching = asyncio.Lock()
 
     async def step(self) -> None:
@@ -145,7 +132,6 @@ class IdlePoll:
         return self._context.publishing.refused or not self._context.stream.connected
 
     async def _look(self, line: _Line) -> None:
-        """Look for rows of a kind, and take those for which there is room."""
         line.is_longer = False
         without_messages = self._is_without_messages
         idle_after = self._context.settings.relay_interval if without_messages else self._scan_interval
@@ -173,8 +159,8 @@ class IdlePoll:
     ) -> list[UUID]:
         if line.search.must_rest:
             return []
-        try:
-            in_flight = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
+        in_flight = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
+        with self._context.health.noting():
             found = await line.search.make(
                 lambda seconds: republish.waiting(
                     self._context.database,
@@ -187,7 +173,5 @@ class IdlePoll:
                     past_refused=self._context.refused_rows.any_of("claim"),
                 )
             )
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
-            return []
-        return [row.id for row in found or ()]
+            return [row.id for row in found or ()]
+        return []

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -73,14 +74,22 @@ def test_a_frozen_worker_does_not_outlive_a_demo_that_is_killed(settings: Settin
     command = [sys.executable, "-c", START_AND_FREEZE, str(tmp_path)]
     options = {"start_new_session": True, "env": environment(settings)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as demo:  # type: ignore[call-overload]
-        assert demo.stdout is not None
-        worker = psutil.Process(int(demo.stdout.readline()))
-        assert worker.status() == psutil.STATUS_STOPPED
-
-        demo.kill()
-
+        try:
+            assert demo.stdout is not None
+            worker = psutil.Process(int(demo.stdout.readline()))
+            wait_until_stopped(worker)
+        finally:
+            demo.kill()
         assert psutil.wait_procs([worker], timeout=60)[1] == []
     assert nothing_is_left_of(tmp_path)
+
+
+def wait_until_stopped(worker: psutil.Process) -> None:
+    """Wait until the kernel has stopped it: a signal that was sent is not yet acted upon."""
+    deadline = time.monotonic() + 60
+    while worker.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 async def test_a_worker_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.queries.run_age import ANY_AGE
+from jsworker.ownership.predicates import ANY_AGE
 from jsworker.ownership.statements import waiting
 from jsworker.ownership.transitions import claim, control, enqueue, heartbeat, publish, reset, settle, workers
 from jsworker.ownership.transitions.control import Cancelled
@@ -77,10 +77,9 @@ def write(name: str, *changes: tuple[str, str]) -> Patch:
     """Return the patch of COMPLETE, FAIL or RELEASE, which exist for batches and for one row alone."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
-        before = getattr(settle, f"_{name}")
+        before = getattr(settle, name)
         batch = without(before.batch, *changes)
-        after = settle._Write(before.name, batch, waiting(batch), before.parameters, before.size)
-        patch.setattr(settle, f"_{name}", after)
+        patch.setattr(settle, name, replace(before, batch=batch, alone=waiting(batch)))
 
     return apply
 
@@ -127,7 +126,7 @@ MUTANTS = (
         "unguarded complete",
         frozenset({"result of another token", "refused by the database"}),
         write(
-            "COMPLETE",
+            "complete",
             (_MINE, "true"),
             ("AND j.status = 'processing' AND j.worker_id = :worker_id", "AND :worker_id <> ''"),
         ),
@@ -135,7 +134,7 @@ MUTANTS = (
     Mutant(
         "RELEASE ignores cancel_requested",
         frozenset({"refused by the database"}),
-        write("RELEASE", ("j.cancel_requested AS cancel", "false AS cancel")),
+        write("release", ("j.cancel_requested AS cancel", "false AS cancel")),
     ),
     Mutant(
         "RESET ignores cancel_requested",

@@ -1,19 +1,23 @@
-"""Taking back what a dead owner holds: rule 2 of the protocol, evidence of death."""
+"""RESET: taking back what a dead owner holds (rule 2), and the events of what any rule has taken back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Final
 
+from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset, workers
-from jsworker.ownership.transitions.reset import TakenBack
-from jsworker.worker.recovery.reports import report_taken
+from jsworker.ownership.transitions.reset import Reset, TakenBack, take_unreported
 from jsworker.worker.supervision import DeadOwner
 
 if TYPE_CHECKING:  # a parent of workers resets without NATS
     from jsworker.worker.context import WorkerContext
+
+BY_OPERATOR: Final = "operator"
 
 _LOOKS: Final = 4
 """In a statement time-out."""
@@ -36,16 +40,9 @@ async def reset_dead_owner(
     dead owner has locked are skipped. The last look begins when no such statement can be left. Without a
     database this waits and tries again, for ever.
 
-    Args:
-        database: where its jobs are.
-        dead: the owner.
-        worker_id: under which the jobs are taken back, for the timeline.
-        statement_timeout: seconds; there are four looks in them, so that a late CLAIM is found soon.
-        report: awaited with what was taken back by each look.
-        failed: called with each error of the database.
-
-    Returns:
-        Why the owner is not marked as ended in the registry; None: it is.
+    ``worker_id`` stands in the timeline; ``report`` is awaited with what each look took back, ``failed`` is
+    called with each error of the database. Returns why the owner is not marked as ended in the registry;
+    None: it is.
     """
     in_line: reset.InLine = {}
     retry = 0.0
@@ -119,3 +116,53 @@ class DeadOwners:
             resetting.cancel()
         if self._resetting:
             await asyncio.wait(self._resetting)
+
+
+async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str) -> None:
+    """Emit the events of a RESET, have jobs published, and set refused rows aside.
+
+    ``cause`` is the rule: ``stale``, ``crashed`` or ``dead``.
+    """
+    report_resets(taken.resets, cause=cause, events=context.events)
+    if taken.resets:
+        await fault_points.reach("after_reset_before_wake")
+        context.requeued.notify()
+    await context.refused_rows.note("reset", taken.refused.items())
+
+
+async def report_operators(database: Database, *, events: Events) -> None:
+    """Emit events of jobs that operators have taken back since: their command has no subscribers."""
+    while resets := await take_unreported(database):
+        report_resets(resets, cause=BY_OPERATOR, events=events)
+
+
+def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> None:
+    """Emit one event for each job and, where their owners were silent or dead, one for all together."""
+    for job in resets:
+        _report_one(job, cause, events, together=len(resets))
+    if not resets or cause == BY_OPERATOR:
+        return
+    events.emit(
+        "stale.recovered",
+        jobs=len(resets),
+        owners=sorted({job.owner for job in resets}),
+        cause=cause,
+        counted=sum(job.counted for job in resets),
+        to=dict(Counter(job.status for job in resets)),
+    )
+
+
+def _report_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
+    facts = {"job_id": str(job.id), "kind": job.kind, "fencing_token": job.fencing_token, "owner": job.owner}
+    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each has a line of its own
+        events.emit("job.cleared", **facts, cause=cause, to=job.status)
+    else:
+        stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls}
+        events.emit("job.stalled", **facts, **stall, together=together)
+    match job.status:
+        case "failed":
+            events.emit("job.failed", **facts, error="stalled too often", stalls=job.stalls)
+        case "cancelled":
+            events.emit("job.cancelled", **facts)
+        case _ if cause != BY_OPERATOR:
+            events.emit("job.cleared", **facts, cause=cause, to=job.status, together=together)

@@ -1,4 +1,4 @@
-"""A run in flight: one execution of a job, from the claim to the answer of its message."""
+"""What a worker has in flight: runs, each one execution of a job from the claim to the answer, and claims."""
 
 import asyncio
 import math
@@ -11,7 +11,6 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.ownership.transitions.claim import ClaimedJob
-from jsworker.ownership.transitions.settle import Settled
 from jsworker.stream.message import Delivery
 from jsworker.worker.pipeline.kinds import Kind
 
@@ -30,7 +29,7 @@ class Phase(Enum):
     """Its outcome is on its way to the database."""
 
 
-class Stop(Enum):
+class StopReason(Enum):
     """Why a run was stopped."""
 
     CANCELLED = "cancelled"
@@ -42,27 +41,24 @@ class Stop(Enum):
 
 
 class Run:
-    """One execution of a job.
+    """One execution of a job. Moments are boot times.
 
     Attributes:
         delivery: the message that brought it; None when the row was found without one.
-        beaten_at: boot time at which the last successful sign of life was sent.
-        sign_at: boot time of the job's own last sign of life (progress, checkpoint).
-        in_progress_at: boot time at which the last acknowledgement in progress was sent.
-        claimed_at: boot time at which the claim was answered.
-        began_at: boot time at which it got a job slot.
+        beaten_at: when the last successful sign of life was sent; at first as old as the claim.
+        sign_at: when the job itself gave its last sign of life (progress, checkpoint).
+        in_progress_at: when the last acknowledgement in progress was sent.
+        claimed_at: when the claim was answered.
+        began_at: when it got a job slot.
         thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
         stop: why it was stopped; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
-        first_cancelled_at: boot time at which its task was first cancelled; None: it never was.
-        cancelled_at: boot time at which its task was last cancelled.
-        cancellations: how often its task was cancelled.
         is_urgent: whether others may soon run its job, which is still its own.
         ignores_stop: True once it has gone on for too long after its stop.
         left_task: the task in which it goes on although it was given up; None: it was not.
         should_stop: shown to the processor; also True while the worker drains.
         quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
-        quiet_until: boot time at which its own announced quiet phase ends.
+        quiet_until: when its own announced quiet phase ends.
         completed: True once the job's own transaction has completed it.
         interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
         unfinished: that error, while a transaction that is to be tried again has not been.
@@ -71,8 +67,6 @@ class Run:
         quarantined: whether it runs in a process of its own, which is ended without ours.
         on_drain: called when the worker begins to drain, to pass it on to the processor.
         abandoned: True once the run's end is not waited for any more.
-        settled: what became of the job.
-        spans: traces it; None: the application does not trace.
         refusal: why its outcome could not be written as it was; None: it could.
     """
 
@@ -81,8 +75,8 @@ class Run:
     task: asyncio.Task[None] | None = None
     began_at: float = math.inf
     thread_id: int | None = None
-    stop: Stop | None = None
-    cancelled_for: Stop | None = None
+    stop: StopReason | None = None
+    cancelled_for: StopReason | None = None
     first_cancelled_at: float | None = None
     cancelled_at: float = 0.0
     cancellations: int = 0
@@ -99,7 +93,6 @@ class Run:
     quarantined: bool = False
     on_drain: Callable[[], None] | None = None
     abandoned: bool = False
-    settled: Settled | None = None
     spans: "RunSpans | None" = None
     refusal: str | None = None
     quiet_seconds: float = 0.0
@@ -109,7 +102,6 @@ class Run:
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
     ) -> None:
-        """Begin a run ``now``; its row's last sign of life is as old as ``beaten_at`` says."""
         self.claimed = claimed
         self.kind = kind
         self.delivery = delivery
@@ -136,11 +128,6 @@ class Run:
         return not (self.quarantined or self.kind.needs_timers)
 
     @property
-    def is_quiet_here(self) -> bool:
-        """Whether its quiet phase is one of this process: it runs, and not in a process of its own."""
-        return self.phase is Phase.RUNNING and not self.quarantined
-
-    @property
     def thresholds_lock(self) -> asyncio.Lock:
         """Held while the limits of silence in the run's row are changed."""
         if self._thresholds_lock is None:
@@ -155,7 +142,7 @@ class Run:
     @property
     def is_handed_back(self) -> bool:
         """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
-        return self.should_stop and self.stop in {None, Stop.FENCED, Stop.SHUTDOWN}
+        return self.should_stop and self.stop in {None, StopReason.FENCED, StopReason.SHUTDOWN}
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the limits of silence while the run is quiet for so long."""
@@ -177,19 +164,23 @@ class Run:
         if self.on_drain is not None:
             self.on_drain()
 
-    def signal(self, reason: Stop) -> None:
+    def lose(self) -> None:
+        """Note that a statement of the run itself found the job lost; nothing is cancelled."""
+        self.stop, self.should_stop = StopReason.LOST, True
+
+    def signal(self, reason: StopReason) -> None:
         """Stop the run: let the processor know, and cancel it where it waits.
 
         A run that is settling is left alone: its outcome is fenced by the statement itself. The same
         reason cancels once, so that a slow clean-up is not interrupted by every heartbeat again;
         ``cancel_again`` is for a run that goes on all the same.
         """
-        if self.stop is None or reason is Stop.LOST:
+        if self.stop is None or reason is StopReason.LOST:
             self.stop = reason
         self.should_stop = True
-        if reason is Stop.CANCELLED:
+        if reason is StopReason.CANCELLED:
             self.cancelled = True
-        if reason is Stop.FENCED:
+        if reason is StopReason.FENCED:
             self.is_urgent = True
         if self.phase is Phase.RUNNING and self._escalates(reason):
             self.cancelled_for = reason
@@ -209,19 +200,17 @@ class Run:
             self.cancellations += 1
             task.cancel()
 
-    def _escalates(self, reason: Stop) -> bool:
+    def _escalates(self, reason: StopReason) -> bool:
         if self.cancelled_for is None:
             return True
-        return reason in (Stop.LOST, Stop.SHUTDOWN) and self.cancelled_for is not reason
+        return reason in (StopReason.LOST, StopReason.SHUTDOWN) and self.cancelled_for is not reason
 
 
 @dataclass(slots=True)
 class Claiming:
-    """A claim on its way.
+    """A claim on its way, and the messages that wait for it: none when the row was found in the table.
 
-    Attributes:
-        deliveries: the messages that wait for it; none when the row was found in the table.
-        locked: how often the row was found locked.
+    ``locked`` is how often the row was found locked.
     """
 
     kind: str
@@ -247,7 +236,3 @@ class InFlight:
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming
-
-    def held(self) -> list[tuple[UUID, int]]:
-        """Return id and token of every run, settling ones included."""
-        return [run.held for run in self.runs.values()]

@@ -1,0 +1,184 @@
+"""What may change below a running worker: the database by a failover, its schema, and the stream."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    MigrationMissing,
+    StreamRefused,
+    StreamUnavailable,
+)
+from jsworker.core.names import is_kind
+from jsworker.ownership.database import DatabaseHistory, check_level, read_history
+from jsworker.ownership.transitions import republish
+from jsworker.worker.context import WorkerContext
+
+SHAPE_SECONDS: Final = 30.0
+"""Between two looks at the stream's settings, at most."""
+LOOK_SECONDS: Final = 600.0
+"""Between two looks for messages that no consumer takes."""
+
+_LEFT_SECONDS: Final = 3600.0
+"""From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
+_WILDCARDS: Final = frozenset({"*", ">"})
+"""A program published to such a subject; to remove its messages would be to remove those of every kind."""
+
+
+class DatabaseWatch:
+    """Compares the database with what this process saw last; the first look only remembers it.
+
+    It looks again and again, not only after an outage: a standby may take over between two statements, and
+    a pooler may hide it altogether. A failover may have lost commits. Nothing is repaired from here: rows
+    that went back to an earlier state are jobs like any other, and claims, heartbeats and sweeps find them as
+    they do after a crash. ``on_failover`` is called after ``database.changed`` was emitted.
+
+    Attributes:
+        revision: of the schema; None: there is none.
+    """
+
+    def __init__(
+        self, context: WorkerContext, *, revision: str | None, on_failover: Callable[[], None]
+    ) -> None:
+        self.revision = revision
+        self._context = context
+        self._on_failover = on_failover
+        self._last: DatabaseHistory | None = None
+
+    @property
+    def misfit(self) -> str | None:
+        """Why this version cannot work with the schema, and what to do; None: it can."""
+        try:
+            check_level(self.revision)
+        except MigrationMissing as missing:
+            return str(missing)
+        return None
+
+    async def step(self) -> None:
+        """Look once; what the database does not answer leaves what is known."""
+        if self._context.health.up:
+            await self._look_at_history()
+        # Also while the database counts as silent: so does one that refuses statements for want of tables.
+        try:
+            self.revision = await self._context.database.migrated_to()
+        except (DatabaseUnavailable, DatabaseRefused):  # a heartbeat meets the same, and reports it
+            return
+
+    async def _look_at_history(self) -> None:
+        try:
+            found = await read_history(self._context.database)
+        except DatabaseUnavailable as error:
+            self._context.health.failed(error)
+        except DatabaseRefused as error:
+            self._context.complaints.report("watch over the database's history", str(error))
+        else:
+            self._compare(found)
+
+    def _compare(self, found: DatabaseHistory) -> None:
+        last, self._last = self._last, found
+        if last is None:
+            return
+        if found.system_identifier != last.system_identifier:
+            self._report_failover("system identifier", last.system_identifier, found.system_identifier)
+        elif found.timeline is None:  # a standby, which takes no writes
+            self._last = replace(found, timeline=last.timeline)
+        elif last.timeline not in (None, found.timeline):
+            self._report_failover("timeline", last.timeline, found.timeline)
+
+    def _report_failover(self, what: str, was: object, now: object) -> None:
+        self._context.events.emit("database.changed", **{"what": what, "was": was, "is": now})
+        self._on_failover()
+
+
+async def keep_in_shape(context: WorkerContext) -> None:
+    """Compare stream and consumers once with what the settings ask for, and put them right.
+
+    With a consumer whose ``ack_wait`` was made too short, say, messages of running jobs come again and again.
+    A server that does not answer is reported by pullers and publishers.
+    """
+    if not context.stream.connected:
+        return
+    try:
+        await context.stream.keep_in_shape(list(context.kinds))
+    except StreamUnavailable:
+        return
+    except StreamRefused as error:
+        context.complaints.report("stream settings", str(error))
+    else:
+        context.complaints.end("stream settings")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """When a subject was first seen without a consumer, by this process's clock and the stream's numbers."""
+
+    at: float
+    stream_created: datetime
+    last_seq: int
+
+
+class Unconsumed:
+    """Removes messages that no consumer will ever take; the stream would keep them for ever.
+
+    What is removed was stored before the subject was first seen without a consumer, at least an hour ago,
+    while no job of its kind is queued. So no job waits for it: each entry into the queue has a message of its
+    own. Should one lose it all the same, it is published again. Every worker does this; twice does no harm.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._seen: dict[str, _Seen] = {}
+
+    async def step(self) -> None:
+        """Look once, and remove what was seen for long enough."""
+        if not (self._context.health.up and self._context.stream.connected):
+            return
+        try:
+            with self._context.health.noting():
+                await self._look()
+        except StreamUnavailable:
+            return  # the next look asks again
+        except StreamRefused as error:
+            self._complain(error)
+
+    async def _look(self) -> None:
+        state = await self._context.stream.state()
+        without = await self._context.stream.unconsumed()
+        now = boottime()
+        known = {kind: seen for kind, seen in self._seen.items() if seen.stream_created == state.created}
+        self._seen = {kind: known.get(kind) or _Seen(now, state.created, state.last_seq) for kind in without}
+        due = [
+            kind
+            for kind, seen in self._seen.items()
+            if now - seen.at >= _LEFT_SECONDS and kind not in _WILDCARDS
+        ]
+        names = [kind for kind in due if is_kind(kind)]
+        waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
+        removed = [kind for kind in due if kind not in waiting and await self._remove(kind)]
+        if removed:
+            left = await self._context.stream.unconsumed()
+            for kind in removed:
+                self._report(kind, without[kind], left.get(kind, 0))
+
+    async def _remove(self, kind: str) -> bool:
+        try:
+            await self._context.stream.remove(kind, up_to=self._seen[kind].last_seq)
+        except StreamRefused as error:  # others may be removed all the same
+            self._complain(error)
+            return False
+        del self._seen[kind]
+        return True
+
+    def _complain(self, error: StreamRefused) -> None:
+        self._context.complaints.report("removal of messages that no consumer takes", str(error))
+
+    def _report(self, kind: str, was: int, now: int) -> None:
+        subject = self._context.stream.subject_of(kind)
+        what = f"messages of {subject}, which no consumer takes and no job waits for"
+        self._context.events.emit(
+            "stream.changed", **{"what": what, "setting": "messages", "was": was, "is": now}
+        )
