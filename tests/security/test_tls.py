@@ -145,7 +145,7 @@ class TestPostgres:
                 assert WRONG[wrong] in said.refused(1)
                 assert front.clear == []
 
-        await asyncio.gather(*map(run, ["expired", "no client certificate"]))
+        await asyncio.gather(*map(run, ["expired", "other host", "no client certificate"]))
 
     async def test_a_server_without_tls(self, database_url: str, settings: Settings, call: Call) -> None:
         url = f"{database_url}?sslmode=verify-full&sslrootcert=system"

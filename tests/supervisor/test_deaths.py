@@ -336,3 +336,11 @@ async def test_whatever_a_start_hangs_in_is_named_with_its_place(
         assert (told["level"], told["what"]) == ("warning", what)
         assert told["place"] == f"{tmp_path / place}"
         assert told["seconds"] >= 10
+
+
+@pytest.mark.thorough
+async def test_a_start_that_still_hangs_is_named_again(supervise: Supervise, tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text("import time\n\ntime.sleep(3600)\n")
+    again = (await supervise("slow_import:Any").tells("setup.slow", 2, seconds=120.0))[1]
+    assert again["place"] == f"{tmp_path / 'slow_import.py'}, line 3"
+    assert again["seconds"] >= 20

@@ -128,6 +128,14 @@ async def test_without_nats_work_goes_on_and_is_answered_for_later(
     await running.worker.close()
 
 
+async def handed_on(rows: Rows, job_id: UUID) -> list[str]:
+    """Return what the timeline tells but for skips: of a message that came again, on a busy machine.
+
+    Who claims more than it has slots for hands some back, unbegun; the first claim is told by the row.
+    """
+    return [event for event in await rows.told(job_id) if event != "skipped"]
+
+
 async def test_after_two_thresholds_without_a_database_nobody_has_stalled(
     client: JobClient, start: StartWorker, rows: Rows, through_proxy: tuple[Proxy, Settings]
 ) -> None:
@@ -175,13 +183,13 @@ async def test_after_two_thresholds_without_a_database_nobody_has_stalled(
     assert await rows.query("SELECT * FROM jsworker.job_events WHERE event IN ('reset', 'rejected')") == []
     counts = await rows.query("SELECT DISTINCT attempts, stalls, errors FROM jsworker.jobs")
     assert counts == [{"attempts": 1, "stalls": 0, "errors": 0}]
-    # Who claims more than it has slots for hands some back, unbegun; a message that comes again is skipped.
     for job_id in long:
-        told = await rows.told(job_id)
-        assert told[:2] == ["fenced", "released"]
-        assert set(told[2:]) <= {"claimed", "released", "skipped"}
+        first, *rest = await handed_on(rows, job_id)
+        assert first == "fenced"
+        assert rest == ["released", "claimed"] * max(1, len(rest) // 2)
     for job_id in waiting:
-        assert set(await rows.told(job_id)) <= {"claimed", "released", "skipped"}
+        told = await handed_on(rows, job_id)
+        assert told == ["released", "claimed"] * (len(told) // 2)
     assert set(load.runs.values()) == {1}
     for each in workers:
         assert "postgresql" in what(each, "worker.degraded") & what(each, "worker.restored")

@@ -32,7 +32,7 @@ from tests.worker.running import Running, StartWorker
 LOST = "lost"
 """A kind that the watching worker does not process, so that no idle poll is faster than the repair."""
 
-DEEP = 3_000
+DEEP = 10_000
 
 
 pytestmark = pytest.mark.usefixtures("patient", "nothing_is_left")
