@@ -1,9 +1,11 @@
 """Local time for waits and fences."""
 
 import time
+from typing import Final
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boottime() -> float:
     """Return seconds on a clock that also counts while the machine is suspended, where there is one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
+    return time.clock_gettime(_CLOCK)

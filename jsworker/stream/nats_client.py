@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,6 +12,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from jsworker.core.errors import StreamUnavailable
 
@@ -19,6 +21,10 @@ _VERDICT = b"PUB $JS.ACK."
 _CLOSE_SECONDS = 2.0
 _BARRIER_SECONDS = 1
 _CANCEL_AGAIN_SECONDS = 0.05
+
+_LARGE_BYTES = 64 * 1024
+_DELIVERY = re.compile(rb"HMSG (\S+) (\d+) (\S+) (\d+) (\d+)\r\n")
+"""The line before a message with headers and a reply subject: as JetStream delivers what has a message id."""
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
@@ -118,6 +124,28 @@ def _closed_transport() -> Iterator[None]:
         raise ConnectionResetError(str(error)) from error
 
 
+class _InboxParser(Parser):
+    """nats-py's parser, before which an inbox takes its deliveries out of what was read, many at a time.
+
+    nats-py takes five times as long for each. It goes on with whatever else the server sends.
+    """
+
+    def __init__(self, client: "Client") -> None:
+        super().__init__(client)
+        self._client = client
+
+    async def parse(self, data: bytes = b"") -> None:
+        if self.state == AWAITING_CONTROL_LINE:
+            data = bytes(self.buf) + data
+            self.buf.clear()
+            rest, is_cut_off = await self._client.take_deliveries(data)
+            data = data[rest:]
+            if is_cut_off:
+                self.buf.extend(data)
+                return
+        await super().parse(data)
+
+
 class Client(NatsClient):
     """One connection to NATS; ``require_tls``: never send a login or a message without TLS."""
 
@@ -126,6 +154,7 @@ class Client(NatsClient):
         self._require_tls = require_tls
         self._inboxes: dict[int, Take] = {}
         self._attempts: set[asyncio.Task[Any]] = set()
+        self._ps = _InboxParser(self)
 
     @property
     def server_info(self) -> Mapping[str, Any]:
@@ -171,6 +200,29 @@ class Client(NatsClient):
             pass
         finally:
             self._inboxes.pop(number, None)
+
+    async def take_deliveries(self, data: bytes) -> tuple[int, bool]:
+        """Give whole deliveries at the begin of ``data`` to their inboxes.
+
+        Returns:
+            Where the rest begins, and whether it is a delivery that is cut off.
+        """
+        rest = 0
+        while (line := _DELIVERY.match(data, rest)) is not None:
+            subject, number, reply, head, size = line.groups()
+            take = self._inboxes.get(int(number))
+            begin = line.end()
+            end = begin + int(size)
+            if take is None or end - begin > _LARGE_BYTES:
+                break
+            if len(data) < end + 2:
+                return rest, True
+            rest = end + 2
+            try:
+                take(subject.decode(), reply, data[begin + int(head) : end], None)
+            except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
+                await self._error_cb(error)
+        return rest, False
 
     async def publish(self, *args: Any, **options: Any) -> None:
         """Publish as nats-py does."""

@@ -285,13 +285,17 @@ EndedT = TypeVar("EndedT", Completion, Failure, Return)
 
 @dataclass(frozen=True, slots=True)
 class _Write(Generic[EndedT]):
-    """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone, with the parameters of both."""
+    """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone, with the parameters of both.
+
+    ``always`` is what becomes of every job that it writes; None: that depends on the job.
+    """
 
     name: str
     batch: sa.TextClause
     alone: sa.TextClause
     parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
     size: Callable[[EndedT], int]
+    always: Settled | None = None
 
     async def __call__(
         self,
@@ -319,6 +323,8 @@ class _Write(Generic[EndedT]):
             runs,
             lambda half: database.run_by_key(self.batch, self._values(worker_id, half), seconds=seconds),
         )
+        if len(rows) == len(runs) and self.always is not None:
+            return [self.always] * len(runs)
         settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
         for run, error in refused:
             settled[run.id, run.token], refusals[run.id, run.token] = Settled.REFUSED, error
@@ -403,7 +409,10 @@ def _returns(runs: Sequence[Return]) -> dict[str, Any]:
     return _held(runs) | {"reasons": [run.reason for run in runs], "delays": [run.delay for run in runs]}
 
 
-complete = _Write("complete", COMPLETE, waiting(COMPLETE), _completions, lambda run: len(run.result or ""))
+complete = _Write(
+    *("complete", COMPLETE, waiting(COMPLETE), _completions, lambda run: len(run.result or "")),
+    always=Settled.COMPLETED,
+)
 fail = _Write("fail", FAIL, waiting(FAIL), _failures, lambda run: len(run.error))
 release = _Write("release", RELEASE, waiting(RELEASE), _returns, lambda run: len(run.reason))
 
