@@ -14,8 +14,8 @@ This page is written by `make bench` (`python -m benchmarks.document`); do not e
 nats-server are the benchmark's own, on the same machine and the same cores as everything that is measured;
 fsync is on, and no server is set for speed. Rounds of all systems are interleaved; a ratio to the raw loop is
 the median of the rounds' own ratios. The raw loop pulls up to 500 messages, claims them with one statement,
-completes them with another and acks, two batches at once: no heartbeat, no fencing, no recovery. It is as fast
-as we can write it.
+completes them with another and acks, two batches at once: no heartbeat, no fencing, no recovery. It is as
+fast as we can write it.
 
 ![Benchmarks](benchmarks.png)
 """

@@ -180,9 +180,7 @@ class Pipeline:
     def _completed(self, run: Run, outcome: Completed, settled: Settled | None) -> None:
         if settled is Settled.COMPLETED:
             self._answer(run, outcome, settled)
-            run.job = (
-                None  # a circle, which only the garbage collector would end: a third of the worker's time
-            )
+            run.job = None  # a circle: the garbage collector would take a third of the worker's time for it
         elif not run.abandoned:  # else the worker has gone, and no task would be waited for
             self._start(run, partial(self._settle, run, outcome, None, settled))
 
