@@ -10,8 +10,8 @@ from benchmarks.runs import drain, order
 from benchmarks.servers import Servers
 
 LEAST_RATIO: Final = 0.1
-"""Of jsworker's no-op jobs per second to the raw loop's, which is as fast as we can write it; about 0.2 on two
-idle cores. Generous: machines of other people are busy."""
+"""Of jsworker's no-op jobs per second to the raw loop's, which is as fast as we can write it; about 0.2 on
+two idle cores. Generous: machines of other people are busy."""
 
 ROUNDS: Final = 3
 JOBS: Final = 15_000
