@@ -27,8 +27,9 @@ SUITABLE := $(if $(UV),,import venv; import ensurepip; )import sys; sys.exit(not
 
 CREATE_VENV = $(if $(UV),$(UV) venv --quiet --clear --python $$python,$$python -m venv --clear) $(VENV)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
+# With the extras: for a requirement with an extra that no line names, pip takes the newest release, which has no hash.
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compile --quiet \
-	--universal --python-version 3.11 --generate-hashes --no-annotate
+	--universal --python-version 3.11 --generate-hashes --no-annotate --no-strip-extras
 OLDEST_SQLALCHEMY = sed -n 's/^  "sqlalchemy.*>=\([0-9.]*\),.*/sqlalchemy==\1/p' pyproject.toml
 
 # As pip does, uv trusts the certificates that the system trusts.
