@@ -9,6 +9,7 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 import pytest
@@ -119,10 +120,13 @@ def test_no_archive_names_the_machine_that_built_it(
 # Locks
 
 
+_PIN = r"(?m)^([a-z0-9.-]+)(\[[a-z, -]+\])?==(\S+)"
+
+
 def pins(lock: Path) -> dict[str, set[str]]:
     """The versions that a lock allows, by package; more than one where Python versions differ."""
     found: dict[str, set[str]] = {}
-    for name, version in re.findall(r"(?m)^([a-z0-9.-]+)==(\S+)", lock.read_text()):
+    for name, _, version in re.findall(_PIN, lock.read_text()):
         found.setdefault(name, set()).add(version)
     return found
 
@@ -149,6 +153,27 @@ def test_lock_pins_what_the_project_asks_for(lock: Path, extras: list[str]) -> N
         assert all(requirement.specifier.contains(version) for version in versions), (
             f"{requirement}: make lock"
         )
+
+
+def test_lock_names_each_extra_that_is_asked_for() -> None:
+    """Else pip takes the newest release for a requirement with an extra, and misses its hash."""
+    named = {
+        name: set(re.findall(r"[a-z-]+", extras)) for name, extras, _ in re.findall(_PIN, LOCK.read_text())
+    }
+    asked = [
+        Requirement(line)
+        for name in named
+        for line in (requires(name) if is_installed(name) else None) or ()
+        if "[" in line.partition(";")[0]
+    ]
+    needed = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    assert any(one.name == "coverage" for one in needed)
+    for requirement in needed:
+        assert requirement.extras <= named[canonicalize_name(requirement.name)], f"{requirement}: make lock"
+
+
+def is_installed(name: str) -> bool:
+    return any(distributions(name=name))
 
 
 def test_image_runs_the_versions_that_are_tested() -> None:
