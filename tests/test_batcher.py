@@ -105,36 +105,6 @@ async def test_the_first_item_lingers_for_others_until_somebody_flushes(door: Do
     await batcher.close()
 
 
-async def test_in_a_flood_others_are_waited_for_as_long_again_as_a_batch_took(door: Door) -> None:
-    door.opened.clear()
-    batcher = door.batcher(flood=2)
-    first = [batcher.submit(1), batcher.submit(2)]
-    await asyncio.sleep(1.0)
-    door.opened.set()
-    await asyncio.gather(*first)
-    answers = []
-    for item in (3, 4):
-        answers.append(batcher.submit(item))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    await batcher.flush()  # or until that time is over
-    await asyncio.gather(*answers)
-    assert door.batches == [[1, 2], [3, 4]]
-
-
-async def test_a_full_batch_waits_for_no_others(door: Door) -> None:
-    door.opened.clear()
-    batcher = door.batcher(flood=2)
-    answers = [batcher.submit(item) for item in range(1, 7)]
-    await asyncio.sleep(1.0)
-    door.opened.set()
-    await asyncio.gather(*answers[:3])
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert door.batches == [[1, 2, 3], [4, 5, 6]]
-    await batcher.flush()
-
-
 async def test_and_not_for_ever(door: Door) -> None:
     door.batcher(linger=0.05).post(1)
 

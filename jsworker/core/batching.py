@@ -1,7 +1,6 @@
 """Natural batching: while one batch is on its way the next one gathers; a lone item waits for nothing."""
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -9,8 +8,6 @@ from typing import Generic, TypeAlias, TypeVar
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
-FLOOD = 40
-"""Jobs that come within the few milliseconds of a statement when thousands come in a second."""
 _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 
 
@@ -23,8 +20,6 @@ class Batcher(Generic[ItemT, AnswerT]):
         limit: most items in one batch; the attribute may be changed at any time.
         died: called with the name and the error when ``write`` raises all the same.
         linger: seconds for which the first item waits for others; ``flush`` cuts them short.
-        flood: items of a batch after which others are waited for, as long again as it took: a batch costs as
-            much as some dozens of its items, above all where several processes share the servers.
     """
 
     def __init__(
@@ -35,14 +30,12 @@ class Batcher(Generic[ItemT, AnswerT]):
         limit: int,
         died: Callable[[str, BaseException], None],
         linger: float = 0.0,
-        flood: float = math.inf,
     ) -> None:
         self._name = name
         self._write = write
         self.limit = limit
         self._died = died
         self._linger = linger
-        self._flood = flood
         self._hurry = asyncio.Event()
         self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -85,10 +78,8 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     async def _drain(self) -> None:
         if self._linger:
-            await self._wait_for_others(self._linger)
-        clock = asyncio.get_running_loop().time
+            await self._wait_for_others()
         while self._waiting:
-            began = clock()
             batch = [self._waiting.popleft() for _ in range(min(self.limit, len(self._waiting)))]
             try:
                 answers = await self._write([item for item, _ in batch])
@@ -101,8 +92,6 @@ class Batcher(Generic[ItemT, AnswerT]):
                 for _, answer in batch:
                     _refuse(answer, error)
                 self._died(self._name, error)
-            if len(batch) >= self._flood and len(self._waiting) < self.limit:
-                await self._wait_for_others(clock() - began)
 
     def _give_all(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]], answers: Sequence[AnswerT]) -> None:
         """Give every answer to its taker; one that raises keeps no other from its own."""
@@ -112,9 +101,9 @@ class Batcher(Generic[ItemT, AnswerT]):
             except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
 
-    async def _wait_for_others(self, seconds: float) -> None:
+    async def _wait_for_others(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._linger):
                 await self._hurry.wait()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
-from jsworker.core.batching import FLOOD, Batcher
+from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob
 from jsworker.stream.message import Delivery, Undecodable
@@ -69,11 +69,7 @@ class Consumer:
         self._room = 0
         """How many more deliveries there was room for at the last look; looked at again with every batch."""
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}",
-            self._claim_batch,
-            limit=claimer.at_once,
-            died=context.died,
-            flood=FLOOD,
+            f"claims of {kind.name}", self._claim_batch, limit=claimer.at_once, died=context.died
         )
         self._locked: Batcher[UUID, None] = Batcher(
             f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=context.died

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
-from jsworker.core.batching import FLOOD, Batcher
+from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.refusals import RowRefused
@@ -28,7 +28,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 
-_BATCH = 500
+_BATCH = 200
 _LARGE_CHARACTERS = 64 * 1024
 """A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
 _FIRST_PAUSE_SECONDS = 1.0
@@ -66,7 +66,7 @@ class Settler:
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
         self.completions: Batcher[Completion, Settled | None] = Batcher(
-            "completions", partial(self._write, complete), limit=_BATCH, died=context.died, flood=FLOOD
+            "completions", partial(self._write, complete), limit=_BATCH, died=context.died
         )
         self._failures: Batcher[Failure, Settled | None] = Batcher(
             "failures", partial(self._write, fail), limit=_BATCH, died=context.died

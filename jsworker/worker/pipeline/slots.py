@@ -10,7 +10,7 @@ from jsworker.worker.pipeline.kinds import Kind
 _PREFETCH_SECONDS = 0.1
 """Only what should start within this time is prefetched; the rest stays in JetStream for other workers."""
 
-_PREFETCH_JOBS = 2000
+_PREFETCH_JOBS = 200
 """And never more than this."""
 
 _SETTLING_JOBS = 2000
