@@ -17,6 +17,7 @@ from uuid import UUID
 
 import nats
 import psycopg
+from nats.aio.client import Client as NatsClient
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.processes import module
@@ -78,9 +79,7 @@ def workers(processes: int) -> list[list[str]]:
 
 
 class _Producer:
-    def __init__(
-        self, databases: asyncio.Queue[psycopg.AsyncConnection], messages: nats.aio.client.Client
-    ) -> None:
+    def __init__(self, databases: asyncio.Queue[psycopg.AsyncConnection], messages: NatsClient) -> None:
         self._databases = databases
         self._stream = messages.jetstream()
         self._subject = os.environ["RAW_STREAM"]
