@@ -1,5 +1,6 @@
 """Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -109,6 +110,9 @@ class Sessions:
                     yield session
                     ended = completion()
                     result = await session.execute(complete_statement(self._worker_id, ended))
+                except asyncio.CancelledError:
+                    await session.invalidate()  # a rollback would wait for a server that may be silent
+                    raise
                 except Exception as error:
                     attempt.judge(error, connection.sync_connection)
                     raise

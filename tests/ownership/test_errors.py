@@ -16,11 +16,11 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, enqueue_many, new_job_id
+from tests.support.proxy import proxied
 
 from .calls import ONE, everything_said, opened
 from .deadlocks import deadlocks, hasty_deadlock_detection
 from .polling import answered, eventually
-from .proxy import proxied
 from .rows import KIND, WORKER, Sql, insert_job, read_value
 
 MARGIN = 15.0
@@ -117,13 +117,13 @@ class TestDeadline:
     async def test_a_silent_network_does_not_hold_the_caller(self, database_url: str) -> None:
         async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=0.3) as database:
             await answered(lambda: database.run(ONE))
-            proxy.answers = proxy.requests = False
+            proxy.black_hole()
             for _ in range(3):  # the pooled connection, then new ones
                 started = time.monotonic()
                 with pytest.raises(DatabaseUnavailable, match=r" did not answer within 0\.3 s$"):
                     await database.run(ONE)
                 assert time.monotonic() - started < 0.3 + MARGIN
-            proxy.answers = proxy.requests = True
+            proxy.restore()
             assert [row.one for row in await answered(lambda: database.run(ONE))] == [1]
 
     @pytest.mark.usefixtures("slow_driver")
@@ -131,7 +131,7 @@ class TestDeadline:
         async with proxied(database_url) as (proxy, url):
             database = Database(url, statement_timeout=0.2)
             await answered(lambda: database.run(ONE))
-            proxy.answers = proxy.requests = False
+            proxy.black_hole()
             with pytest.raises(DatabaseUnavailable):
                 await database.run(ONE)
             started = time.monotonic()

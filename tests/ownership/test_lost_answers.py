@@ -13,9 +13,9 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import heartbeat, settle
 from jsworker.ownership.transitions.claim import claim, fetch_content, read_back
 from jsworker.ownership.transitions.settle import Completion, Return, Settled
+from tests.support.proxy import Proxy, proxied
 
 from .polling import answered, eventually
-from .proxy import Proxy, proxied
 from .rows import KIND, LIMITS, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_job
 from .winner import Winner
 
@@ -48,7 +48,7 @@ async def test_a_claim_that_was_executed_is_read_back(
     proxy, behind = network
     ids = [insert_job(sql, payload='{"n": 1}', traceparent="00-aa") for _ in range(3)]
     refused = insert_job(sql, "processing", worker_id=OTHER_WORKER)
-    proxy.answers = False
+    proxy.swallow_answers()
     await claim_unanswered(behind, *ids, refused)
     await eventually(lambda: read_job(sql, ids[0])["status"] == "processing", "the claim is committed")
     found = await read_back(database, worker_id=WORKER, ids=[*ids, refused])
@@ -58,7 +58,7 @@ async def test_a_claim_that_was_executed_is_read_back(
     fetched = [await fetch_content(database, worker_id=WORKER, claimed=job) for job in found]
     assert {(job.payload, job.checkpoint) for job in fetched} == {('{"n": 1}', None)}
     assert {job.traceparent for job in found} == {"00-aa"}
-    proxy.answers = True
+    proxy.restore()
     assert len(await answered(lambda: read_back(behind, worker_id=WORKER, ids=ids))) == 3
 
 
@@ -67,7 +67,7 @@ async def test_a_claim_that_never_arrived_is_not(
 ) -> None:
     proxy, behind = network
     job_id = insert_job(sql)
-    proxy.requests = False
+    proxy.swallow_requests()
     await claim_unanswered(behind, job_id)
     assert await read_back(database, worker_id=WORKER, ids=[job_id]) == []
     assert read_job(sql, job_id)["status"] == "queued"
@@ -82,7 +82,7 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
         holder.locks_the_table()
         claiming = asyncio.create_task(claim_unanswered(behind, job_id))
         await holder.blocks()
-        proxy.requests = False  # so that no cancel reaches the server
+        proxy.swallow_requests()  # so that no cancel reaches the server
         await claiming
         assert await read_back(database, worker_id=WORKER, ids=[job_id]) == []
         holder.commit()
@@ -126,12 +126,12 @@ async def test_a_completion_that_was_executed_counts(
     proxy, behind = network
     job_id = insert_job(sql, "processing")
     runs = [Completion(job_id, 1, '"once"')]
-    proxy.answers = False
+    proxy.swallow_answers()
     with pytest.raises(DatabaseUnavailable):
         await settle.complete(behind, worker_id=WORKER, runs=runs)
     await eventually(lambda: read_job(sql, job_id)["status"] == "completed", "the completion is committed")
     after = read_job(sql, job_id)
-    proxy.answers = True
+    proxy.restore()
     again = await answered(lambda: settle.complete(behind, worker_id=WORKER, runs=runs))
     assert again == [Settled.COMPLETED]
     assert read_job(sql, job_id) == after

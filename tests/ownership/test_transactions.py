@@ -15,6 +15,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import control, heartbeat, reset, settle
 from jsworker.ownership.transitions.settle import Completion, Settled
+from tests.support.proxy import proxied
 
 from .rows import WORKER, Sql, ago, insert_job, read_events, read_job, read_value
 from .winner import Winner
@@ -166,6 +167,40 @@ async def test_an_error_of_the_processor_rolls_back_and_keeps_the_job(
             await async_session.execute(ADD_LINE)
             raise ZeroDivisionError
     assert (lines(sql), read_job(sql, running)["status"], asked) == (0, "processing", [])
+
+
+@pytest.mark.parametrize("where", ["between statements", "in a statement", "at the end"])
+async def test_a_run_that_is_cancelled_beside_a_silent_server_ends(
+    database_url: str, sql: Sql, running: UUID, where: str
+) -> None:
+    """As the fence does, cancel twice: a polite rollback would wait for an answer that never comes."""
+    async with proxied(database_url) as (proxy, url):
+        sessions = Sessions(Database(url, statement_timeout=5.0).url, worker_id=WORKER, size=2)
+        reached = asyncio.Event()
+
+        async def process() -> None:
+            async with sessions.transaction(lambda: Completion(running, 1, "{}")) as session:
+                await session.execute(text("SELECT 1"))
+                proxy.black_hole()
+                reached.set()
+                if where == "between statements":
+                    await asyncio.Event().wait()
+                elif where == "in a statement":
+                    await session.execute(text("SELECT 2"))
+
+        task = asyncio.create_task(process())
+        await reached.wait()
+        for _ in range(2):
+            await asyncio.wait({task}, timeout=0.2)  # so that it waits for the server, or has ended
+            task.cancel()
+        ended, _ = await asyncio.wait({task}, timeout=4.0)  # the driver waits for 5 s for each of its cancels
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+        proxy.restore()
+        await sessions.close()
+    assert read_job(sql, running)["status"] == "processing"
 
 
 async def test_the_parameters_of_a_processors_statement_are_hidden(sessions: Sessions, running: UUID) -> None:
