@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Executable, Row
 
 from jsworker.ownership.predicates import ANY_AGE
-from jsworker.ownership.transitions import claim, control, publish, reset_rules, settle
+from jsworker.ownership.transitions import claim, control, publish, reset, settle
 
 from .polling import eventually
 from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
@@ -100,7 +100,7 @@ class Winner:
             "activities": [read_job(self._sql, job_id)["last_activity_at"]],
             "in_line": [False],
         }
-        self.run(reset_rules.RESET_STALE, parameters)
+        self.run(reset.RESET_STALE, parameters)
 
     def cancels(self, job_id: UUID) -> None:
         """Cancel, and leave it open."""

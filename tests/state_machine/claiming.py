@@ -148,19 +148,13 @@ class Claiming(Example):
             job.id for job in self.model.having("queued") if job.queued_long and job.id not in besides
         }
         found = self.world.run(
-            republish.waiting(self.world.database, kinds=[KIND], older_than=_LONG, limit=100, besides=besides)
+            republish.waiting(self.world.database, kind=KIND, older_than=_LONG, limit=100, besides=besides)
         )
-        assert {one.id for one in found} == predicted
+        assert set(found) == predicted
         tokens = self.model.claim(life.id, KIND, predicted)
         assert tokens.keys() == predicted
         taken = self.world.run(
-            claim.claim(
-                self.world.database,
-                worker_id=life.id,
-                kind=KIND,
-                ids=[one.id for one in found],
-                limits=LIMITS,
-            )
+            claim.claim(self.world.database, worker_id=life.id, kind=KIND, ids=found, limits=LIMITS)
         )
         self._begin(life, taken, tokens, {})
         self.world.saw("idle poll: taken" if predicted else "idle poll: nothing")

@@ -5,24 +5,22 @@ a pruning. A failed job that an operator has retried is queued again and stays. 
 a key is free as soon as its job has ended, whether or not the row is still there.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
-from jsworker.ownership.schema import FINAL
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
 FIRST_LIMIT: Final = 100
 LARGEST_LIMIT: Final = 1_000
 """Jobs of one batch: at first, and at most."""
-
 _QUICK_SECONDS: Final = 0.015
 _SLOW_SECONDS: Final = 0.06
+_BEGINNING: Final = "-infinity"
 
 CUTOFF = text("""
 SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)) AS before
@@ -87,38 +85,21 @@ _PRUNING = Sweep(
 OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Which jobs are pruned, of those that have ended.
-
-    Attributes:
-        before: only those that ended before this instant of the database's clock.
-        kind, status: only these; None: any.
-    """
+class Ended(NamedTuple):
+    """Which jobs are pruned: those that ended before an instant of the database's clock, of any kind and status."""
 
     before: datetime
     kind: str | None = None
     status: str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what can never match.
 
-        Raises:
-            ValueError: jobs of this status have not ended.
-        """
-        if self.status is not None and self.status not in FINAL:
-            raise ValueError(f"status {self.status!r} must be one of: {', '.join(FINAL)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one batch did.
 
     Attributes:
         last: when the last of these jobs had ended, where the next batch begins; None when there was none.
         workers: how many workers run just now; all of them may prune.
         is_last: no job is left behind this batch.
-        kept: jobs whose deletion PostgreSQL refused, for a foreign key or a trigger of somebody's.
     """
 
     jobs: int
@@ -126,7 +107,6 @@ class Batch:
     last: datetime | None
     workers: int
     is_last: bool
-    kept: int
 
 
 async def cutoff(database: Database, *, older_than: float) -> datetime:
@@ -146,12 +126,10 @@ async def prune(
 ) -> Batch:
     """Delete up to ``limit`` ended jobs and their timelines, those that ended first, in one transaction.
 
-    They begin where the batch before has ended (``since``). A job whose row is locked by somebody else is left for
-    another time.
+    They begin where the batch before has ended (``since``). A job whose row is locked or refused stays.
     """
-    marks = refused_rows or RefusedRows(database, worker_id=None)
-    values = _parameters(ended, since) | {"limit": limit}
-    swept = await run_sweep(database, _PRUNING, values, marks)
+    values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
+    swept = await run_sweep(database, _PRUNING, values, refused_rows)
     jobs = sum(row.jobs for row in swept.rows)
     if swept.found is None:
         last, is_last = swept.rows[0].last, jobs < limit
@@ -165,13 +143,12 @@ async def prune(
         last=last,
         workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
-        kept=len(swept.refused),
     )
 
 
 async def count_old(database: Database, ended: Ended) -> int:
     """Return how many jobs would be pruned."""
-    [row] = await database.run(OLD_JOBS, _parameters(ended, None))
+    [row] = await database.run(OLD_JOBS, ended._asdict() | {"since": _BEGINNING})
     jobs: int = row.jobs
     return jobs
 
@@ -184,12 +161,3 @@ def next_limit(limit: int, *, seconds: float) -> int:
     if seconds > _SLOW_SECONDS:
         return max(limit // 2, 1)
     return min(2 * limit, LARGEST_LIMIT) if seconds < _QUICK_SECONDS else limit
-
-
-def _parameters(ended: Ended, since: datetime | None) -> dict[str, Any]:
-    return {
-        "since": "-infinity" if since is None else since,
-        "before": ended.before,
-        "kind": ended.kind,
-        "status": ended.status,
-    }

@@ -5,7 +5,8 @@ From then on, as long as any row of that sweep is set aside, the rows are found 
 written in halves, so that the others go on and a refused row costs nothing until its next turn.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -51,8 +52,8 @@ RETURNING job_id, kind, sqlstate, constraint_name, tries
 FORGET = text("""
 WITH written AS (
   SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
-  WHERE r.job_id = ANY(CAST(:ids AS uuid[])) AND r.attempted = ANY(CAST(:attempted AS text[]))
-  ORDER BY r.job_id, r.attempted FOR UPDATE SKIP LOCKED
+  WHERE r.job_id = ANY(CAST(:ids AS uuid[])) AND r.attempted = :attempted
+  ORDER BY r.job_id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.refused_rows AS r USING written
 WHERE r.job_id = written.job_id AND r.attempted = written.attempted
@@ -77,7 +78,7 @@ WHERE NOT EXISTS (SELECT FROM gone WHERE gone.job_id = r.job_id AND gone.attempt
 
 AMONG = text(f"""
 SELECT DISTINCT r.job_id FROM jsworker.refused_rows AS r JOIN jsworker.jobs AS j ON j.id = r.job_id
-WHERE r.attempted = ANY(CAST(:attempted AS text[])) AND r.retry_at > statement_timestamp() AND {_AS_REFUSED}
+WHERE r.attempted = :attempted AND r.retry_at > statement_timestamp() AND {_AS_REFUSED}
   AND (CAST(:ids AS uuid[]) IS NULL OR r.job_id = ANY(CAST(:ids AS uuid[])))
 """)  # noqa: S608 -- a constant of this file
 
@@ -98,7 +99,7 @@ class RefusedRow:
     """A row that was refused for the first time, or the first of many.
 
     Attributes:
-        attempted: the transition that was to be made: ``promote``, ``publish``, ``prune`` and so on.
+        attempted: the transition that was to be made, for example ``promote``.
         jobs: how many were refused together for this reason; the others are in the table.
     """
 
@@ -121,10 +122,7 @@ class RefusedRows:
     """
 
     def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
-        """Begin without any; the first that is refused, or the first look, shows what others have found.
-
-        ``tell`` is called with each row that was never refused before, for its log line and event.
-        """
+        """Begin without any; ``tell`` is called with each row that was never refused before."""
         self._database = database
         self._worker_id = worker_id
         self._tell = tell
@@ -144,8 +142,7 @@ class RefusedRows:
 
     async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
         """Set rows aside, and report those that are new."""
-        found = dict(refused)
-        if not found:
+        if not (found := dict(refused)):
             return
         self.expect(attempted)
         self.noted += len(found)
@@ -160,16 +157,11 @@ class RefusedRows:
         self.expect(attempted)  # a look that began before may have ended meanwhile, without having seen it
         self._tell_new(attempted, noted)
 
-    async def forget(self, attempted: Sequence[str], ids: Collection[UUID]) -> None:
-        """Take the marks from rows that were written after all."""
-        if ids and self.any_of(*attempted):
-            await self._database.run(FORGET, {"ids": uuid_array(ids), "attempted": list(attempted)})
-
     async def among(self, attempted: str, ids: Iterable[UUID] | None = None) -> set[UUID]:
         """Return the jobs that are set aside now, of these or of all; asks only if there can be any."""
         if not self.any_of(attempted):
             return set()
-        values = {"attempted": [attempted], "ids": None if ids is None else uuid_array(ids)}
+        values = {"attempted": attempted, "ids": None if ids is None else uuid_array(ids)}
         return {row.job_id for row in await self._database.run(AMONG, values)}
 
     async def look(self) -> None:
@@ -179,10 +171,10 @@ class RefusedRows:
         self._attempts = found | self._expected  # what was refused meanwhile it may not have seen
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
-        by_reason: dict[tuple[str, str | None], list[Row]] = {}
+        by_reason: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
         for row in noted:
             if row.tries == 1:
-                by_reason.setdefault((row.sqlstate, row.constraint_name), []).append(row)
+                by_reason[row.sqlstate, row.constraint_name].append(row)
         for (sqlstate, constraint), rows in by_reason.items():
             reported = rows if len(rows) <= _REPORTED_ALONE else rows[:1]
             jobs = len(rows) // len(reported)
@@ -208,7 +200,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep wrote, what it found first (None: it was one statement) and what of that was refused."""
+    """What a sweep wrote, what it had found (None: it was one statement) and what of that was refused."""
 
     rows: Sequence[Row]
     found: Sequence[Row] | None
@@ -235,8 +227,8 @@ async def run_sweep(
         ids, lambda half: database.run(sweep.write, {**values, "ids": uuid_array(half)})
     )
     await refused_rows.note(sweep.attempted, refused)
-    bad = {job_id for job_id, _ in refused}
-    await refused_rows.forget([sweep.attempted], [job_id for job_id in ids if job_id not in bad])
+    if written := set(ids) - {job_id for job_id, _ in refused}:
+        await database.run(FORGET, {"ids": uuid_array(written), "attempted": sweep.attempted})
     return Swept(rows, found, refused)
 
 
@@ -257,9 +249,9 @@ class Mark:
 
 async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[Mark]]:
     """Return what is set aside of these jobs; a job without marks is missing."""
-    marks: dict[UUID, list[Mark]] = {}
+    marks: defaultdict[UUID, list[Mark]] = defaultdict(list)
     for row in await database.run(OF_JOBS, {"ids": uuid_array(ids)}):
-        marks.setdefault(row.job_id, []).append(Mark(*row))
+        marks[row.job_id].append(Mark(*row))
     return marks
 
 
