@@ -82,12 +82,12 @@ class Winner:
     def fails(self, job_id: UUID, permanent: str | None = None) -> None:
         """Fail as the owner, and leave it open."""
         runs = [settle.Failure(job_id, 1, "broken", permanent, 60.0)]
-        self.run(settle.FAIL, {"worker_id": WORKER} | settle._failures(runs))
+        self.run(settle.FAIL, settle.fail.values(WORKER, runs))
 
     def releases(self, job_id: UUID) -> None:
         """Release as the owner, and leave it open."""
         runs = [settle.Return(job_id, 1, "shutdown")]
-        self.run(settle.RELEASE, {"worker_id": WORKER} | settle._returns(runs))
+        self.run(settle.RELEASE, settle.release.values(WORKER, runs))
 
     def resets(self, job_id: UUID) -> None:
         """Reset by the stale rule, counted, and leave it open."""
