@@ -29,6 +29,7 @@ from jsworker.ownership.statements import (
     given_runs,
     j,
     json_object,
+    locked,
     stall_back_off,
 )
 
@@ -47,13 +48,8 @@ def _reset(
     What the caller does not report is left in ``untold_resets`` to a worker, for an operator's process has no events
     and shows no figures.
     """
-    taken = (
-        rows.add_columns(j.c.id, j.c.worker_id.label("owner"))
-        .add_columns(*j.c["cancel_requested", "stalls", "max_stalls"], counted.label("counted"))
-        .order_by(j.c.id)
-        .with_for_update(key_share=True, of=j, skip_locked=True)
-        .cte("taken")
-    )
+    found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
+    taken = locked(rows.add_columns(*found, counted.label("counted")), "taken")
     next_status = sa.case(
         (taken.c.cancel_requested, "cancelled"),
         (sa.and_(taken.c.counted, taken.c.stalls + 1 >= taken.c.max_stalls), "failed"),
