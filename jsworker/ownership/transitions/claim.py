@@ -9,23 +9,12 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import of_kind, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.statements import (
-    NOW,
-    compiled,
-    entry,
-    given,
-    given_array,
-    given_runs,
-    given_seconds,
-    j,
-    json_object,
-    locked,
-)
+from jsworker.ownership.statements import NOW, compiled, entry, given_array, given_seconds, j
 from jsworker.ownership.transitions.reset import Suspect, as_seen
 from jsworker.ownership.transitions.timeline import logged
 
@@ -94,7 +83,7 @@ def _claim(
     may be its only one, and the lock a MARK's.
     """
     found = (j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
-    picked = locked(rows.add_columns(*found), "picked")
+    picked = statements.locked(rows.add_columns(*found), "picked")
     size = picked.c.stored_bytes
     texts = {name: _inline(sa.cast(j.c[name], sa.Text), size) for name in ("payload", "checkpoint")}
     stall: dict[str, Any] = {
@@ -129,7 +118,9 @@ def _claim(
     if from_stale_owner:
         detail |= {"cause": "stale", "owner": job.owner, "counted": sa.true(), "stalls": job.stalls}
     again = job.fencing_token > 1
-    entered = entry(claimed, "claimed", when=again, worker_id=worker_id, detail=json_object(**detail))
+    entered = entry(
+        claimed, "claimed", when=again, worker_id=worker_id, detail=statements.json_object(**detail)
+    )
     # What is stored compressed is measured again as text.
     length = sa.func.octet_length
     text_of = {
@@ -147,7 +138,7 @@ CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _queued, of_kind), _qu
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
 # first stall, for a later one waits out its back-off; only when a further run is due at all.
-_seen = given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
+_seen = statements.given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
 CLAIM_STALE = _claim(
     sa.select()
     .select_from(j.join(_seen, _seen.c.id == j.c.id))
@@ -170,7 +161,7 @@ CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine)
 # Why jobs were not in a claim's answer, read without a lock. What is queued was skipped because its row is locked, or
 # was queued again since, and is claimed again; what is not was refused. A skip of a job that another worker runs is
 # logged once for each worker that skipped it, however often its message comes back.
-_me = given("worker_id", sa.Text)
+_me = statements.given("worker_id", sa.Text)
 _row = (
     sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token"])
     .where(j.c.id == sa.any_(_ids), of_kind)
@@ -185,7 +176,7 @@ _skipped = entry(
         ~logged("skipped", _row.c.id, _row.c.fencing_token),
     ),
     worker_id=_me,
-    detail=json_object(owner=_row.c.worker_id, token=_row.c.fencing_token),
+    detail=statements.json_object(owner=_row.c.worker_id, token=_row.c.fencing_token),
 )
 REFUSED = compiled(sa.select(*_row.c["id", "status", "dispatch", "worker_id"]).add_cte(_skipped))
 

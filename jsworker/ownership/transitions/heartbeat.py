@@ -12,28 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import Predicate, held_by_me, locked_of_mine, mine
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.statements import (
-    NOW,
-    compiled,
-    given,
-    given_array,
-    given_runs,
-    given_seconds,
-    j,
-    seconds,
-    waiting,
-)
+from jsworker.ownership.statements import NOW, compiled, given, given_array, given_seconds, j
 from jsworker.ownership.transitions.timeline import rejected
 
 _ORPHANS: Final = 500
 """Rows that one look returns at most."""
 
-_run = given_runs("run")
+_run = statements.given_runs("run")
 
 # One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
@@ -54,7 +44,7 @@ STILL_MINE = compiled(
 )
 
 # A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
-HEARTBEAT_ALONE = waiting(HEARTBEAT)
+HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
 
 
 def _write(**values: Any) -> sa.TextClause:
@@ -92,7 +82,7 @@ QUIET = _write(
 )
 
 # The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
-_beside = given_runs(
+_beside = statements.given_runs(
     "run",
     stale_after=given_array("stale_after", sa.Double),
     crash_after=given_array("crash_after", sa.Double),
@@ -101,8 +91,8 @@ _locked_beside = locked_of_mine(_beside, _beside.c.stale_after, _beside.c.crash_
 QUIET_BESIDE = compiled(
     sa.update(j)
     .values(
-        stale_after=seconds(_locked_beside.c.stale_after),
-        crash_after=seconds(_locked_beside.c.crash_after),
+        stale_after=statements.seconds(_locked_beside.c.stale_after),
+        crash_after=statements.seconds(_locked_beside.c.crash_after),
         last_activity_at=NOW,
     )
     .where(j.c.id == _locked_beside.c.id, held_by_me)

@@ -7,21 +7,12 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import Predicate, published_at_dispatch
 from jsworker.ownership.refusals import in_halves
-from jsworker.ownership.statements import (
-    AT_START,
-    NOW,
-    compiled,
-    given_array,
-    given_rows,
-    given_seconds,
-    j,
-    locked,
-)
+from jsworker.ownership.statements import NOW, compiled, given_array, j
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
 _ids = given_array("ids", sa.Uuid)
@@ -45,7 +36,9 @@ def _sweep(
         rows = sa.update(j).values(**values).where(j.c.id == mine.c.id, *guard)
         return compiled(rows.returning(*answer))
 
-    is_wanted = sa.and_(since <= AT_START, since > AT_START - given_seconds("within"))
+    is_wanted = sa.and_(
+        since <= statements.AT_START, since > statements.AT_START - statements.given_seconds("within")
+    )
     limit = sa.bindparam("limit", type_=sa.Integer)
     search = sa.select(j.c.id).where(*indexed, is_wanted).order_by(since).limit(limit)
     # Locked as they are found: each relay has jobs of its own, and what never waits needs no lock order.
@@ -56,7 +49,7 @@ def _sweep(
         aside,
         at_once=write(taken),
         find=compiled(search.where(~predicates.set_aside(*aside))),
-        write=write(locked(named)),
+        write=write(statements.locked(named)),
     )
 
 
@@ -90,14 +83,14 @@ _PROMOTION = _sweep(
 PROMOTE = _PROMOTION.at_once
 
 # Skips what is locked: a row that is being claimed needs no mark, and COMPLETE must not find it locked by us.
-_sent = given_rows(
+_sent = statements.given_rows(
     "sent",
     id=_ids,
     dispatch=given_array("dispatches", sa.BigInteger),
     seq=given_array("seqs", sa.BigInteger),
     created=given_array("created", sa.DateTime(timezone=True)),
 )
-_published = locked(
+_published = statements.locked(
     sa.select(j.c.id, _sent.c.seq, _sent.c.created, _sent.c.dispatch)
     .join(_sent, _sent.c.id == j.c.id)
     .where(published_at_dispatch(_sent.c.dispatch))

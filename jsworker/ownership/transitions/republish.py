@@ -8,23 +8,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import in_halves
-from jsworker.ownership.statements import (
-    KINDS_BY_LEAPS,
-    NOW,
-    compiled,
-    condition,
-    entry,
-    filled,
-    given_array,
-    given_rows,
-    j,
-    json_object,
-    locked,
-)
+from jsworker.ownership.statements import NOW, compiled, condition, given_array, j
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 _PASSED_OVER = 500
@@ -71,7 +59,9 @@ ORDER BY place, id LIMIT :limit
 def _waiting(besides: str = "") -> sa.TextClause:
     length = "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))"
     of_kind = condition(predicates.of_kind)
-    return filled(_WAITING, queued=_QUEUED, of_kind=of_kind, waits=_WAITS, length=length, besides=besides)
+    return statements.filled(
+        _WAITING, queued=_QUEUED, of_kind=of_kind, waits=_WAITS, length=length, besides=besides
+    )
 
 
 WAITING = _waiting()
@@ -83,7 +73,7 @@ WAITING_BESIDES = _waiting(f" AND {condition(~predicates.set_aside('claim'))}")
 # statement_timestamp() because an index is not searched by a value that may change while it is read.
 # A thousand kinds at most, and those that workers are for all the same. Of each kind a page looks at four times its
 # length at most: behind so many rows that still wait for their relay it ends before it is full.
-POSTED = filled(
+POSTED = statements.filled(
     """
 WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
@@ -113,13 +103,15 @@ FROM several AS k CROSS JOIN LATERAL (
 WHERE k.kind IS NOT NULL
 ORDER BY page.queued_at, page.id LIMIT :limit
 """,
-    kinds=KINDS_BY_LEAPS.replace("{which}", ""),
+    kinds=statements.KINDS_BY_LEAPS.replace("{which}", ""),
     queued=_QUEUED,
     waits=_WAITS,
 )
 
-_gone = given_rows("gone", id=given_array("ids", sa.Uuid), dispatch=given_array("dispatches", sa.BigInteger))
-_lost = locked(
+_gone = statements.given_rows(
+    "gone", id=given_array("ids", sa.Uuid), dispatch=given_array("dispatches", sa.BigInteger)
+)
+_lost = statements.locked(
     sa.select(j.c.id).join(_gone, _gone.c.id == j.c.id).where(predicates.lost_at_dispatch(_gone.c.dispatch))
 )
 _again = (
@@ -129,11 +121,11 @@ _again = (
     .returning(j.c.id, j.c.fencing_token, j.c.dispatch, j.c.stream_seq)
     .cte("again")
 )
-_detail = json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.stream_seq)
-_logged = entry(_again, "republished", worker_id=predicates.worker_id, detail=_detail)
+_detail = statements.json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.stream_seq)
+_logged = statements.entry(_again, "republished", worker_id=predicates.worker_id, detail=_detail)
 REPUBLISH = compiled(sa.select(_again.c.id).add_cte(_logged))
 
-_kind = given_rows("k", kind=given_array("kinds", sa.Text))
+_kind = statements.given_rows("k", kind=given_array("kinds", sa.Text))
 _oldest = (
     sa.select(j.c.queued_at)
     .where(predicates.queued_indexed, j.c.kind == _kind.c.kind)

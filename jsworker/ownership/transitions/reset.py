@@ -12,26 +12,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import untold_resets
-from jsworker.ownership.statements import (
-    NO_OWNER,
-    NOW,
-    compiled,
-    entry,
-    filled,
-    given,
-    given_array,
-    given_runs,
-    j,
-    json_object,
-    locked,
-    stall_back_off,
-)
+from jsworker.ownership.statements import NOW, compiled, given, given_array, j
 
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
@@ -49,7 +36,7 @@ def _reset(
     and shows no figures.
     """
     found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
-    taken = locked(rows.add_columns(*found, counted.label("counted")), "taken")
+    taken = statements.locked(rows.add_columns(*found, counted.label("counted")), "taken")
     next_status = sa.case(
         (taken.c.cancel_requested, "cancelled"),
         (sa.and_(taken.c.counted, taken.c.stalls + 1 >= taken.c.max_stalls), "failed"),
@@ -68,12 +55,12 @@ def _reset(
             needs_publish=queued,
             publish_after=sa.case((queued, NOW), else_=j.c.publish_after),
             queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
-            run_at=sa.case((again, NOW + stall_back_off(j.c.stalls)), else_=j.c.run_at),
+            run_at=sa.case((again, NOW + statements.stall_back_off(j.c.stalls)), else_=j.c.run_at),
             finished_at=sa.case((decided.c.next.in_(("cancelled", "failed")), NOW)),
             failure_reason=sa.case((decided.c.next == "failed", "stalled")),
             cleared=sa.or_(queued, again),
             clear_reason=sa.bindparam("reason"),
-            **NO_OWNER,
+            **statements.NO_OWNER,
         )
         .where(j.c.id == decided.c.id, predicates.processing)
         .returning(
@@ -86,7 +73,9 @@ def _reset(
     what = reset.c
     detail = {"cause": cause, "reason": given("reason", sa.Text), "owner": what.owner, "to": what.status}
     detail |= {"counted": what.counted, "stalls": what.stalls, "dispatch": what.dispatch}
-    logged = entry(reset, "reset", worker_id=given("worker_id", sa.Text), detail=json_object(**detail))
+    logged = statements.entry(
+        reset, "reset", worker_id=given("worker_id", sa.Text), detail=statements.json_object(**detail)
+    )
     answer = sa.select(*reset.c).add_cte(logged)
     if not is_reported:
         told = ("kind", "status", "fencing_token", "dispatch", "owner", "stalls")
@@ -98,7 +87,7 @@ def _reset(
 
 _ids: Final = given_array("ids", sa.Uuid)
 _counted: Final = given("counted", sa.Boolean)
-_suspect = given_runs(
+_suspect = statements.given_runs(
     "seen",
     activity=given_array("activities", sa.DateTime(timezone=True)),
     in_line=given_array("in_line", sa.Boolean),
@@ -124,7 +113,7 @@ RESET_DEAD = _reset(
 RESET_CRASHED = _reset("crashed", _suspects.where(predicates.crashed_and_seen(_suspect)), counted=_is_counted)
 
 # Rule 4. The row as it was seen, and still as old as it was chosen for. Uncounted: the job did nothing wrong.
-_chosen = given_runs("seen")
+_chosen = statements.given_runs("seen")
 _as_chosen = (predicates.processing, j.c.fencing_token == _chosen.c.token, predicates.as_old_as_chosen)
 RESET_BY_OPERATOR = _reset(
     "operator",
@@ -185,14 +174,14 @@ FROM fleet LEFT JOIN late AS job ON true LEFT JOIN hands ON hands.worker_id = jo
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
 """  # noqa: S608 -- constants of this file
-LATE = filled(_LATE, besides="")
+LATE = statements.filled(_LATE, besides="")
 # Past rows whose RESET is refused: they are late for ever, and stand first.
 _NOT_REFUSED = """
     AND NOT EXISTS (
       SELECT FROM jsworker.refused_rows AS r
       WHERE r.job_id = owned.id AND r.attempted = 'reset' AND r.status = 'processing'
         AND r.fencing_token = owned.fencing_token AND r.retry_at > statement_timestamp())"""
-LATE_BESIDES = filled(_LATE, besides=_NOT_REFUSED)
+LATE_BESIDES = statements.filled(_LATE, besides=_NOT_REFUSED)
 
 OWNED = sa.text(f"""
 WITH {_OWNED.format(of=" AND worker_id = :owner")}

@@ -15,25 +15,13 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import completed_under, held_by_me, locked_of_mine, mine, worker_id
 from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 from jsworker.ownership.schema import job_events
-from jsworker.ownership.statements import (
-    NO_OWNER,
-    NOW,
-    compiled,
-    entry,
-    given_array,
-    given_runs,
-    j,
-    json_object,
-    seconds,
-    stall_back_off,
-    waiting,
-)
+from jsworker.ownership.statements import NOW, compiled, given_array, given_runs, j, json_object
 from jsworker.ownership.transitions.timeline import REJECTED
 
 _SETTLED_COLUMNS = ("id", "status", "fencing_token")
@@ -49,7 +37,7 @@ def _complete() -> sa.TextClause:
             result=row.c.result,
             finished_at=NOW,
             completed_by=j.c.worker_id,
-            **NO_OWNER,
+            **statements.NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
         .returning(*j.c[_SETTLED_COLUMNS])
@@ -76,7 +64,9 @@ def _fail() -> sa.TextClause:
     given = run.c["error", "delay", "stalled"]
     row = locked_of_mine(run, next_status.label("next"), reason.label("reason"), *given)
     cancelled, again = row.c.next == "cancelled", row.c.next == "scheduled"
-    back_off = sa.case((row.c.stalled, stall_back_off(j.c.stalls)), else_=seconds(row.c.delay))
+    back_off = sa.case(
+        (row.c.stalled, statements.stall_back_off(j.c.stalls)), else_=statements.seconds(row.c.delay)
+    )
     failed = (
         sa.update(j)
         .values(
@@ -90,7 +80,7 @@ def _fail() -> sa.TextClause:
             clear_reason=sa.null(),
             run_at=sa.case((again, NOW + back_off), else_=j.c.run_at),
             finished_at=sa.case((~again, NOW)),
-            **NO_OWNER,
+            **statements.NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
         .returning(
@@ -107,7 +97,7 @@ def _fail() -> sa.TextClause:
         reason=failed.c.failure_reason,
         run_at=sa.case((again, failed.c.run_at)),
     )
-    logged = entry(
+    logged = statements.entry(
         failed,
         sa.case((again, "error"), else_=failed.c.status),
         worker_id=worker_id,
@@ -131,11 +121,11 @@ def _release() -> sa.TextClause:
             needs_publish=queued,
             publish_after=NOW,
             queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
-            run_at=sa.case((scheduled, NOW + seconds(row.c.delay)), else_=j.c.run_at),
+            run_at=sa.case((scheduled, NOW + statements.seconds(row.c.delay)), else_=j.c.run_at),
             cleared=~cancelled,
             clear_reason=sa.case((~cancelled, row.c.reason)),
             finished_at=sa.case((cancelled, NOW)),
-            **NO_OWNER,
+            **statements.NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
         .returning(*j.c["id", "status", "fencing_token", "dispatch", "run_at"], row.c.reason)
@@ -145,7 +135,7 @@ def _release() -> sa.TextClause:
     more = sa.case((released.c.status == "scheduled", server_fault), else_=json_object())
     event = sa.case((released.c.status == "cancelled", "cancelled"), else_="released")
     detail = json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(more)
-    logged = entry(released, event, worker_id=worker_id, detail=detail)
+    logged = statements.entry(released, event, worker_id=worker_id, detail=detail)
     return compiled(sa.select(*released.c[_SETTLED_COLUMNS]).add_cte(logged))
 
 
@@ -355,15 +345,17 @@ def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
     return {"ids": uuid_array(run.id for run in runs), "tokens": [run.token for run in runs]}
 
 
-complete: _Write[Completion] = _Write("complete", COMPLETE, waiting(COMPLETE), {"results": "result"})
+complete: _Write[Completion] = _Write(
+    "complete", COMPLETE, statements.waiting(COMPLETE), {"results": "result"}
+)
 fail: _Write[Failure] = _Write(
     "fail",
     FAIL,
-    waiting(FAIL),
+    statements.waiting(FAIL),
     {"errors": "error", "reasons": "permanent", "delays": "delay", "stalled": "stalled"},
 )
 release: _Write[Return] = _Write(
-    "release", RELEASE, waiting(RELEASE), {"reasons": "reason", "delays": "delay"}
+    "release", RELEASE, statements.waiting(RELEASE), {"reasons": "reason", "delays": "delay"}
 )
 
 
