@@ -1,7 +1,4 @@
-"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and orphaned claims.
-
-``mine`` is the whole guard of every write: processing, my worker id, my fencing token.
-"""
+"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and orphaned claims."""
 
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +17,10 @@ from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NOW, compiled, given, given_array, given_seconds, j
 from jsworker.ownership.transitions.timeline import rejected
 
-_ORPHANS: Final = 500
-"""Rows that one look returns at most."""
+Held = tuple[UUID, int]
+"""A run in flight: job id and fencing token."""
 
+_MOST_ORPHANS: Final = 500
 _run = statements.given_runs("run")
 
 # One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
@@ -32,19 +30,18 @@ HEARTBEAT = compiled(
     sa.update(j)
     .values(last_activity_at=NOW)
     .where(j.c.id == _locked.c.id, held_by_me)
-    .returning(j.c.id, j.c.fencing_token, j.c.cancel_requested)
+    .returning(*j.c["id", "fencing_token", "cancel_requested"])
 )
+# A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
+HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
 
 # What the heartbeat skipped, read without a lock: still mine means alive; completed under my token means
 # that the job's own transaction has completed it.
 STILL_MINE = compiled(
-    sa.select(j.c.id, j.c.fencing_token, j.c.cancel_requested, j.c.status)
+    sa.select(*j.c["id", "fencing_token", "cancel_requested", "status"])
     .join(_run, _run.c.id == j.c.id)
     .where(sa.or_(mine(_run.c.token), predicates.completed_under(_run.c.token)))
 )
-
-# A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
-HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
 
 
 def _write(**values: Any) -> sa.TextClause:
@@ -70,9 +67,7 @@ PROGRESS = _write(
     progress=sa.func.coalesce(given("progress", sa.Double), j.c.progress),
     message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
-
 CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
-
 # Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces shows
 # that it has come so far.
 QUIET = _write(
@@ -82,19 +77,13 @@ QUIET = _write(
 )
 
 # The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
-_beside = statements.given_runs(
-    "run",
-    stale_after=given_array("stale_after", sa.Double),
-    crash_after=given_array("crash_after", sa.Double),
-)
-_locked_beside = locked_of_mine(_beside, _beside.c.stale_after, _beside.c.crash_after)
+_LIMITS: Final = ("stale_after", "crash_after")
+_beside = statements.given_runs("run", **{name: given_array(name, sa.Double) for name in _LIMITS})
+_locked_beside = locked_of_mine(_beside, *_beside.c[_LIMITS])
+_lengthened = {name: statements.seconds(_locked_beside.c[name]) for name in _LIMITS}
 QUIET_BESIDE = compiled(
     sa.update(j)
-    .values(
-        stale_after=statements.seconds(_locked_beside.c.stale_after),
-        crash_after=statements.seconds(_locked_beside.c.crash_after),
-        last_activity_at=NOW,
-    )
+    .values(**_lengthened, last_activity_at=NOW)
     .where(j.c.id == _locked_beside.c.id, held_by_me)
     .returning(j.c.id, j.c.fencing_token)
 )
@@ -112,16 +101,13 @@ def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
             *besides,
         )
         .order_by(j.c.id)
-        .limit(_ORPHANS)
+        .limit(_MOST_ORPHANS)
     )
 
 
 ORPHANED = _orphaned(sa.false())
 # A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
 ORPHANED_BESIDES = _orphaned(predicates.refused("fail"), ~predicates.set_aside("fail", "release"))
-
-Held = tuple[UUID, int]
-"""A run in flight: job id and fencing token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +174,7 @@ async def update_progress(
     progress: float | None,
     message: str | None,
 ) -> None:
-    """Store how far a run is; None keeps what is there.
-
-    Raises:
-        OwnershipLost: nothing was stored, as with every write of an owner.
-    """
+    """Store how far a run is; None keeps what is there. OwnershipLost: nothing was stored, here and below."""
     values = {"write": "progress", "stage": stage, "progress": progress, "message": message}
     await _write_owned(database, PROGRESS, worker_id, held, values)
 
@@ -219,21 +201,18 @@ async def set_thresholds(
 
     ``announced``: the job itself asks for it, which counts as progress.
     """
-    values = {"write": "quiet", "announced": announced}
-    values |= {"stale_after": stale_after, "crash_after": crash_after}
+    limits = {"stale_after": stale_after, "crash_after": crash_after}
+    values = {"write": "quiet", "announced": announced, **limits}
     await _write_owned(database, QUIET, worker_id, held, values)
 
 
 async def set_thresholds_beside(
     database: Database, *, worker_id: str, thresholds: Mapping[Held, Mapping[str, float | None]]
 ) -> frozenset[Held]:
-    """Set limits of silence, named as for ``set_thresholds``, and return the runs whose rows have them now.
-
-    Rows that are locked, lost or refused are left alone.
-    """
+    """Set limits as ``set_thresholds`` and return the runs that have them; locked, lost and refused ones have not."""
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
-        limits = {name: [thresholds[each][name] for each in held] for name in ("stale_after", "crash_after")}
+        limits = {name: [thresholds[each][name] for each in held] for name in _LIMITS}
         return database.run(QUIET_BESIDE, _held_by(worker_id, held) | limits)
 
     rows, _ = await in_halves(list(thresholds), write)
@@ -254,7 +233,7 @@ async def orphaned_claims(
     Each with whether it has run: its FAIL was refused, and is to be tried again.
 
     Args:
-        in_flight: runs in flight, settling ones included.
+        in_flight: settling runs included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
         past_refused: leave out rows that are set aside because their FAIL or RELEASE was refused.

@@ -1,7 +1,6 @@
 """RESET (clear_and_reenqueue): processing goes back, by one of the four rules of the protocol.
 
-The caller has seen the row before; the statement repeats what that was decided on, on the row as it is by then,
-so that an owner that was faster keeps its job.
+Each statement repeats what its caller has seen before, so that an owner that was faster keeps its job.
 """
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
@@ -24,7 +23,6 @@ InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
 
 _BATCH: Final = 500
-"""Rows that one statement takes back at most."""
 
 
 def _reset(
@@ -32,8 +30,7 @@ def _reset(
 ) -> sa.TextClause:
     """Return the statement that takes back the rows of one rule, each ``counted`` against ``max_stalls`` or not.
 
-    What the caller does not report is left in ``untold_resets`` to a worker, for an operator's process has no events
-    and shows no figures.
+    What is not ``is_reported`` by the caller, an operator's process without events, is left to a worker.
     """
     found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
     taken = statements.locked(rows.add_columns(*found, counted.label("counted")), "taken")
@@ -45,6 +42,7 @@ def _reset(
     )
     decided = sa.select(*taken.c["id", "owner", "counted"], next_status.label("next")).cte("decided")
     queued, again = decided.c.next == "queued", decided.c.next == "scheduled"
+    told = ("kind", "status", "fencing_token", "dispatch", "owner", "stalls")
     reset = (
         sa.update(j)
         .values(
@@ -63,22 +61,16 @@ def _reset(
             **statements.NO_OWNER,
         )
         .where(j.c.id == decided.c.id, predicates.processing)
-        .returning(
-            *j.c["id", "kind", "status", "fencing_token", "dispatch"],
-            *decided.c["owner", "counted"],
-            j.c.stalls,
-        )
+        .returning(*j.c["id", *told[:4]], *decided.c["owner", "counted"], j.c.stalls)
         .cte("reset")
     )
     what = reset.c
     detail = {"cause": cause, "reason": given("reason", sa.Text), "owner": what.owner, "to": what.status}
     detail |= {"counted": what.counted, "stalls": what.stalls, "dispatch": what.dispatch}
-    logged = statements.entry(
-        reset, "reset", worker_id=given("worker_id", sa.Text), detail=statements.json_object(**detail)
-    )
+    worker_id = given("worker_id", sa.Text)
+    logged = statements.entry(reset, "reset", worker_id=worker_id, detail=statements.json_object(**detail))
     answer = sa.select(*reset.c).add_cte(logged)
     if not is_reported:
-        told = ("kind", "status", "fencing_token", "dispatch", "owner", "stalls")
         values = sa.select(reset.c.id, *reset.c[told])
         untold = sa.insert(untold_resets).from_select(["job_id", *told], values)
         answer = answer.add_cte(untold.cte("unreported"))
@@ -195,8 +187,7 @@ class Suspect:
     """A row whose owner is late.
 
     Attributes:
-        stale_after: seconds of silence until anybody may take it back; None: never stale.
-        stale: whether that is over, by the database's clock.
+        stale_after, stale: seconds of silence until anybody may take it back (None: never), and whether that is over.
         crash_after, crashed: the same until two witnesses may.
         answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
         in_line: whether it had not begun, as far as can be known: no stall of its own.
@@ -217,12 +208,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Who is late, the longest overdue first, and what a sweeper must know to judge it.
-
-    Attributes:
-        owners: how many workers hold running jobs.
-        database_up_for: seconds since PostgreSQL started.
-    """
+    """Who is late, the longest overdue first, of how many owners of jobs, and for how long PostgreSQL has been up."""
 
     suspects: list[Suspect]
     owners: int
@@ -252,17 +238,14 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """Which jobs were taken back, and whose own row PostgreSQL refused to update.
-
-    Whatever is missing had moved, or was locked by a statement in flight.
-    """
+    """Which jobs were taken back, and whose row PostgreSQL refused to update; others had moved, or were locked."""
 
     resets: list[Reset]
     refused: Mapping[UUID, RowRefused]
 
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
-    """Return rows as they were last seen, as statements take them: a row that moved since is left alone."""
+    """Return rows as they were last seen, as statements take them."""
     return {
         "ids": [row.id for row in rows],
         "tokens": [row.fencing_token for row in rows],
@@ -292,12 +275,9 @@ async def look_for_late(
 async def reset_stale(
     database: Database, *, worker_id: str, stale: Collection[Suspect], reason: str, counted: bool
 ) -> TakenBack:
-    """Take back jobs that rule 1 has proven stale; a row that moved since it was seen is left alone.
+    """Take back jobs that rule 1 has proven stale; after DatabaseUnavailable some of them may be.
 
     ``reason`` is given to the next run and in the message, ``worker_id`` is who takes them back, for the timeline.
-
-    Raises:
-        DatabaseUnavailable: unclear; some may be taken back. Look again.
     """
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
     return await _take_back(database, RESET_STALE, values, as_seen(stale))
@@ -348,10 +328,7 @@ async def reset_by_operator(
     age: RunAge = ANY_AGE,
     worker_id: str | None = None,
 ) -> TakenBack:
-    """Take back jobs on an operator's word, each only at the fencing token at which it was seen.
-
-    Only those that are still so old (``age``) when they are taken back.
-    """
+    """Take back jobs on an operator's word, each at the token at which it was seen, and if it is still so old."""
     values = {"worker_id": worker_id, "reason": reason, **age.values()}
     rows: dict[str, list[Any]] = {
         "ids": [job_id for job_id, _ in seen],
@@ -361,11 +338,7 @@ async def reset_by_operator(
 
 
 async def take_unreported(database: Database) -> list[Reset]:
-    """Return some of what operators have taken back and no worker has reported yet, to be reported by the caller.
-
-    Raises:
-        DatabaseUnavailable: unclear; what was taken then is never reported.
-    """
+    """Return some of what operators have taken back and no worker has reported yet, to be reported by the caller."""
     return [Reset(*row) for row in await database.run(TAKE_UNREPORTED, {"limit": _BATCH})]
 
 

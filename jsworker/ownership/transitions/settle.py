@@ -1,13 +1,14 @@
 """The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
 
 Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is returned as
-locked, or settled alone, where waiting for its lock holds up no other job.
+locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -18,13 +19,12 @@ from sqlalchemy.dialects.postgresql import JSONB
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.predicates import completed_under, held_by_me, locked_of_mine, mine, worker_id
-from jsworker.ownership.refusals import Refused, RowRefused, in_halves
-from jsworker.ownership.schema import job_events
-from jsworker.ownership.statements import NOW, compiled, given_array, given_runs, j, json_object
+from jsworker.ownership.predicates import held_by_me, locked_of_mine, worker_id
+from jsworker.ownership.refusals import RowRefused, in_halves
+from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, json_object
 from jsworker.ownership.transitions.timeline import REJECTED
 
-_SETTLED_COLUMNS = ("id", "status", "fencing_token")
+_ANSWER = ("id", "status", "fencing_token")
 
 
 def _complete() -> sa.TextClause:
@@ -33,14 +33,10 @@ def _complete() -> sa.TextClause:
     return compiled(
         sa.update(j)
         .values(
-            status="completed",
-            result=row.c.result,
-            finished_at=NOW,
-            completed_by=j.c.worker_id,
-            **statements.NO_OWNER,
+            status="completed", result=row.c.result, finished_at=NOW, completed_by=j.c.worker_id, **NO_OWNER
         )
         .where(j.c.id == row.c.id, held_by_me)
-        .returning(*j.c[_SETTLED_COLUMNS])
+        .returning(*j.c[_ANSWER])
     )
 
 
@@ -80,7 +76,7 @@ def _fail() -> sa.TextClause:
             clear_reason=sa.null(),
             run_at=sa.case((again, NOW + back_off), else_=j.c.run_at),
             finished_at=sa.case((~again, NOW)),
-            **statements.NO_OWNER,
+            **NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
         .returning(
@@ -104,7 +100,7 @@ def _fail() -> sa.TextClause:
         error=failed.c.error,
         detail=sa.func.jsonb_strip_nulls(detail),
     )
-    return compiled(sa.select(*failed.c[_SETTLED_COLUMNS]).add_cte(logged))
+    return compiled(sa.select(*failed.c[_ANSWER]).add_cte(logged))
 
 
 def _release() -> sa.TextClause:
@@ -125,7 +121,7 @@ def _release() -> sa.TextClause:
             cleared=~cancelled,
             clear_reason=sa.case((~cancelled, row.c.reason)),
             finished_at=sa.case((cancelled, NOW)),
-            **statements.NO_OWNER,
+            **NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
         .returning(*j.c["id", "status", "fencing_token", "dispatch", "run_at"], row.c.reason)
@@ -136,7 +132,7 @@ def _release() -> sa.TextClause:
     event = sa.case((released.c.status == "cancelled", "cancelled"), else_="released")
     detail = json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(more)
     logged = statements.entry(released, event, worker_id=worker_id, detail=detail)
-    return compiled(sa.select(*released.c[_SETTLED_COLUMNS]).add_cte(logged))
+    return compiled(sa.select(*released.c[_ANSWER]).add_cte(logged))
 
 
 COMPLETE = _complete()
@@ -156,29 +152,20 @@ COMMITTED = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id AND fencing
 
 # What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
 # lost, or the job's own transaction completed it), or lost.
-_run = given_runs("run")
-_e = job_events.alias("e")
-_last_entry = (
-    sa.select(_e.c.event)
-    .where(
-        _e.c.job_id == j.c.id,
-        _e.c.worker_id == worker_id,
-        _e.c.fencing_token == _run.c.token,
-        _e.c.event.in_(("error", "failed", "cancelled", "released")),
-    )
-    .order_by(_e.c.id.desc())
-    .limit(1)
-    .correlate(j, _run)
-    .scalar_subquery()
-)
-VERDICT = compiled(
-    sa.select(
-        j.c.id,
-        _run.c.token.label("fencing_token"),
-        mine(_run.c.token).label("mine"),
-        completed_under(_run.c.token).label("completed"),
-        _last_entry.label("ended"),
-    ).join(_run, _run.c.id == j.c.id)
+_token: sa.ColumnElement[Any] = sa.literal_column("run.token")
+VERDICT = statements.filled(
+    """
+SELECT j.id, run.token AS fencing_token, {mine} AS mine, {completed} AS completed, (
+  SELECT e.event FROM jsworker.job_events AS e
+  WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = run.token
+    AND e.event IN ('error', 'failed', 'cancelled', 'released')
+  ORDER BY e.id DESC LIMIT 1
+) AS ended
+FROM jsworker.jobs AS j
+JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS run(id, token) ON run.id = j.id
+""",
+    mine=statements.condition(predicates.mine(_token)),
+    completed=statements.condition(predicates.completed_under(_token)),
 )
 
 
@@ -238,7 +225,6 @@ _Held = tuple[UUID, int]
 Refusals = dict[_Held, RowRefused]
 """Why the rows of runs were refused, by job id and fencing token."""
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
-_Answer = tuple[list[Row], Refused[EndedT]]
 _SETTLED = {each.value: each for each in Settled}
 _WRITTEN_BEFORE = {
     "error": Settled.SCHEDULED,
@@ -253,8 +239,7 @@ _WRITTEN_BEFORE = {
 class _Write(Generic[EndedT]):
     """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone.
 
-    Attributes:
-        columns: which parameter takes which field of the runs, the one that may be long first.
+    ``columns``: which parameter takes which field of the runs, the one that may be long first.
     """
 
     name: str
@@ -277,33 +262,30 @@ class _Write(Generic[EndedT]):
         Args:
             refusals: takes why rows were refused.
             tries: that went unanswered; after each of them it may take longer.
-            wait: for the locks that others hold on their rows, one by one; else such a row is returned as ``LOCKED``.
+            wait: for the locks that others hold on their rows, so for few runs; else such rows are returned as ``LOCKED``.
 
         Raises:
             DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
         """
-        noted: Refusals = {} if refusals is None else refusals
         text = attrgetter(next(iter(self.columns.values())))
-
-        async def write(
-            execute: Callable[..., Awaitable[Sequence[Row]]], statement: sa.TextClause, some: Sequence[EndedT]
-        ) -> _Answer[EndedT]:
-            seconds = database.seconds_for(sum([len(text(run) or "") for run in some]), tries=tries)
-            return await in_halves(
-                some, lambda half: execute(statement, self.values(worker_id, half), seconds=seconds)
-            )
-
-        answer = await write(database.run_by_key, self.batch, runs)
-        if self.name == "complete" and len(answer[0]) == len(runs):  # as a rule
+        seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
+        execute = partial(database.run, self.alone) if wait else partial(database.run_by_key, self.batch)
+        rows, refused = await in_halves(
+            runs, lambda half: execute(self.values(worker_id, half), seconds=seconds)
+        )
+        if self.name == "complete" and len(rows) == len(runs):  # as a rule
             return [Settled.COMPLETED] * len(runs)
-        settled = await _judge(database, worker_id, runs, answer, noted)
-        for run in runs if wait else ():
-            if settled[run[:2]] is Settled.LOCKED:
-                answer = await write(database.run, self.alone, [run])
-                settled |= await _judge(database, worker_id, [run], answer, noted)
-                if settled[run[:2]] is Settled.LOCKED:
-                    settled[run[:2]] = Settled.LOST
-        if lost := [run for run in runs if settled[run[:2]] is Settled.LOST]:
+        settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
+        settled |= {run[:2]: Settled.REFUSED for run, _ in refused}
+        if refusals is not None:
+            refusals.update((run[:2], error) for run, error in refused)
+        if missing := [run for run in runs if run[:2] not in settled]:
+            verdicts = {
+                (row.id, row.fencing_token): _verdict(row, locked=Settled.LOST if wait else Settled.LOCKED)
+                for row in await database.run(VERDICT, {"worker_id": worker_id, **_held(missing)})
+            }
+            settled |= {run[:2]: verdicts.get(run[:2], Settled.LOST) for run in missing}
+        if lost := [run for run in missing if settled[run[:2]] is Settled.LOST]:
             with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
                 await database.run(REJECTED, {"worker_id": worker_id, "write": self.name, **_held(lost)})
         return [settled[run[:2]] for run in runs]
@@ -314,28 +296,9 @@ class _Write(Generic[EndedT]):
         return {"worker_id": worker_id, **_held(runs), **columns}
 
 
-async def _judge(
-    database: Database,
-    worker_id: str,
-    runs: Sequence[EndedT],
-    answer: _Answer[EndedT],
-    refusals: Refusals,
-) -> dict[_Held, Settled]:
-    """Return what became of each run by the answer to a write, or what its missing from the answer means."""
-    rows, refused = answer
-    settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
-    for run, error in refused:
-        settled[run[:2]], refusals[run[:2]] = Settled.REFUSED, error
-    if missing := [run for run in runs if run[:2] not in settled]:
-        settled |= dict.fromkeys([run[:2] for run in missing], Settled.LOST)
-        for row in await database.run(VERDICT, {"worker_id": worker_id, **_held(missing)}):
-            settled[row.id, row.fencing_token] = _verdict(row)
-    return settled
-
-
-def _verdict(row: Row) -> Settled:
+def _verdict(row: Row, *, locked: Settled) -> Settled:
     if row.mine:
-        return Settled.LOCKED
+        return locked
     if row.completed:
         return Settled.COMPLETED
     return _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
