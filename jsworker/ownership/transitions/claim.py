@@ -1,6 +1,6 @@
 """CLAIM: queued becomes processing, with a new fencing token. The worker that gets the row owns the job."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -53,17 +53,13 @@ class ClaimedJob(NamedTuple):
     stored_bytes: int
 
 
-def _together(size: Callable[..., sa.Function[Any]], row: Any) -> sa.ColumnElement[Any]:
-    together: sa.ColumnElement[Any] = size(row.payload) + sa.func.coalesce(size(row.checkpoint), 0)
-    return together
-
-
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.case((size <= INLINE_BYTES, value))
 
 
 # Found without reading the values themselves.
-_stored_bytes = _together(sa.func.pg_column_size, j.c)
+_stored_size = sa.func.pg_column_size
+_stored_bytes = _stored_size(j.c.payload) + sa.func.coalesce(_stored_size(j.c.checkpoint), 0)
 
 
 def _columns(**computed: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
@@ -86,11 +82,8 @@ def _claim(
     picked = statements.locked(rows.add_columns(*found), "picked")
     size = picked.c.stored_bytes
     texts = {name: _inline(sa.cast(j.c[name], sa.Text), size) for name in ("payload", "checkpoint")}
-    stall: dict[str, Any] = {
-        "stalls": j.c.stalls + 1,
-        "cleared": True,
-        "clear_reason": sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding"),
-    }
+    reason = sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding")
+    stall: dict[str, Any] = {"stalls": j.c.stalls + 1, "cleared": True, "clear_reason": reason}
     claimed = (
         sa.update(j)
         .values(
@@ -117,14 +110,13 @@ def _claim(
     detail: dict[str, Any] = {name: job[name] for name in ("attempt", "cleared", "clear_reason")}
     if from_stale_owner:
         detail |= {"cause": "stale", "owner": job.owner, "counted": sa.true(), "stalls": job.stalls}
-    again = job.fencing_token > 1
-    entered = entry(
-        claimed, "claimed", when=again, worker_id=worker_id, detail=statements.json_object(**detail)
-    )
+    again, what = job.fencing_token > 1, statements.json_object(**detail)
+    entered = entry(claimed, "claimed", when=again, worker_id=worker_id, detail=what)
     # What is stored compressed is measured again as text.
     length = sa.func.octet_length
+    together = length(job.payload) + sa.func.coalesce(length(job.checkpoint), 0)
     text_of = {
-        "payload": _inline(job.payload, _together(length, job)),
+        "payload": _inline(job.payload, together),
         "checkpoint": _inline(job.checkpoint, length(job.checkpoint)),
     }
     answer = [text_of.get(name, job[name]).label(name) for name in ClaimedJob._fields]
@@ -219,8 +211,7 @@ async def claim(
 ) -> Taken:
     """Take what may be taken of ``ids``; a job that is not in the answer was refused, or its row is locked.
 
-    Raises:
-        DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
+    After DatabaseUnavailable some may be claimed: read back before anything else.
     """
     values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
     rows, refused = await in_halves(
@@ -247,11 +238,7 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
 async def fetch_content(
     database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
 ) -> ClaimedJob:
-    """Return a claimed job with its payload and its checkpoint; after ``tries`` given up it may take longer.
-
-    Raises:
-        OwnershipLost: this worker does not own it any more.
-    """
+    """Return a claimed job, unless OwnershipLost, with payload and checkpoint; after ``tries`` it may take longer."""
     values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
     seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
     rows = await database.run(CONTENT, values, seconds=seconds)

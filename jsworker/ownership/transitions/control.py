@@ -37,7 +37,7 @@ def _cancel() -> sa.TextClause:
             finished_at=sa.case((~processing, NOW)),
         )
         .where(j.c.id == locked.c.id, live)
-        .returning(j.c.id, j.c.status, j.c.worker_id, j.c.fencing_token)
+        .returning(*j.c["id", "status", "worker_id", "fencing_token"])
         .cte("asked")
     )
     logged = entry(
@@ -83,7 +83,7 @@ def _retry() -> sa.TextClause:
 
 CANCEL = _cancel()
 RETRY = _retry()
-STATUS = compiled(sa.select(j.c.id, j.c.status).where(j.c.id == sa.any_(_ids)))
+STATUS = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id")
 MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(j.c.id == sa.any_(_ids)))
 
 
@@ -117,9 +117,7 @@ async def cancel(
 ) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop.
 
-    Args:
-        statuses: only those that are of one of these statuses when they are cancelled; None: whatever is live.
-        age: only those that are so old when they are cancelled; for running jobs.
+    Only those that are of one of these statuses (None: whatever is live) and, if they run, so old at that moment.
     """
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}
@@ -136,32 +134,27 @@ async def cancel(
             found = await database.run(MISSED, {"ids": missed, **wanted})
             seen |= {row.id: row.status for row in found}
             missed = [row.id for row in found if row.meant]
-    missed_as = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
+    left = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
         requested=[job_id for job_id, status in asked.items() if status == "processing"],
-        final={job_id: status for job_id, status in missed_as.items() if status not in LIVE},
+        final={job_id: status for job_id, status in left.items() if status not in LIVE},
         unknown=[job_id for job_id in ids if job_id not in asked | refused | seen],
         refused=refused,
-        other={job_id: status for job_id, status in missed_as.items() if status in LIVE},
+        other={job_id: status for job_id, status in left.items() if status in LIVE},
     )
 
 
 async def retry(database: Database, job_id: UUID) -> None:
-    """Put a failed job back into the queue, its counters at zero.
-
-    Raises:
-        TransitionRefused: there is no such job, it is not failed, a live job holds its unique key, or
-            PostgreSQL refuses to update its row.
-    """
+    """Put a failed job back into the queue, its counters at zero; TransitionRefused says why it cannot be."""
     try:
         if await database.run(RETRY, {"id": job_id}):
             return
     except RowRefused as error:
-        if error.constraint != "jobs_unique_live":
-            raise TransitionRefused(f"job {job_id} cannot be retried: {error}") from None
-        raise TransitionRefused(f"job {job_id} cannot be retried: a live job holds its unique key") from None
-    rows = await database.run(STATUS, {"ids": [job_id]})
+        taken = error.constraint == "jobs_unique_live"
+        why = "a live job holds its unique key" if taken else error
+        raise TransitionRefused(f"job {job_id} cannot be retried: {why}") from None
+    rows = await database.run(STATUS, {"id": job_id})
     if not rows:
         raise TransitionRefused(f"job {job_id} does not exist")
     raise TransitionRefused(f"job {job_id} is {rows[0].status}; only a failed job can be retried")

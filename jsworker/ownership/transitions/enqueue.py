@@ -100,13 +100,7 @@ _TRIES = 3
 
 
 class NewJob(NamedTuple):
-    """A job to enqueue.
-
-    Attributes:
-        payload: JSON text.
-        delay: seconds until it is due; 0: at once.
-        traceparent, tracestate: the producer's span, as W3C Trace Context writes it.
-    """
+    """A job to enqueue: ``payload`` is JSON text, ``delay`` seconds until it is due."""
 
     id: UUID
     payload: str
@@ -131,10 +125,7 @@ def new_job_id() -> UUID:
 
 
 def enqueue_statement(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
-    """Return ENQUEUE with its values bound, for anybody's transaction.
-
-    Its rows are ``(id, created, dispatch)``; no row: a twin is just being committed, execute it again.
-    """
+    """Return ENQUEUE, for anybody's transaction; no row: a twin is just being committed, execute it again."""
     return ENQUEUE.bindparams(**_values(kind, job, publish_after))
 
 
@@ -156,12 +147,9 @@ async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: 
 async def enqueue_many(
     database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
 ) -> list[Enqueued]:
-    """Insert jobs in one statement and tell, in order, which were created and which existed.
+    """Insert jobs in one statement, as ``enqueue``, and tell, in order, which were created and which existed.
 
     Jobs without unique keys that are due at once, and whose messages too, take the fast way.
-
-    Raises:
-        TransitionRefused: a key was taken and freed again three times in a row.
     """
     if not new:
         return []

@@ -1,8 +1,6 @@
 """PRUNE: ended jobs leave with their timelines when they have been kept for long enough.
 
-Only final rows are looked at and locked, and none is waited for, so no claim, heartbeat or completion meets
-a pruning. A failed job that an operator has retried is queued again and stays. Unique keys are not affected:
-a key is free as soon as its job has ended, whether or not the row is still there.
+Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
 """
 
 from datetime import datetime
@@ -22,9 +20,7 @@ _QUICK_SECONDS: Final = 0.015
 _SLOW_SECONDS: Final = 0.06
 _BEGINNING: Final = "-infinity"
 
-CUTOFF = text("""
-SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)) AS before
-""")
+CUTOFF = text("SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))")
 
 _ENDED: Final = condition(ended)
 
@@ -58,9 +54,7 @@ FROM gone
 """
 PRUNE = filled(
     _PRUNE,
-    old=f"""
-  SELECT j.id{_OLD}
-  ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED""",
+    old=f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED",
     ended=_ENDED,
 )
 
@@ -97,7 +91,7 @@ class Batch(NamedTuple):
     """What one batch did.
 
     Attributes:
-        last: when the last of these jobs had ended, where the next batch begins; None when there was none.
+        last: when the last of these jobs had ended, where the next batch begins.
         workers: how many workers run just now; all of them may prune.
         is_last: no job is left behind this batch.
     """
@@ -111,8 +105,8 @@ class Batch(NamedTuple):
 
 async def cutoff(database: Database, *, older_than: float) -> datetime:
     """Return the instant that lies so many seconds back by the database's clock."""
-    [row] = await database.run(CUTOFF, {"older_than": older_than})
-    found: datetime = row.before
+    [[before]] = await database.run(CUTOFF, {"older_than": older_than})
+    found: datetime = before
     return found
 
 
@@ -124,9 +118,9 @@ async def prune(
     limit: int,
     refused_rows: RefusedRows | None = None,
 ) -> Batch:
-    """Delete up to ``limit`` ended jobs and their timelines, those that ended first, in one transaction.
+    """Delete up to ``limit`` ended jobs and their timelines, those first that ended first, ``since`` the last batch.
 
-    They begin where the batch before has ended (``since``). A job whose row is locked or refused stays.
+    A job whose row is locked or refused stays.
     """
     values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
     swept = await run_sweep(database, _PRUNING, values, refused_rows)
@@ -149,8 +143,7 @@ async def prune(
 async def count_old(database: Database, ended: Ended) -> int:
     """Return how many jobs would be pruned."""
     [row] = await database.run(OLD_JOBS, ended._asdict() | {"since": _BEGINNING})
-    jobs: int = row.jobs
-    return jobs
+    return int(row.jobs)
 
 
 def next_limit(limit: int, *, seconds: float) -> int:

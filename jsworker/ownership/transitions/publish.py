@@ -20,6 +20,7 @@ _EVER: Final = 100 * 366 * 86400.0
 
 
 def _sweep(
+    attempted: str,
     *aside: str,
     since: sa.ColumnElement[Any],
     indexed: Sequence[Predicate],
@@ -29,28 +30,22 @@ def _sweep(
 ) -> Sweep:
     """Return a sweep over rows that have been due for the longest time, but no longer than asked for.
 
-    It is named as the first mark for which it leaves rows ``aside``; ``indexed`` are the words in which it searches.
+    Its name is its own mark; ``indexed`` are the words in which it searches.
     """
 
     def write(mine: sa.CTE) -> sa.TextClause:
         rows = sa.update(j).values(**values).where(j.c.id == mine.c.id, *guard)
         return compiled(rows.returning(*answer))
 
-    is_wanted = sa.and_(
-        since <= statements.AT_START, since > statements.AT_START - statements.given_seconds("within")
-    )
+    now = statements.AT_START
+    is_wanted = sa.and_(since <= now, since > now - statements.given_seconds("within"))
     limit = sa.bindparam("limit", type_=sa.Integer)
     search = sa.select(j.c.id).where(*indexed, is_wanted).order_by(since).limit(limit)
     # Locked as they are found: each relay has jobs of its own, and what never waits needs no lock order.
     taken = search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
     named = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), *guard, since <= NOW)
-    return Sweep(
-        aside[0],
-        aside,
-        at_once=write(taken),
-        find=compiled(search.where(~predicates.set_aside(*aside))),
-        write=write(statements.locked(named)),
-    )
+    find = compiled(search.where(~predicates.set_aside(attempted, *aside)))
+    return Sweep(attempted, (attempted, *aside), write(taken), find, write(statements.locked(named)))
 
 
 # ``publish_after`` moves on before anything is sent: a relay that dies leaves the row to the next.
@@ -95,14 +90,10 @@ _published = statements.locked(
     .join(_sent, _sent.c.id == j.c.id)
     .where(published_at_dispatch(_sent.c.dispatch))
 )
+_where = {"stream_seq": _published.c.seq, "stream_created": _published.c.created}
 MARK = compiled(
     sa.update(j)
-    .values(
-        needs_publish=False,
-        published_at=NOW,
-        stream_seq=_published.c.seq,
-        stream_created=_published.c.created,
-    )
+    .values(needs_publish=False, published_at=NOW, **_where)
     .where(j.c.id == _published.c.id, published_at_dispatch(_published.c.dispatch))
     .returning(j.c.id)
 )
@@ -146,9 +137,7 @@ async def take_outgoing(
 ) -> list[Outgoing]:
     """Take up to ``limit`` jobs whose message is due; no other caller takes them for five seconds.
 
-    Args:
-        within: only those that became due within so many seconds; None: all.
-        refused_rows: steps past rows that are refused; without it one of them refuses the whole batch.
+    Only those that became due ``within`` so many seconds (None: all), past rows that are refused (``run_sweep``).
     """
     swept = await run_sweep(database, _PUBLISHING, _first_values(limit, within), refused_rows)
     return [Outgoing(*row) for row in swept.rows]
@@ -161,13 +150,9 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
     """
 
     def write(batch: Sequence[Sent]) -> Awaitable[Sequence[Row]]:
-        parameters = {
-            "ids": uuid_array(one.id for one in batch),
-            "dispatches": [one.dispatch for one in batch],
-            "seqs": [one.stream_seq for one in batch],
-            "created": [one.stream_created for one in batch],
-        }
-        return database.run_by_key(MARK, parameters)
+        ids, dispatches, seqs, created = map(list, zip(*batch, strict=True))
+        values = {"ids": uuid_array(ids), "dispatches": dispatches, "seqs": seqs, "created": created}
+        return database.run_by_key(MARK, values)
 
     rows, refused = await in_halves(sent, write)
     if refused_rows is not None:

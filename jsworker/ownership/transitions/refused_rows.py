@@ -1,8 +1,7 @@
 """Rows that PostgreSQL refuses to write: named once for the whole fleet, set aside, tried again ever later.
 
-A sweep writes many rows that it finds itself. It goes on with its one statement until a row of it is refused.
-From then on, as long as any row of that sweep is set aside, the rows are found first, without those, and
-written in halves, so that the others go on and a refused row costs nothing until its next turn.
+A sweep goes on with its one statement until a row of it is refused. As long as any row of that sweep is set aside,
+its rows are found first, without those, and written in halves: a refused row costs nothing until its next turn.
 """
 
 from collections import defaultdict
@@ -22,7 +21,6 @@ from jsworker.ownership.statements import condition
 
 _REPORTED_ALONE: Final = 5
 """Rows refused together for one reason that are reported one by one; more of them are one line with their number."""
-
 _AS_REFUSED: Final = condition(as_refused)
 
 # The second and every later refusal of the same row is silent and doubles the pause, up to a day.
@@ -115,11 +113,7 @@ Tell = Callable[[RefusedRow], None]
 
 
 class RefusedRows:
-    """What this process knows of refused rows; the table knows it for all.
-
-    Attributes:
-        noted: how many refusals this process has met.
-    """
+    """What this process knows of refused rows; the table knows it for all. ``noted`` is how many it has met."""
 
     def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
         """Begin without any; ``tell`` is called with each row that was never refused before."""
@@ -172,9 +166,8 @@ class RefusedRows:
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
         by_reason: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
-        for row in noted:
-            if row.tries == 1:
-                by_reason[row.sqlstate, row.constraint_name].append(row)
+        for row in (row for row in noted if row.tries == 1):
+            by_reason[row.sqlstate, row.constraint_name].append(row)
         for (sqlstate, constraint), rows in by_reason.items():
             reported = rows if len(rows) <= _REPORTED_ALONE else rows[:1]
             jobs = len(rows) // len(reported)
@@ -186,9 +179,7 @@ class RefusedRows:
 class Sweep:
     """A statement that finds the rows it writes, and the same as two: one that finds them, one that writes.
 
-    Attributes:
-        attempted: what it does to them, for the marks.
-        aside: marks for which it leaves a row alone.
+    ``attempted`` is its own mark, ``aside`` are those for which it leaves a row alone.
     """
 
     attempted: str
@@ -210,10 +201,7 @@ class Swept:
 async def run_sweep(
     database: Database, sweep: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows | None
 ) -> Swept:
-    """Write what a sweep finds: with its one statement, or past the rows that are refused.
-
-    Without ``refused_rows`` one of them refuses the whole statement.
-    """
+    """Write what a sweep finds, past the rows that are refused; without ``refused_rows`` one of them refuses all."""
     if refused_rows is None:
         return Swept(await database.run(sweep.at_once, values), None, [])
     if not refused_rows.any_of(*sweep.aside):
@@ -256,5 +244,5 @@ async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[M
 
 
 async def try_again(database: Database) -> int:
-    """Take every mark away, so that each row is tried with the next sweep, and return how many there were."""
+    """Take every mark away, so that each row is tried with the next sweep; return how many there were."""
     return len(await database.run(TRY_AGAIN))

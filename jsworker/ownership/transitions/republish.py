@@ -18,9 +18,7 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows
 _PASSED_OVER = 500
 """Rows of a kind, the oldest ones, among which a search looks for those whose message went to somebody. Behind so
 many others a row is not late: the jobs in front of it are older."""
-
 _BATCH = 500
-"""Rows that one statement republishes at most."""
 
 # What walks along an index stays text: nested recursive CTEs read worse as expressions.
 _QUEUED: Final = condition(predicates.queued_indexed)
@@ -125,28 +123,21 @@ _detail = statements.json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.s
 _logged = statements.entry(_again, "republished", worker_id=predicates.worker_id, detail=_detail)
 REPUBLISH = compiled(sa.select(_again.c.id).add_cte(_logged))
 
-_kind = statements.given_rows("k", kind=given_array("kinds", sa.Text))
-_oldest = (
-    sa.select(j.c.queued_at)
-    .where(predicates.queued_indexed, j.c.kind == _kind.c.kind)
-    .order_by(j.c.queued_at)
-    .limit(1)
-    .correlate(_kind)
-    .lateral("oldest")
+QUEUED_KINDS = statements.filled(
+    """
+SELECT k.kind FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
+  SELECT j.queued_at FROM jsworker.jobs AS j WHERE {queued} AND j.kind = k.kind ORDER BY j.queued_at LIMIT 1
+) AS oldest
+""",
+    queued=_QUEUED,
 )
-QUEUED_KINDS = compiled(sa.select(_kind.c.kind).join(_oldest, sa.true()))
 
 _BEGINNING = "-infinity", UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A queued job whose message was published.
-
-    Attributes:
-        stream_seq, stream_created: where the message was put, and in which stream; None: not known.
-        queued_at: since when it waits; a republished message does not change it.
-    """
+    """A queued job whose message was published: where, in which stream (None: not known), and since when it waits."""
 
     id: UUID
     kind: str
@@ -201,14 +192,11 @@ async def posted(
     limit: int,
     seconds: float | None = None,
 ) -> list[Posted]:
-    """Return a page of queued jobs whose message was published, in the order of ``(queued_at, id)``.
+    """Return a page of jobs queued for ``older_than`` seconds whose message was published.
 
-    Jobs that still wait for their relay are passed over. Where very many of them stand first, the page ends
-    early, and what stands behind them is found once the relay has published them.
-
-    Args:
-        after: ``(queued_at, id)`` of the last job of the page before; None: the first page.
-        older_than: seconds that they have been queued.
+    In the order of ``(queued_at, id)``, ``after`` that of the last job of the page before; None: the first page.
+    Where very many jobs that still wait for their relay stand first, the page ends early: what stands behind them is
+    found once they are published.
     """
     after_at, after_id = after or _BEGINNING
     values = {"after": after_at, "after_id": after_id, "older_than": older_than, "limit": limit}

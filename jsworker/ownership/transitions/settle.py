@@ -21,7 +21,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import held_by_me, locked_of_mine, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, json_object
+from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, waiting
 from jsworker.ownership.transitions.timeline import REJECTED
 
 _ANSWER = ("id", "status", "fencing_token")
@@ -87,7 +87,7 @@ def _fail() -> sa.TextClause:
         .cte("failed")
     )
     again = failed.c.status == "scheduled"
-    detail = json_object(
+    detail = statements.json_object(
         errors=failed.c.errors,
         stalls=failed.c.stalls,
         reason=failed.c.failure_reason,
@@ -127,10 +127,10 @@ def _release() -> sa.TextClause:
         .returning(*j.c["id", "status", "fencing_token", "dispatch", "run_at"], row.c.reason)
         .cte("released")
     )
-    server_fault = json_object(server_fault=sa.true(), run_at=released.c.run_at)
-    more = sa.case((released.c.status == "scheduled", server_fault), else_=json_object())
+    server_fault = statements.json_object(server_fault=sa.true(), run_at=released.c.run_at)
+    more = sa.case((released.c.status == "scheduled", server_fault), else_=statements.json_object())
     event = sa.case((released.c.status == "cancelled", "cancelled"), else_="released")
-    detail = json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(more)
+    detail = statements.json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(more)
     logged = statements.entry(released, event, worker_id=worker_id, detail=detail)
     return compiled(sa.select(*released.c[_ANSWER]).add_cte(logged))
 
@@ -210,10 +210,7 @@ class Failure(NamedTuple):
 
 
 class Return(NamedTuple):
-    """A run that has ended without an outcome: the job goes back to the queue.
-
-    ``delay``: seconds until it may run again, because a server's fault ended the run; None: at once.
-    """
+    """A run that ended without an outcome; ``delay``: seconds until the next, after a server's fault; None: at once."""
 
     id: UUID
     token: int
@@ -259,13 +256,12 @@ class _Write(Generic[EndedT]):
     ) -> list[Settled]:
         """Settle jobs and return what became of each, in order.
 
+        After DatabaseUnavailable it is unclear; ask again: what was written under the same token counts as success.
+
         Args:
             refusals: takes why rows were refused.
             tries: that went unanswered; after each of them it may take longer.
-            wait: for the locks that others hold on their rows, so for few runs; else such rows are returned as ``LOCKED``.
-
-        Raises:
-            DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
+            wait: for the locks that others hold on their rows, so for few runs; else such a row is ``LOCKED``.
         """
         text = attrgetter(next(iter(self.columns.values())))
         seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
@@ -308,33 +304,21 @@ def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
     return {"ids": uuid_array(run.id for run in runs), "tokens": [run.token for run in runs]}
 
 
-complete: _Write[Completion] = _Write(
-    "complete", COMPLETE, statements.waiting(COMPLETE), {"results": "result"}
-)
-fail: _Write[Failure] = _Write(
-    "fail",
-    FAIL,
-    statements.waiting(FAIL),
-    {"errors": "error", "reasons": "permanent", "delays": "delay", "stalled": "stalled"},
-)
-release: _Write[Return] = _Write(
-    "release", RELEASE, statements.waiting(RELEASE), {"reasons": "reason", "delays": "delay"}
-)
+_FAILURE = {"errors": "error", "reasons": "permanent", "delays": "delay", "stalled": "stalled"}
+_RETURN = {"reasons": "reason", "delays": "delay"}
+complete: _Write[Completion] = _Write("complete", COMPLETE, waiting(COMPLETE), {"results": "result"})
+fail: _Write[Failure] = _Write("fail", FAIL, waiting(FAIL), _FAILURE)
+release: _Write[Return] = _Write("release", RELEASE, waiting(RELEASE), _RETURN)
 
 
 async def server_faults(database: Database, *, job_id: UUID) -> int:
     """Return how often in a row a job was released because of a server's fault."""
     [row] = await database.run(SERVER_FAULTS, {"id": job_id})
-    releases: int = row.releases
-    return releases
+    return int(row.releases)
 
 
 async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
-    """Return, after a COMMIT without an answer, whether it completed the job under this token.
-
-    Raises:
-        DatabaseUnavailable: no answer, or the commit is still on its way; ask again.
-    """
+    """Return, after a COMMIT without an answer, whether it completed the job; DatabaseUnavailable: it is on its way."""
     rows = await database.run(COMMITTED, {"id": job_id, "token": token})
     return bool(rows) and rows[0].status == "completed"
 

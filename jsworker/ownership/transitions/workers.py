@@ -90,7 +90,6 @@ class WorkerRow:
     Attributes:
         id: ``hostname-pid-random``; the random end makes every life a new one.
         boot_id, pid_namespace, pid, process_started: evidence by which a later life can prove this one dead.
-        heartbeat_interval: seconds.
         kinds_without_timeout: kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or not at all; not
             read of other workers.
     """
@@ -152,10 +151,7 @@ async def mark_stopped(database: Database, *, worker_id: str) -> None:
 
 
 async def forget_workers(database: Database, *, silent_for: float) -> int:
-    """Delete the rows of workers without a running job that were silent for so many seconds; return how many.
-
-    A worker that lives after all registers again with its next heartbeat; a row that is refused stays.
-    """
+    """Delete the rows of workers without a running job that were silent for so many seconds; return how many."""
     values = {"silent_for": silent_for}
     ids = [row.id for row in await database.run(SILENT, values)]
     gone, _ = await in_halves(ids, lambda some: database.run(FORGET, values | {"ids": list(some)}))
