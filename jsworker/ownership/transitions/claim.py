@@ -159,14 +159,11 @@ _row = (
     .where(j.c.id == sa.any_(_ids), of_kind)
     .cte("refused")
 )
+_of_another = sa.and_(_row.c.status == "processing", _row.c.worker_id != _me)
 _skipped = entry(
     _row,
     "skipped",
-    when=sa.and_(
-        _row.c.status == "processing",
-        _row.c.worker_id != _me,
-        ~logged("skipped", _row.c.id, _row.c.fencing_token),
-    ),
+    when=sa.and_(_of_another, ~logged("skipped", _row.c.id, _row.c.fencing_token)),
     worker_id=_me,
     detail=statements.json_object(owner=_row.c.worker_id, token=_row.c.fencing_token),
 )
@@ -181,7 +178,7 @@ class Limits:
         stale_after: seconds of silence until anybody may take the job back; None: only by evidence.
         crash_after: seconds of silence until two witnesses may; None: never.
         timeout: seconds that the run may take; None: no limit.
-        max_attempts, max_stalls: used where the producer left them open.
+        max_attempts, max_stalls: where the producer left them open.
     """
 
     stale_after: float | None
@@ -250,10 +247,7 @@ async def fetch_content(
 async def look_at_refused(
     database: Database, *, kind: str, ids: Iterable[UUID], worker_id: str | None = None
 ) -> dict[UUID, RefusedJob]:
-    """Return why jobs were not claimed; an id that is missing has no row of this kind.
-
-    Jobs that run under another worker get an entry in the timeline that this one skipped them, unless it is None.
-    """
+    """Return why jobs were not claimed, and note which ``worker_id`` skipped; a missing id has no row of this kind."""
     values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
     try:
         rows = await database.run(REFUSED, values)

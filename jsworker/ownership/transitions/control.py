@@ -12,6 +12,7 @@ from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, fai
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.transitions.publish import QUEUED_AGAIN
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
 
@@ -21,13 +22,8 @@ _is_meant = sa.and_(j.c.status == sa.any_(given_array("statuses", sa.Text)), as_
 
 def _cancel() -> sa.TextClause:
     """Return CANCEL: one UPDATE with CASE on the status, for as two statements it can miss both sides of a FAIL."""
-    locked = (
-        sa.select(j.c.id)
-        .where(j.c.id == sa.any_(_ids), live, _is_meant)
-        .order_by(j.c.id)
-        .with_for_update(key_share=True)
-        .cte("live")
-    )
+    meant = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), live, _is_meant)
+    locked = meant.order_by(j.c.id).with_for_update(key_share=True).cte("live")
     asked = (
         sa.update(j)
         .values(
@@ -50,31 +46,18 @@ def _cancel() -> sa.TextClause:
 
 def _retry() -> sa.TextClause:
     """Return RETRY. The fencing token is kept: it never goes back."""
-    locked = (
-        sa.select(j.c.id, j.c.failure_reason)
-        .where(j.c.id == sa.bindparam("id"), failed)
-        .with_for_update(key_share=True)
-        .cte("dead")
-    )
+    dead = sa.select(j.c.id, j.c.failure_reason).where(j.c.id == sa.bindparam("id"), failed)
+    locked = dead.with_for_update(key_share=True).cte("dead")
     retried = (
         sa.update(j)
         .values(
-            status="queued",
-            attempts=0,
-            errors=0,
-            stalls=0,
-            finished_at=sa.null(),
-            failure_reason=sa.null(),
-            cancel_requested=False,
-            cleared=False,
-            clear_reason=sa.null(),
-            dispatch=j.c.dispatch + 1,
-            needs_publish=True,
-            publish_after=NOW,
-            queued_at=NOW,
+            **QUEUED_AGAIN,
+            **dict.fromkeys(("attempts", "errors", "stalls"), 0),
+            **dict.fromkeys(("finished_at", "failure_reason", "clear_reason"), sa.null()),
+            **dict.fromkeys(("cancel_requested", "cleared"), False),
         )
         .where(j.c.id == locked.c.id, failed)
-        .returning(j.c.id, j.c.fencing_token, j.c.dispatch, locked.c.failure_reason)
+        .returning(*j.c["id", "fencing_token", "dispatch"], locked.c.failure_reason)
         .cte("retried")
     )
     detail = json_object(dispatch=retried.c.dispatch, failed_for=retried.c.failure_reason)

@@ -48,8 +48,8 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
     live=condition(live),
 )
 
-# The same for many. Keys given twice in one call meet their own conflict: the first wins. Keys are inserted
-# in one order by all producers: each waits for twins that are not committed yet.
+# The same for many. Of keys given twice in one call the first wins. Keys are inserted in one order by all producers:
+# each waits for twins that are not committed yet.
 ENQUEUE_MANY = filled(
     """
 WITH input AS (
@@ -90,11 +90,8 @@ COPY jsworker.jobs (
   status, run_at, dispatch, needs_publish, publish_after, queued_at) FROM STDIN
 """)
 
-LIVE_BY_KEY = compiled(
-    select(j.c.unique_key, j.c.id).where(
-        of_kind, j.c.unique_key == any_(given_array("unique_keys", Text)), live
-    )
-)
+_has_one_of_the_keys = j.c.unique_key == any_(given_array("unique_keys", Text))
+LIVE_BY_KEY = compiled(select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_keys, live))
 
 _TRIES = 3
 
@@ -139,8 +136,7 @@ async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: 
     for _ in range(_TRIES):
         rows = await database.run_by_key(ENQUEUE, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
-            job_id, created, _ = rows[0]
-            return Enqueued(id=job_id, created=created)
+            return Enqueued(*rows[0][:2])
     raise _too_fast(kind, job)
 
 
@@ -153,7 +149,9 @@ async def enqueue_many(
     """
     if not new:
         return []
-    if publish_after == 0 and all(_is_plain(job, new[0].traceparent) for job in new):
+    span = new[0].traceparent
+    plain = all(job.unique_key is None and job.delay == 0 and job.traceparent is span for job in new)
+    if plain and publish_after == 0:
         await database.copy_in(COPY_MANY, _lines(kind, new))
         return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
@@ -172,10 +170,6 @@ async def enqueue_many(
         if not waiting:
             return [found[job.id] for job in new]
     raise _too_fast(kind, waiting[0])
-
-
-def _is_plain(job: NewJob, traceparent: str | None) -> bool:
-    return job.unique_key is None and job.delay == 0 and job.traceparent is traceparent
 
 
 def _too_fast(kind: str, job: NewJob) -> TransitionRefused:

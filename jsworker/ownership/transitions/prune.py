@@ -80,7 +80,7 @@ OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
 
 
 class Ended(NamedTuple):
-    """Which jobs are pruned: those that ended before an instant of the database's clock, of any kind and status."""
+    """Which jobs are pruned: those that ended before an instant of the database's clock; None: any kind, any status."""
 
     before: datetime
     kind: str | None = None
@@ -147,10 +147,7 @@ async def count_old(database: Database, ended: Ended) -> int:
 
 
 def next_limit(limit: int, *, seconds: float) -> int:
-    """Return how many jobs the next batch may hold after one of ``limit`` took so many seconds.
-
-    Rows with large payloads and long timelines take a hundred times as long as small ones.
-    """
+    """Return how many jobs the next batch may hold: those with long timelines take a hundred times as long."""
     if seconds > _SLOW_SECONDS:
         return max(limit // 2, 1)
     return min(2 * limit, LARGEST_LIMIT) if seconds < _QUICK_SECONDS else limit

@@ -18,6 +18,15 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_
 _ids = given_array("ids", sa.Uuid)
 _EVER: Final = 100 * 366 * 86400.0
 
+QUEUED_AGAIN: Final = {
+    "status": "queued",
+    "dispatch": j.c.dispatch + 1,
+    "needs_publish": True,
+    "publish_after": NOW,
+    "queued_at": NOW,
+}
+"""What is written when a job that has no message enters the queue."""
+
 
 def _sweep(
     attempted: str,
@@ -66,13 +75,7 @@ _PROMOTION = _sweep(
     since=j.c.run_at,
     indexed=(predicates.scheduled_indexed,),
     guard=(predicates.scheduled,),
-    values={
-        "status": "queued",
-        "dispatch": j.c.dispatch + 1,
-        "needs_publish": True,
-        "publish_after": NOW,
-        "queued_at": NOW,
-    },
+    values=QUEUED_AGAIN,
     answer=(j.c.id,),
 )
 PROMOTE = _PROMOTION.at_once
@@ -85,11 +88,8 @@ _sent = statements.given_rows(
     seq=given_array("seqs", sa.BigInteger),
     created=given_array("created", sa.DateTime(timezone=True)),
 )
-_published = statements.locked(
-    sa.select(j.c.id, _sent.c.seq, _sent.c.created, _sent.c.dispatch)
-    .join(_sent, _sent.c.id == j.c.id)
-    .where(published_at_dispatch(_sent.c.dispatch))
-)
+_found = sa.select(j.c.id, *_sent.c["seq", "created", "dispatch"]).join(_sent, _sent.c.id == j.c.id)
+_published = statements.locked(_found.where(published_at_dispatch(_sent.c.dispatch)))
 _where = {"stream_seq": _published.c.seq, "stream_created": _published.c.created}
 MARK = compiled(
     sa.update(j)
@@ -139,7 +139,8 @@ async def take_outgoing(
 
     Only those that became due ``within`` so many seconds (None: all), past rows that are refused (``run_sweep``).
     """
-    swept = await run_sweep(database, _PUBLISHING, _first_values(limit, within), refused_rows)
+    values = {"limit": limit, "within": _EVER if within is None else within}
+    swept = await run_sweep(database, _PUBLISHING, values, refused_rows)
     return [Outgoing(*row) for row in swept.rows]
 
 
@@ -164,9 +165,6 @@ async def promote(
     database: Database, *, limit: int, within: float | None = None, refused_rows: RefusedRows | None = None
 ) -> int:
     """Put up to ``limit`` scheduled jobs that are due into the queue, as ``take_outgoing``, and return how many."""
-    swept = await run_sweep(database, _PROMOTION, _first_values(limit, within), refused_rows)
+    values = {"limit": limit, "within": _EVER if within is None else within}
+    swept = await run_sweep(database, _PROMOTION, values, refused_rows)
     return len(swept.rows)
-
-
-def _first_values(limit: int, within: float | None) -> dict[str, float]:
-    return {"limit": limit, "within": _EVER if within is None else within}

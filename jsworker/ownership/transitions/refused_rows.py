@@ -166,8 +166,9 @@ class RefusedRows:
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
         by_reason: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
-        for row in (row for row in noted if row.tries == 1):
-            by_reason[row.sqlstate, row.constraint_name].append(row)
+        for row in noted:
+            if row.tries == 1:
+                by_reason[row.sqlstate, row.constraint_name].append(row)
         for (sqlstate, constraint), rows in by_reason.items():
             reported = rows if len(rows) <= _REPORTED_ALONE else rows[:1]
             jobs = len(rows) // len(reported)

@@ -106,17 +106,15 @@ ORDER BY page.queued_at, page.id LIMIT :limit
     waits=_WAITS,
 )
 
-_gone = statements.given_rows(
-    "gone", id=given_array("ids", sa.Uuid), dispatch=given_array("dispatches", sa.BigInteger)
-)
-_lost = statements.locked(
-    sa.select(j.c.id).join(_gone, _gone.c.id == j.c.id).where(predicates.lost_at_dispatch(_gone.c.dispatch))
-)
+_ids, _dispatches = given_array("ids", sa.Uuid), given_array("dispatches", sa.BigInteger)
+_gone = statements.given_rows("gone", id=_ids, dispatch=_dispatches)
+_is_lost = predicates.lost_at_dispatch(_gone.c.dispatch)
+_lost = statements.locked(sa.select(j.c.id).join(_gone, _gone.c.id == j.c.id).where(_is_lost))
 _again = (
     sa.update(j)
     .values(dispatch=j.c.dispatch + 1, needs_publish=True, publish_after=NOW)
     .where(j.c.id == _lost.c.id, predicates.queued, ~j.c.needs_publish)
-    .returning(j.c.id, j.c.fencing_token, j.c.dispatch, j.c.stream_seq)
+    .returning(*j.c["id", "fencing_token", "dispatch", "stream_seq"])
     .cte("again")
 )
 _detail = statements.json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.stream_seq)

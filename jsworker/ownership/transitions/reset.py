@@ -77,7 +77,6 @@ def _reset(
     return compiled(answer)
 
 
-_ids: Final = given_array("ids", sa.Uuid)
 _counted: Final = given("counted", sa.Boolean)
 _suspect = statements.given_runs(
     "seen",
@@ -91,10 +90,10 @@ _is_counted = sa.and_(_counted, ~_suspect.c.in_line)
 RESET_STALE = _reset("stale", _suspects.where(predicates.stale_and_seen(_suspect)), counted=_is_counted)
 
 # Rule 2. The owner's id never lives again, so whatever it owns has no owner left, at every token.
-_culprits = given_array("culprits", sa.Uuid)
+_owned, _culprits = given_array("ids", sa.Uuid), given_array("culprits", sa.Uuid)
 RESET_DEAD = _reset(
     "dead",
-    sa.select().select_from(j).where(predicates.of_dead_owner, j.c.id == sa.any_(_ids)),
+    sa.select().where(predicates.of_dead_owner, j.c.id == sa.any_(_owned)),
     counted=sa.case(
         (sa.func.cardinality(_culprits) > 0, j.c.id == sa.any_(_culprits)),
         else_=sa.and_(_counted, j.c.id != sa.all_(given_array("in_line", sa.Uuid))),
@@ -246,12 +245,8 @@ class TakenBack:
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
     """Return rows as they were last seen, as statements take them."""
-    return {
-        "ids": [row.id for row in rows],
-        "tokens": [row.fencing_token for row in rows],
-        "activities": [row.last_activity_at for row in rows],
-        "in_line": [row.in_line for row in rows],
-    }
+    fields = {"ids": "id", "tokens": "fencing_token", "activities": "last_activity_at", "in_line": "in_line"}
+    return {name: [getattr(row, field) for row in rows] for name, field in fields.items()}
 
 
 async def look_for_late(
@@ -326,10 +321,9 @@ async def reset_by_operator(
     seen: Collection[tuple[UUID, int]],
     reason: str,
     age: RunAge = ANY_AGE,
-    worker_id: str | None = None,
 ) -> TakenBack:
     """Take back jobs on an operator's word, each at the token at which it was seen, and if it is still so old."""
-    values = {"worker_id": worker_id, "reason": reason, **age.values()}
+    values = {"worker_id": None, "reason": reason, **age.values()}
     rows: dict[str, list[Any]] = {
         "ids": [job_id for job_id, _ in seen],
         "tokens": [token for _, token in seen],

@@ -295,9 +295,7 @@ class _Write(Generic[EndedT]):
 def _verdict(row: Row, *, locked: Settled) -> Settled:
     if row.mine:
         return locked
-    if row.completed:
-        return Settled.COMPLETED
-    return _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
+    return Settled.COMPLETED if row.completed else _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
 
 
 def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:

@@ -82,10 +82,6 @@ async def note_fence(
 
 async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:
     """Write the contexts of runs that this worker still owns; after an error a later run may lack its link."""
-    parameters = {
-        "worker_id": worker_id,
-        "ids": uuid_array(run.id for run in runs),
-        "tokens": [run.fencing_token for run in runs],
-        "states": [run.tracestate for run in runs],
-    }
-    await database.run_by_key(NOTE_RUN, parameters)
+    ids, tokens, states = map(list, zip(*runs, strict=True))
+    values = {"worker_id": worker_id, "ids": uuid_array(ids), "tokens": tokens, "states": states}
+    await database.run_by_key(NOTE_RUN, values)
