@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
@@ -44,8 +44,7 @@ WHERE id = ANY(CAST(:ids AS bigint[])) ORDER BY id
 DROP = text("DELETE FROM jsworker.dead_messages WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING id")
 
 
-@dataclass(frozen=True, slots=True)
-class DeadMessage:
+class DeadMessage(NamedTuple):
     """A kept message, as it is needed to send it again."""
 
     id: int

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import TextClause, text
@@ -190,8 +190,7 @@ class Sweep:
     write: TextClause
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(NamedTuple):
     """What a sweep wrote, what it had found (None: it was one statement) and what of that was refused."""
 
     rows: Sequence[Row]

@@ -1,9 +1,8 @@
 """What the sweeps read of the queue, and REPUBLISH for a message that is proven gone."""
 
 from collections.abc import Awaitable, Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -133,8 +132,7 @@ SELECT k.kind FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL 
 _BEGINNING = "-infinity", UUID(int=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
+class Posted(NamedTuple):
     """A queued job whose message was published: where, in which stream (None: not known), and since when it waits."""
 
     id: UUID

@@ -6,7 +6,7 @@ Each statement repeats what its caller has seen before, so that an owner that wa
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -205,8 +205,7 @@ class Suspect:
     in_line: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Lateness:
+class Lateness(NamedTuple):
     """Who is late, the longest overdue first, of how many owners of jobs, and for how long PostgreSQL has been up."""
 
     suspects: list[Suspect]
@@ -235,8 +234,7 @@ class Reset:
     stalls: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
+class TakenBack(NamedTuple):
     """Which jobs were taken back, and whose row PostgreSQL refused to update; others had moved, or were locked."""
 
     resets: list[Reset]

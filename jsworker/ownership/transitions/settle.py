@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import held_by_me, locked_of_mine, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, waiting
@@ -155,12 +155,16 @@ COMMITTED = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id AND fencing
 _token: sa.ColumnElement[Any] = sa.literal_column("run.token")
 VERDICT = statements.filled(
     """
-SELECT j.id, run.token AS fencing_token, {mine} AS mine, {completed} AS completed, (
-  SELECT e.event FROM jsworker.job_events AS e
-  WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = run.token
-    AND e.event IN ('error', 'failed', 'cancelled', 'released')
-  ORDER BY e.id DESC LIMIT 1
-) AS ended
+SELECT j.id, run.token AS fencing_token, CASE
+  WHEN {mine} THEN 'locked'
+  WHEN {completed} THEN 'completed'
+  ELSE coalesce((
+    SELECT CASE e.event WHEN 'error' THEN 'scheduled' WHEN 'released' THEN 'queued' ELSE e.event END
+    FROM jsworker.job_events AS e
+    WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = run.token
+      AND e.event IN ('error', 'failed', 'cancelled', 'released')
+    ORDER BY e.id DESC LIMIT 1), 'lost')
+  END AS became
 FROM jsworker.jobs AS j
 JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS run(id, token) ON run.id = j.id
 """,
@@ -223,13 +227,6 @@ Refusals = dict[_Held, RowRefused]
 """Why the rows of runs were refused, by job id and fencing token."""
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
 _SETTLED = {each.value: each for each in Settled}
-_WRITTEN_BEFORE = {
-    "error": Settled.SCHEDULED,
-    "failed": Settled.FAILED,
-    "cancelled": Settled.CANCELLED,
-    "released": Settled.QUEUED,
-}
-"""What an entry in the timeline means for the run that it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +273,10 @@ class _Write(Generic[EndedT]):
         if refusals is not None:
             refusals.update((run[:2], error) for run, error in refused)
         if missing := [run for run in runs if run[:2] not in settled]:
-            verdicts = {
-                (row.id, row.fencing_token): _verdict(row, locked=Settled.LOST if wait else Settled.LOCKED)
-                for row in await database.run(VERDICT, {"worker_id": worker_id, **_held(missing)})
-            }
-            settled |= {run[:2]: verdicts.get(run[:2], Settled.LOST) for run in missing}
+            settled |= {run[:2]: Settled.LOST for run in missing}
+            for row in await database.run(VERDICT, {"worker_id": worker_id, **_held(missing)}):
+                if not (wait and row.became == "locked"):
+                    settled[row.id, row.fencing_token] = _SETTLED[row.became]
         if lost := [run for run in missing if settled[run[:2]] is Settled.LOST]:
             with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
                 await database.run(REJECTED, {"worker_id": worker_id, "write": self.name, **_held(lost)})
@@ -290,12 +286,6 @@ class _Write(Generic[EndedT]):
         """Return the parameters of both statements."""
         columns = {name: list(map(attrgetter(field), runs)) for name, field in self.columns.items()}
         return {"worker_id": worker_id, **_held(runs), **columns}
-
-
-def _verdict(row: Row, *, locked: Settled) -> Settled:
-    if row.mine:
-        return locked
-    return Settled.COMPLETED if row.completed else _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
 
 
 def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
