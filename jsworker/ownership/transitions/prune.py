@@ -52,29 +52,16 @@ SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM entries
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
-PRUNE = filled(
-    _PRUNE,
-    old=f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED",
-    ended=_ENDED,
-)
+_FIRST = f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
+PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED)
 
 # Past jobs that a foreign key keeps, or a trigger.
-_PRUNING = Sweep(
-    "prune",
-    aside=("prune",),
-    at_once=PRUNE,
-    find=text(
-        f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
-    ),
-    write=filled(
-        _PRUNE,
-        old="""
+_FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
+_NAMED = """
   SELECT j.id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
-  ORDER BY j.id FOR UPDATE SKIP LOCKED""",
-        ended=_ENDED,
-    ),
-)
+  ORDER BY j.id FOR UPDATE SKIP LOCKED"""
+_PRUNING = Sweep("prune", ("prune",), PRUNE, text(_FOUND), filled(_PRUNE, old=_NAMED, ended=_ENDED))
 
 OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
 
