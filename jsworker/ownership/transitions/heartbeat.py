@@ -173,17 +173,16 @@ async def update_progress(
     message: str | None,
 ) -> None:
     """Store how far a run is; None keeps what is there. OwnershipLost: nothing was stored, here and below."""
-    values = {"write": "progress", "stage": stage, "progress": progress, "message": message}
-    await _write_owned(database, PROGRESS, worker_id, held, values)
+    values = {"stage": stage, "progress": progress, "message": message}
+    await _write_owned(database, PROGRESS, _by_owner(worker_id, held, "progress") | values)
 
 
 async def save_checkpoint(
     database: Database, *, worker_id: str, held: Held, checkpoint: str, tries: int = 0
 ) -> None:
     """Store a checkpoint, given as JSON text; after ``tries`` without an answer it may take longer each time."""
-    values = {"write": "checkpoint", "checkpoint": checkpoint}
-    seconds = database.seconds_for(len(checkpoint), tries=tries)
-    await _write_owned(database, CHECKPOINT, worker_id, held, values, seconds=seconds)
+    values = _by_owner(worker_id, held, "checkpoint") | {"checkpoint": checkpoint}
+    await _write_owned(database, CHECKPOINT, values, database.seconds_for(len(checkpoint), tries=tries))
 
 
 async def set_thresholds(
@@ -199,9 +198,8 @@ async def set_thresholds(
 
     ``announced``: the job itself asks for it, which counts as progress.
     """
-    limits = {"stale_after": stale_after, "crash_after": crash_after}
-    values = {"write": "quiet", "announced": announced, **limits}
-    await _write_owned(database, QUIET, worker_id, held, values)
+    limits = {"stale_after": stale_after, "crash_after": crash_after, "announced": announced}
+    await _write_owned(database, QUIET, _by_owner(worker_id, held, "quiet") | limits)
 
 
 async def set_thresholds_beside(
@@ -250,16 +248,12 @@ def _held(rows: Iterable[Row]) -> frozenset[Held]:
     return frozenset((row.id, row.fencing_token) for row in rows)
 
 
+def _by_owner(worker_id: str, held: Held, write: str) -> dict[str, Any]:
+    return {"worker_id": worker_id, "id": held[0], "token": held[1], "write": write}
+
+
 async def _write_owned(
-    database: Database,
-    statement: sa.TextClause,
-    worker_id: str,
-    held: Held,
-    values: dict[str, Any],
-    *,
-    seconds: float | None = None,
+    database: Database, statement: sa.TextClause, values: dict[str, Any], seconds: float | None = None
 ) -> None:
-    job_id, token = held
-    values = {"worker_id": worker_id, "id": job_id, "token": token, **values}
     if not await database.run(statement, values, seconds=seconds):
-        raise OwnershipLost(f"job {job_id}: token {token} no longer owns it")
+        raise OwnershipLost(f"job {values['id']}: token {values['token']} no longer owns it")
