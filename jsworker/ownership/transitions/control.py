@@ -92,11 +92,7 @@ class Cancelled:
 
 
 async def cancel(
-    database: Database,
-    ids: Sequence[UUID],
-    *,
-    statuses: Collection[str] | None = None,
-    age: RunAge = ANY_AGE,
+    database: Database, ids: Sequence[UUID], *, statuses: Collection[str] | None = None, age: RunAge = ANY_AGE
 ) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop.
 

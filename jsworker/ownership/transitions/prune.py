@@ -77,10 +77,8 @@ class Ended(NamedTuple):
 class Batch(NamedTuple):
     """What one batch did.
 
-    Attributes:
-        last: when the last of these jobs had ended, where the next batch begins.
-        workers: how many workers run just now; all of them may prune.
-        is_last: no job is left behind this batch.
+    ``last``: when the last of these jobs had ended, where the next batch begins, if any are left (``is_last``).
+    ``workers``: how many run just now; all of them may prune.
     """
 
     jobs: int

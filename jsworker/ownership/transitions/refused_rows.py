@@ -94,12 +94,7 @@ WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that was refused for the first time, or the first of many.
-
-    Attributes:
-        attempted: the transition that was to be made, for example ``promote``.
-        jobs: how many were refused together for this reason; the others are in the table.
-    """
+    """A row that was refused for the first time, or the first of so many ``jobs`` that were refused together."""
 
     job_id: UUID
     kind: str

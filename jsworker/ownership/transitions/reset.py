@@ -314,11 +314,7 @@ async def reset_dead(
 
 
 async def reset_by_operator(
-    database: Database,
-    *,
-    seen: Collection[tuple[UUID, int]],
-    reason: str,
-    age: RunAge = ANY_AGE,
+    database: Database, *, seen: Collection[tuple[UUID, int]], reason: str, age: RunAge = ANY_AGE
 ) -> TakenBack:
     """Take back jobs on an operator's word, each at the token at which it was seen, and if it is still so old."""
     values = {"worker_id": None, "reason": reason, **age.values()}
