@@ -4,7 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from jsworker.ownership.transitions import claim, control, heartbeat, publish, republish, reset_rules, settle
+from jsworker.ownership.transitions import claim, control, heartbeat, publish, republish, reset, settle
 
 MODEL = Path(__file__).parents[1] / "model"
 
@@ -20,10 +20,10 @@ STATEMENTS = [
     settle.COMPLETE,
     settle.FAIL,
     settle.RELEASE,
-    reset_rules.RESET_STALE,
-    reset_rules.RESET_CRASHED,
-    reset_rules.RESET_DEAD,
-    reset_rules.RESET_BY_OPERATOR,
+    reset.RESET_STALE,
+    reset.RESET_CRASHED,
+    reset.RESET_DEAD,
+    reset.RESET_BY_OPERATOR,
     control.CANCEL,
     control.RETRY,
     republish.REPUBLISH,

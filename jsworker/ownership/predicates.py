@@ -87,7 +87,7 @@ def crashed_and_seen(seen: sa.FromClause) -> Predicate:
 
 
 # Rule 2: whatever a dead owner holds.
-of_dead_owner: Final = sa.and_(processing_indexed, j.c.worker_id == sa.bindparam("owner"))
+of_dead_owner: Final = sa.and_(processing, j.c.worker_id == sa.bindparam("owner"))
 
 progressed_at: Final = sa.func.greatest(j.c.claimed_at, j.c.progress_at)
 """When a running job last progressed. What an earlier run of the job noted is older than the claim of this one."""

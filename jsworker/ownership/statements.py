@@ -143,13 +143,10 @@ def json_object(**fields: Any) -> sa.Function[Any]:
     return sa.func.jsonb_build_object(*(part for field in fields.items() for part in field), type_=JSONB)
 
 
-def locked(rows: sa.Select[Any]) -> sa.CTE:
-    """Return rows of ``j`` locked in the order of their ids, for two unordered statements deadlock; none is waited for.
-
-    The statement that writes them reads this as ``mine``.
-    """
+def locked(rows: sa.Select[Any], name: str = "mine") -> sa.CTE:
+    """Return rows of ``j`` locked in the order of their ids, for two unordered statements deadlock; none is waited for."""
     in_order = rows.order_by(j.c.id).with_for_update(key_share=True, of=j, skip_locked=True)
-    return in_order.cte("mine")
+    return in_order.cte(name)
 
 
 def entry(

@@ -227,17 +227,14 @@ class Heartbeat:
         return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
     async def _orphaned_claims(self, _: float) -> dict[Held, bool]:
-        ended: set[Held] = set()
-        found = await heartbeat.orphaned_claims(
+        return await heartbeat.orphaned_claims(
             self._context.database,
             worker_id=self._context.worker_id,
             in_flight=[run.held for run in self._context.in_flight.runs.values()],
             claiming=list(self._context.in_flight.claiming),
             older_than=2 * self._context.settings.statement_timeout,
             past_refused=self._context.refused_rows.any_of("release", "fail"),
-            ended=ended,
         )
-        return {held: held in ended for held in found}
 
     def _release_orphaned(self, claims: dict[Held, bool]) -> None:
         """Release them without waiting for it: heartbeats must go on even if one row cannot be written."""

@@ -18,7 +18,7 @@ from jsworker.ownership.transitions import (
     heartbeat,
     publish,
     republish,
-    reset_rules,
+    reset,
     settle,
 )
 
@@ -47,10 +47,10 @@ STATEMENTS: dict[str, TextClause] = {
     "FAIL": settle.FAIL,
     "RELEASE": settle.RELEASE,
     "What a zero-row write means": settle.VERDICT,
-    "RESET by rule 1 (stale)": reset_rules.RESET_STALE,
-    "RESET by rule 2 (evidence of death)": reset_rules.RESET_DEAD,
-    "RESET by rule 3 (two witnesses)": reset_rules.RESET_CRASHED,
-    "RESET by rule 4 (operator)": reset_rules.RESET_BY_OPERATOR,
+    "RESET by rule 1 (stale)": reset.RESET_STALE,
+    "RESET by rule 2 (evidence of death)": reset.RESET_DEAD,
+    "RESET by rule 3 (two witnesses)": reset.RESET_CRASHED,
+    "RESET by rule 4 (operator)": reset.RESET_BY_OPERATOR,
     "PROMOTE": publish.PROMOTE,
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,

@@ -3,11 +3,11 @@
 import re
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, DateTime, Text, any_, bindparam
+from sqlalchemy import ColumnElement, DateTime, Text, Uuid, any_, bindparam
 
 from jsworker.ownership import predicates
 from jsworker.ownership.statements import AT_START, condition, given_array, given_runs, j
-from jsworker.ownership.transitions import claim, control, publish, republish, reset_rules
+from jsworker.ownership.transitions import claim, control, publish, republish, reset
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
@@ -15,7 +15,6 @@ from .transitions import Flip, Parameters, Row, Transition, statuses
 
 _seen_rows = given_runs("seen", activity=given_array("activities", DateTime(timezone=True)))
 _SEEN_TOKEN = j.c.fencing_token == _seen_rows.c.token
-_NAMED = r"\(CAST\(:ids AS UUID\[\]\) IS NULL OR [^)]+\)\)\)"
 _SEEN_ACTIVITY = j.c.last_activity_at == _seen_rows.c.activity
 _OLDER = predicates.queued_before("older_than")
 _INDEXED = r"CAST\(j\.needs_publish AS INTEGER\) = 1"
@@ -162,35 +161,33 @@ NOT_OWNER = [
             columns={"last_activity_at": ago(60)},
         )
         for cause, statement, threshold, column in (
-            ("stale", reset_rules.RESET_STALE, predicates.is_stale, "stale_after"),
-            ("crashed", reset_rules.RESET_CRASHED, predicates.is_crashed, "crash_after"),
+            ("stale", reset.RESET_STALE, predicates.is_stale, "stale_after"),
+            ("crashed", reset.RESET_CRASHED, predicates.is_crashed, "crash_after"),
         )
     ),
     Transition(
         "RESET dead",
-        reset_rules.RESET_DEAD,
+        reset.RESET_DEAD,
         "processing",
-        lambda _: {
+        lambda job: {
             "worker_id": OTHER_WORKER,
             "owner": WORKER,
             "reason": "killed",
             "counted": True,
             "culprits": [],
             "in_line": [],
-            "ids": None,
-            "limit": 500,
+            "ids": [job["id"]],
         },
         [
-            *statuses(r"\(j\.status \|\| ''\) = 'processing'|j\.status = 'processing'", "processing"),
+            *statuses(predicates.processing, "processing"),
             Flip("owner", j.c.worker_id == bindparam("owner"), {"worker_id": OTHER_WORKER}),
             Flip("no owner", j.c.worker_id == bindparam("owner"), {"worker_id": None}),
             Flip(
                 "named",
-                r"\(CAST\(:ids AS UUID\[\]\) IS NULL OR [^)]+\)\)\)",
+                j.c.id == any_(given_array("ids", Uuid)),
                 parameters=lambda _: {"ids": [new_job_id()]},
             ),
         ],
-        names_rows=False,
     ),
     Transition(
         "REPUBLISH",
@@ -209,7 +206,7 @@ NOT_OWNER = [
         republish.WAITING,
         "queued",
         lambda _: {
-            "kinds": [KIND],
+            "kind": KIND,
             "older_than": 30.0,
             "limit": 10,
             "length": 10,
@@ -218,7 +215,7 @@ NOT_OWNER = [
         },
         [
             *statuses(predicates.queued_indexed, "queued"),
-            Flip("kind", r"j\.kind = k\.kind", {"kind": "other-kind"}),
+            Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
             Flip("age", _OLDER, {"queued_at": ago(10)}),
             Flip("besides", r"id <> ALL\(.+?\]\)\)", parameters=lambda job: {"besides": [job["id"]]}),
             Flip("delivered", r"stream_seq <= CAST\(:delivered AS bigint\)", {"stream_seq": 8}),
@@ -232,7 +229,6 @@ NOT_OWNER = [
         republish.POSTED,
         "queued",
         lambda _: {
-            "kinds": [KIND],
             "older_than": 30.0,
             "limit": 10,
             "after": "-infinity",
@@ -242,7 +238,6 @@ NOT_OWNER = [
             *statuses(predicates.queued_indexed, "queued"),
             Flip("published", r"NOT needs_publish", {"needs_publish": True}),
             Flip("age", _OLDER, {"queued_at": ago(10)}),
-            Flip("kind", r"\(CAST\(:kinds[^\n]+", parameters=lambda _: {"kinds": ["other-kind"]}),
         ],
         columns={"queued_at": ago(60)},
         writes=False,
@@ -250,7 +245,7 @@ NOT_OWNER = [
     ),
     Transition(
         "RESET by operator",
-        reset_rules.RESET_BY_OPERATOR,
+        reset.RESET_BY_OPERATOR,
         "processing",
         lambda job: {
             "worker_id": None,

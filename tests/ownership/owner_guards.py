@@ -1,9 +1,5 @@
 """The guards of an owner's own writes: ``mine`` is processing, my worker id, my fencing token."""
 
-from collections.abc import Callable
-from typing import Any
-from uuid import UUID
-
 from sqlalchemy import ColumnElement, Uuid, all_, bindparam
 
 from jsworker.ownership.predicates import claimed_before, completed, processing, processing_indexed, worker_id
@@ -38,15 +34,17 @@ def _in_flight(job: Row) -> Parameters:
     return {"worker_id": WORKER, "ids": [job["id"]], "tokens": [job["fencing_token"]]}
 
 
-def _settling(
-    parameters: Callable[[Any], Parameters], run: Callable[[UUID, int], object]
-) -> Callable[[Row], Parameters]:
-    return lambda job: {"worker_id": WORKER} | parameters([run(job["id"], job["fencing_token"])])
+def _complete(job: Row) -> Parameters:
+    return settle.complete.values(WORKER, [settle.Completion(job["id"], job["fencing_token"], "{}")])
 
 
-_complete = _settling(settle._completions, lambda job_id, token: settle.Completion(job_id, token, "{}"))
-_fail = _settling(settle._failures, lambda job_id, token: settle.Failure(job_id, token, "broken", None, 1.0))
-_release = _settling(settle._returns, lambda job_id, token: settle.Return(job_id, token, "shutdown"))
+def _fail(job: Row) -> Parameters:
+    return settle.fail.values(WORKER, [settle.Failure(job["id"], job["fencing_token"], "broken", None, 1.0)])
+
+
+def _release(job: Row) -> Parameters:
+    return settle.release.values(WORKER, [settle.Return(job["id"], job["fencing_token"], "shutdown")])
+
 
 OWNER = [
     Transition("HEARTBEAT", heartbeat.HEARTBEAT, "processing", _in_flight, _mine(_BATCH_TOKEN)),
@@ -70,7 +68,7 @@ OWNER = [
         ],
         writes=False,
     ),
-    Transition("HEARTBEAT alone", heartbeat.HEARTBEAT_ALONE, "processing", _held, _mine(_TOKEN)),
+    Transition("HEARTBEAT alone", heartbeat.HEARTBEAT_ALONE, "processing", _in_flight, _mine(_BATCH_TOKEN)),
     Transition(
         "PROGRESS",
         heartbeat.PROGRESS,

@@ -8,6 +8,7 @@ import pytest
 from psycopg.sql import SQL, Identifier, Placeholder
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.workers import EarlierLife, WorkerRow
 
@@ -178,7 +179,8 @@ class TestEndOfARow:
     async def test_the_buried_have_stopped(self, database: Database, sql: Sql) -> None:
         for worker_id in ("one", "two", "three"):
             await register(database, sql, worker_id)
-        await workers.mark_stopped(database, ids=["three", "one", "nobody"])
+        for worker_id in ("three", "one", "nobody"):
+            await workers.mark_stopped(database, worker_id=worker_id)
         states = {row["id"]: row["state"] for row in sql.execute("SELECT id, state FROM jsworker.workers")}
         assert states == {"one": "stopped", "two": "running", "three": "stopped"}
 
@@ -201,9 +203,8 @@ class TestEndOfARow:
             "ALTER TABLE jsworker.workers ADD CONSTRAINT theirs CHECK (id <> 'two' OR state <> 'stopped')"
         )
         try:
-            await workers.mark_stopped(database, ids=["one", "two", "three"])
-            states = {row["id"]: row["state"] for row in sql.execute("SELECT * FROM jsworker.workers")}
-            assert states == {"one": "stopped", "two": "running", "three": "stopped"}
+            with pytest.raises(RowRefused, match="theirs"):
+                await workers.mark_stopped(database, worker_id="two")
             assert await workers.forget_workers(database, silent_for=60.0) == 2
             assert read_value(sql, "SELECT id FROM jsworker.workers") == "two"
         finally:
@@ -221,7 +222,7 @@ class TestEndOfARow:
         await register(database, sql, worker_id, last_seen_at=ago(silence))
         if worker_id == "holding":
             insert_job(sql, "processing", worker_id=worker_id)
-        values = {"silent_for": 60.0}
+        values = {"silent_for": 60.0, "ids": [worker_id]}
         assert await database.run(workers.FORGET, values) == []
         (row,) = await database.run(without(workers.FORGET, pattern), values)
         assert row.id == worker_id

@@ -102,12 +102,14 @@ class TestLockedWhileSettling:
         ids = [insert_job(sql, "processing") for _ in range(50)]
         winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": ids[20]})
         runs = [Completion(job_id, 1, "{}") for job_id in ids]
-        settling = asyncio.create_task(settle.complete(database, worker_id=WORKER, runs=runs))
-        await winner.blocks()
+        settled = await settle.complete(database, worker_id=WORKER, runs=runs, wait=False)
+        assert settled == [Settled.COMPLETED] * 20 + [Settled.LOCKED] + [Settled.COMPLETED] * 29
         done = "SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'"
         assert read_value(sql, done) == 49
+        alone = asyncio.create_task(settle.complete(database, worker_id=WORKER, runs=[runs[20]]))
+        await winner.blocks()
         winner.commit()
-        assert await settling == [Settled.COMPLETED] * 50
+        assert await alone == [Settled.COMPLETED]
 
     @pytest.mark.parametrize("undone", [False, True])
     async def test_behind_an_earlier_try_of_the_same_completion(

@@ -24,7 +24,6 @@ from jsworker.ownership.transitions import (
     publish,
     republish,
     reset,
-    reset_rules,
     settle,
     workers,
 )
@@ -249,9 +248,9 @@ class TestByPrimaryKey:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
         seen |= {"in_line": [False] * batch, **RunAge(60.0, 60.0, 60.0).values()}
-        assert access_paths(table, reset_rules.RESET_STALE, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset_rules.RESET_CRASHED, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset_rules.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_CRASHED, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
 
     def test_claim_of_a_stale_owners_job(self, table: Connection, batch: int) -> None:
         parameters = hand(some(table, "processing", batch)) | {
@@ -310,19 +309,18 @@ class TestSweeps:
             "counted": True,
             "culprits": some(table, "processing", 3)[:culprits],
             "in_line": [],
-            "ids": None,
-            "limit": 500,
+            "ids": some(table, "processing", 200),
         }
-        assert access_paths(table, reset_rules.RESET_DEAD, parameters) == {"jobs_owned", "jobs_pkey"}
-        assert access_paths(table, reset_rules.OWNED, {"owner": OTHER_WORKER}) == {"jobs_owned"}
-        in_line = access_paths(table, reset.OWNED_IN_LINE, {"owner": OTHER_WORKER})
-        assert of_jobs(in_line) == {"jobs_owned"}
+        assert access_paths(table, reset.RESET_DEAD, parameters) == {"jobs_pkey"}
+        assert of_jobs(access_paths(table, reset.OWNED, {"owner": OTHER_WORKER})) == {"jobs_owned"}
 
     def test_workers(self, table: Connection) -> None:
         me = {"id": WORKER, "hostname": "alpha", "pod_uid": "uid", "name": "alpha"}
         assert of_jobs(access_paths(table, workers.EARLIER_LIVES, me)) == {"jobs_owned"}
         assert of_jobs(access_paths(table, workers.DUPLICATES, me)) == {"jobs_owned"}
-        assert of_jobs(access_paths(table, workers.FORGET, {"silent_for": 60.0})) == {"jobs_owned"}
+        silent = {"silent_for": 60.0, "ids": [WORKER]}
+        assert of_jobs(access_paths(table, workers.SILENT, silent)) == {"jobs_owned"}
+        assert of_jobs(access_paths(table, workers.FORGET, silent)) == {"jobs_owned"}
 
     def test_strays(self, table: Connection) -> None:
         parameters = hand(some(table, "processing", 100)) | {"claiming": [], "older_than": 6.0}
@@ -341,13 +339,13 @@ class TestBacklog:
 
     LIMIT = 200
 
-    def waiting(self, kinds: list[str], older_than: float) -> dict[str, Any]:
+    def waiting(self, kind: str, older_than: float) -> dict[str, Any]:
         page = {"limit": self.LIMIT, "length": self.LIMIT, "besides": [], "delivered": None}
-        return {"kinds": kinds, "older_than": older_than} | page
+        return {"kind": kind, "older_than": older_than} | page
 
     @pytest.mark.parametrize(("older_than", "found"), [(0.0, LIMIT), (7200.0, 0)])
     def test_waiting(self, table: Connection, older_than: float, found: int) -> None:
-        parameters = self.waiting(["nothing", KIND], older_than)
+        parameters = self.waiting(KIND, older_than)
         assert access_paths(table, republish.WAITING, parameters) == {"jobs_queued"}
         assert len(table.execute(republish.WAITING, parameters).all()) == found
         assert rows_read(table, republish.WAITING, parameters) <= 3 * found + 1
@@ -360,7 +358,7 @@ class TestBacklog:
             FROM jsworker.jobs WHERE status = 'queued' AND kind = :kind ORDER BY queued_at LIMIT 1000
         """
         table.execute(text(aside), {"kind": KIND})
-        parameters = self.waiting(["nothing", KIND], 0.0)
+        parameters = self.waiting(KIND, 0.0)
         assert access_paths(table, republish.WAITING_BESIDES, parameters) == {
             "jobs_queued",
             "refused_rows_pkey",
@@ -374,12 +372,12 @@ class TestBacklog:
             FROM generate_series(1, 3000)
         """
         table.execute(text(together))
-        parameters = self.waiting(["together"], 0.0)
+        parameters = self.waiting("together", 0.0)
         assert rows_read(table, republish.WAITING, parameters) <= 3 * self.LIMIT + 1
 
     def test_waiting_for_no_first_delivery(self, table: Connection) -> None:
         """No more than a page is read, however few are found."""
-        parameters = self.waiting([KIND], 0.0) | {"limit": 5000, "length": 1000, "delivered": 0}
+        parameters = self.waiting(KIND, 0.0) | {"limit": 5000, "length": 1000, "delivered": 0}
         assert access_paths(table, republish.WAITING, parameters) == {"jobs_queued"}
         assert len(table.execute(republish.WAITING, parameters).all()) == 1000
         assert rows_read(table, republish.WAITING, parameters) <= 3 * 1000 + 1
@@ -387,7 +385,7 @@ class TestBacklog:
     @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
     def test_posted(self, table: Connection, place: int | None) -> None:
         after = after_place(table, place) or {"after": "-infinity", "after_id": UUID(int=0)}
-        parameters = {"kinds": None, "older_than": 0.0, "limit": self.LIMIT} | after
+        parameters = {"older_than": 0.0, "limit": self.LIMIT} | after
         assert of_jobs(access_paths(table, republish.POSTED, parameters)) == {"jobs_queued"}
         found = len(table.execute(republish.POSTED, parameters).all())
         assert found == min(self.LIMIT, QUEUED - (place or 0) - (place is not None))
@@ -432,7 +430,7 @@ class TestManyKinds:
 
     def test_posted(self, many_kinds: Connection) -> None:
         beginning = {"after": "-infinity", "after_id": UUID(int=0)}
-        parameters = {"kinds": None, "older_than": 0.0, "limit": 300} | beginning
+        parameters = {"older_than": 0.0, "limit": 300} | beginning
         assert rows_read(many_kinds, republish.POSTED, parameters) <= 10_000
         kinds = {row.kind for row in many_kinds.execute(republish.POSTED, parameters | {"limit": 2_000})}
         assert len(kinds) == 1_000 + 1

@@ -115,9 +115,9 @@ class TestDeadMessages:
         }
         kept = dead_messages.DeadMessage(first, "jobs.a", b"\x00{", truncated=False)
         assert await dead_messages.read_dead(database, [first, 10**9]) == [kept]
-        assert [one.id for one in await dead_messages.read_dead(database, None)] == [first, second]
+        assert [one.id for one in await dead_messages.read_dead(database, [second, first])] == [first, second]
         assert await dead_messages.drop_dead(database, [second, 10**9]) == [second]
-        assert await dead_messages.drop_dead(database, None) == [first]
+        assert await dead_messages.drop_dead(database, [first]) == [first]
         assert await dead_messages.list_dead(database, limit=10) == []
 
     async def test_a_long_message_is_cut(self, database: Database) -> None:
@@ -134,7 +134,7 @@ class TestDeadMessages:
     ) -> None:
         monkeypatch.setattr(dead_messages, "KEPT_MESSAGES", 3)
         ids = [await keep(database) for _ in range(5)]
-        assert [one.id for one in await dead_messages.read_dead(database, None)] == ids[2:]
+        assert [one.id for one in await dead_messages.read_dead(database, ids)] == ids[2:]
 
     async def test_a_batch_larger_than_what_is_kept_leaves_its_newest(
         self, database: Database, monkeypatch: pytest.MonkeyPatch

@@ -50,7 +50,7 @@ async def by_evidence(database: Database, _: Sql, _ids: list[UUID], counted: boo
 
 
 async def by_operator(database: Database, _: Sql, ids: list[UUID], _counted: bool) -> TakenBack:  # noqa: FBT001 -- as in the table
-    take = partial(reset.reset_by_operator, database, worker_id=OTHER_WORKER, reason="silent")
+    take = partial(reset.reset_by_operator, database, reason="silent")
     return await take(seen=[(job_id, 1) for job_id in ids])
 
 
@@ -119,7 +119,7 @@ async def test_the_ladder(
     (event,) = read_events(sql, job_id)
     assert event == {
         "event": "reset",
-        "worker_id": OTHER_WORKER,
+        "worker_id": None if cause == "operator" else OTHER_WORKER,
         "fencing_token": 1,
         "error": None,
         "detail": detail,

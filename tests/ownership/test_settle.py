@@ -1,6 +1,5 @@
 """COMPLETE, FAIL and RELEASE: what they write, what a second try finds, when the answer is LOST."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -338,7 +337,7 @@ class TestSplitting:
     ) -> None:
         ids = [insert_job(sql, "processing") for _ in range(7)]
         runs = [Failure(job_id, 1, "broken", None, 1.0) for job_id in ids]
-        runs[4] = replace(runs[4], **bad)
+        runs[4] = runs[4]._replace(**bad)
         settled = await settle.fail(database, worker_id=WORKER, runs=runs)
         assert settled == [Settled.SCHEDULED] * 4 + [Settled.REFUSED] + [Settled.SCHEDULED] * 2
         assert read_job(sql, ids[4])["status"] == "processing"

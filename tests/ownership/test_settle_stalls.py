@@ -97,6 +97,6 @@ async def test_stalls_and_errors_in_one_batch(database: Database, sql: Sql) -> N
 
 async def test_behind_a_lock_it_is_written_alone(database: Database, sql: Sql) -> None:
     job_id = insert_job(sql, "processing")
-    values = {"worker_id": WORKER} | settle._failures([Failure(job_id, 1, ERROR, None, 1.0, stalled=True)])
+    values = settle.fail.values(WORKER, [Failure(job_id, 1, ERROR, None, 1.0, stalled=True)])
     (row,) = await database.run(settle.fail.alone, values)
     assert (row.status, counters(read_job(sql, job_id))) == ("scheduled", (1, 0, 1))

@@ -1,17 +1,15 @@
 """What the timeline tells: each thing once, and nothing that did not happen."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any
 from uuid import UUID
 
 import pytest
 
-from jsworker.core.errors import InvalidJson, OwnershipLost
+from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import claim, heartbeat, timeline
 from jsworker.ownership.transitions.settle import Completion, Settled
-from jsworker.ownership.transitions.timeline import Entry
 
 from .calls import complete, fail, release
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, change_job, event_names, insert_job, read_events, read_job
@@ -56,6 +54,14 @@ async def in_plain_transaction(database: Database, job_id: UUID) -> None:
 SIGNS: dict[str, Write] = {"progress": progress, "checkpoint": checkpoint, "quiet": quiet}
 OUTCOMES: dict[str, Write] = {"complete": complete, "fail": fail, "release": release}
 TRANSACTIONS: dict[str, Write] = {"async": in_transaction, "sync": in_plain_transaction}
+
+
+def insert_event(sql: Sql, job_id: UUID, event: str, worker_id: str) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)"
+        """ VALUES (%s, %s, %s, 1, '{"write": "complete"}')""",
+        [job_id, event, worker_id],
+    )
 
 
 async def rejected(write: Write, database: Database, job_id: UUID) -> None:
@@ -106,12 +112,8 @@ class TestLateWrites:
 
     async def test_whatever_else_the_timeline_tells(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, fencing_token=1)
-        detail = {"write": "complete"}
-        others = [
-            Entry(job_id, "other", WORKER, 1, detail),
-            Entry(job_id, "rejected", OTHER_WORKER, 1, detail),
-        ]
-        await timeline.note(database, entries=others)
+        insert_event(sql, job_id, "other", WORKER)
+        insert_event(sql, job_id, "rejected", OTHER_WORKER)
         assert await complete(database, job_id) is Settled.LOST
         assert event_names(sql, job_id) == ["other", "rejected", "rejected"]
 
@@ -171,7 +173,7 @@ class TestSkips:
 
     async def test_whatever_else_the_timeline_tells(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing")
-        await timeline.note(database, entries=[Entry(job_id, "rejected", OTHER_WORKER, 1, None)])
+        insert_event(sql, job_id, "rejected", OTHER_WORKER)
         await self.skip(database, job_id)
         assert event_names(sql, job_id) == ["rejected", "skipped"]
 
@@ -190,48 +192,38 @@ class TestSkips:
         assert event_names(sql, job_id) == []
 
 
-class TestNote:
-    async def test_a_fence_is_told_once_however_often_it_is_noted(self, database: Database, sql: Sql) -> None:
-        job_id, other = insert_job(sql, "processing"), insert_job(sql, "processing")
-        detail: dict[str, Any] = {"silent": 1.5, "why": "no heartbeat é"}
-        fence = Entry(job_id, "fenced", WORKER, 1, detail)
-        plain = Entry(other, "fenced", None, None, None)
-        for entries in ([fence, plain, fence], [plain], [fence]):
-            await timeline.note(database, entries=entries)
-        assert read_events(sql, job_id) == [
-            {"event": "fenced", "worker_id": WORKER, "fencing_token": 1, "error": None, "detail": detail}
-        ]
-        assert read_events(sql, other) == [
-            {"event": "fenced", "worker_id": None, "fencing_token": None, "error": None, "detail": None}
-        ]
-
-    @pytest.mark.parametrize(
-        "another",
-        [
-            {"event": "other"},
-            {"worker_id": OTHER_WORKER},
-            {"worker_id": None},
-            {"fencing_token": 2},
-            {"detail": {"silent": 2.5}},
-            {"detail": None},
-        ],
-        ids=str,
-    )
-    async def test_another_entry_is_told_too(
-        self, database: Database, sql: Sql, another: dict[str, Any]
+class TestFence:
+    async def note(
+        self,
+        database: Database,
+        job_id: UUID,
+        *,
+        worker_id: str = WORKER,
+        token: int = 1,
+        silent: float = 1.5,
     ) -> None:
+        await timeline.note_fence(
+            database, worker_id=worker_id, job_id=job_id, token=token, seconds_without_heartbeat=silent
+        )
+
+    async def test_it_is_told_once_however_often_it_is_noted(self, database: Database, sql: Sql) -> None:
+        job_id, other = insert_job(sql, "processing"), insert_job(sql, "processing")
+        for each in (job_id, other, job_id):
+            await self.note(database, each)
+        detail = {"seconds_without_heartbeat": 1.5}
+        fenced = {"event": "fenced", "worker_id": WORKER, "fencing_token": 1, "error": None, "detail": detail}
+        assert read_events(sql, job_id) == read_events(sql, other) == [fenced]
+
+    async def test_of_each_run_by_itself(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing")
-        values: dict[str, Any] = {"event": "fenced", "worker_id": WORKER, "fencing_token": 1}
-        values |= {"detail": {"silent": 1.5}}
-        for entry in (Entry(job_id, **values), Entry(job_id, **(values | another))):
-            await timeline.note(database, entries=[entry])
-        assert len(read_events(sql, job_id)) == 2
+        runs = [(WORKER, 1), (OTHER_WORKER, 1), (WORKER, 2)]
+        for worker_id, token in runs:
+            await self.note(database, job_id, worker_id=worker_id, token=token)
+        logged = [(event["worker_id"], event["fencing_token"]) for event in read_events(sql, job_id)]
+        assert logged == runs
 
-    async def test_nothing_to_note(self, database: Database) -> None:
-        await timeline.note(database, entries=[])
-
-    async def test_a_detail_that_is_no_json(self, database: Database, sql: Sql) -> None:
-        job_id = insert_job(sql)
-        with pytest.raises(InvalidJson, match="detail"):
-            await timeline.note(database, entries=[Entry(job_id, "fenced", None, None, {"at": float("nan")})])
-        assert read_events(sql, job_id) == []
+    async def test_whatever_else_the_timeline_tells(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "processing")
+        insert_event(sql, job_id, "rejected", WORKER)
+        await self.note(database, job_id)
+        assert event_names(sql, job_id) == ["rejected", "fenced"]

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Executable, Row
 
 from jsworker.ownership.predicates import ANY_AGE
-from jsworker.ownership.transitions import claim, control, publish, reset_rules, settle
+from jsworker.ownership.transitions import claim, control, publish, reset, settle
 
 from .polling import eventually
 from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
@@ -82,12 +82,12 @@ class Winner:
     def fails(self, job_id: UUID, permanent: str | None = None) -> None:
         """Fail as the owner, and leave it open."""
         runs = [settle.Failure(job_id, 1, "broken", permanent, 60.0)]
-        self.run(settle.FAIL, {"worker_id": WORKER} | settle._failures(runs))
+        self.run(settle.FAIL, settle.fail.values(WORKER, runs))
 
     def releases(self, job_id: UUID) -> None:
         """Release as the owner, and leave it open."""
         runs = [settle.Return(job_id, 1, "shutdown")]
-        self.run(settle.RELEASE, {"worker_id": WORKER} | settle._returns(runs))
+        self.run(settle.RELEASE, settle.release.values(WORKER, runs))
 
     def resets(self, job_id: UUID) -> None:
         """Reset by the stale rule, counted, and leave it open."""
@@ -100,7 +100,7 @@ class Winner:
             "activities": [read_job(self._sql, job_id)["last_activity_at"]],
             "in_line": [False],
         }
-        self.run(reset_rules.RESET_STALE, parameters)
+        self.run(reset.RESET_STALE, parameters)
 
     def cancels(self, job_id: UUID) -> None:
         """Cancel, and leave it open."""

@@ -31,7 +31,7 @@ def test_each_file_exists_and_defines_what_the_page_says(path: str, names: str) 
 
 
 def test_each_reset_rule_is_where_the_page_says() -> None:
-    source = (ROOT / "jsworker/ownership/transitions/reset_rules.py").read_text()
+    source = (ROOT / "jsworker/ownership/transitions/reset.py").read_text()
     rules = re.findall(r"`(RESET_\w+)`", PAGE)
     assert len(rules) == 4
     for rule in rules:

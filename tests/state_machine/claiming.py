@@ -148,19 +148,13 @@ class Claiming(Example):
             job.id for job in self.model.having("queued") if job.queued_long and job.id not in besides
         }
         found = self.world.run(
-            republish.waiting(self.world.database, kinds=[KIND], older_than=_LONG, limit=100, besides=besides)
+            republish.waiting(self.world.database, kind=KIND, older_than=_LONG, limit=100, besides=besides)
         )
-        assert {one.id for one in found} == predicted
+        assert set(found) == predicted
         tokens = self.model.claim(life.id, KIND, predicted)
         assert tokens.keys() == predicted
         taken = self.world.run(
-            claim.claim(
-                self.world.database,
-                worker_id=life.id,
-                kind=KIND,
-                ids=[one.id for one in found],
-                limits=LIMITS,
-            )
+            claim.claim(self.world.database, worker_id=life.id, kind=KIND, ids=found, limits=LIMITS)
         )
         self._begin(life, taken, tokens, {})
         self.world.saw("idle poll: taken" if predicted else "idle poll: nothing")
@@ -266,7 +260,7 @@ class Claiming(Example):
         if not found:
             return
         returns = [Return(job_id, token, "in nobody's hand") for job_id, token in found]
-        self.owner_may_end(life, dict(found))
+        self.owner_may_end(life, dict(found.keys()))
         answers = self.model.release(life.id, returns)
         said = self.world.run(settle.release(self.world.database, worker_id=life.id, runs=returns))
         assert said == answers

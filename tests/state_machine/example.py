@@ -171,7 +171,7 @@ class Example(RuleBasedStateMachine):
         if all(self.messages.naming(row["id"], row["dispatch"]) for row in queued):
             return
         database = self.world.database
-        posted = republish.posted(database, kinds=None, after=None, older_than=0.0, limit=100)
+        posted = republish.posted(database, after=None, older_than=0.0, limit=100)
         found = {one.id for one in self.world.run(posted)}
         missed = [row["id"] for row in queued if row["id"] not in found]
         assert not missed, f"S7 no message names {missed} and no sweep finds them"

@@ -185,7 +185,7 @@ class Recovering(Example):
         )
         counts = {job: job.id in culprits if culprits else counted for job in owned}
         self._taken_back("reset dead", taken, counts, "its process is gone")
-        self.world.run(workers.mark_stopped(database, ids=[dead.id]))
+        self.world.run(workers.mark_stopped(database, worker_id=dead.id))
         dead.buried = True
         if not owned:
             self.world.saw("reset dead: nothing")
@@ -261,7 +261,7 @@ class Recovering(Example):
         for job in self.model.having("queued"):
             job.queued_long = True
         posted = self.world.run(
-            republish.posted(self.world.database, kinds=None, after=None, older_than=_LONG, limit=100)
+            republish.posted(self.world.database, after=None, older_than=_LONG, limit=100)
         )
         assert {(one.id, one.dispatch) for one in posted} == {(job.id, job.dispatch) for job in _marked(self)}
         gone = [

@@ -9,32 +9,14 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from jsworker.core.errors import OwnershipLost
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
-from jsworker.ownership.predicates import (
-    held_by_me,
-    may_stall_once,
-    mine,
-    of_kind,
-    processing,
-    queued,
-    stale_and_seen,
-    worker_id,
-)
+from jsworker.ownership.predicates import of_kind, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.schema import job_events
-from jsworker.ownership.statements import (
-    NOW,
-    compiled,
-    entry,
-    given,
-    given_array,
-    given_runs,
-    given_seconds,
-    j,
-    json_object,
-)
+from jsworker.ownership.statements import NOW, compiled, entry, given_array, given_seconds, j
 from jsworker.ownership.transitions.reset import Suspect, as_seen
+from jsworker.ownership.transitions.timeline import logged
 
 INLINE_BYTES: Final = 16 * 1024
 """Payload and checkpoint come with the claim up to so many bytes together. Larger ones are fetched, each with
@@ -45,12 +27,9 @@ class ClaimedJob(NamedTuple):
     """A row that this worker owns from now on, until it settles it or loses it.
 
     Attributes:
-        payload: JSON text; None: it and the checkpoint did not come with the claim and are to be fetched.
-        checkpoint: JSON text or None.
-        dispatch: the dispatch at which it was claimed: copies of messages up to it are spent.
-        stalls: runs of this job that were taken back from silent owners.
-        max_stalls: at which of them it fails.
-        waited: seconds from the moment at which it was last put into the queue to this claim.
+        payload, checkpoint: JSON text. Payload None: both did not come with the claim and are to be fetched.
+        dispatch: at which it was claimed: copies of messages up to it are spent.
+        waited: seconds since it was last put into the queue.
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
     """
 
@@ -74,24 +53,20 @@ class ClaimedJob(NamedTuple):
     stored_bytes: int
 
 
-_stored_bytes = sa.func.pg_column_size(j.c.payload) + sa.func.coalesce(
-    sa.func.pg_column_size(j.c.checkpoint), 0
-)
-"""Found without reading the values themselves."""
+def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.case((size <= INLINE_BYTES, value))
 
 
-def _columns(
-    payload: sa.ColumnElement[Any], checkpoint: sa.ColumnElement[Any], stored_bytes: sa.ColumnElement[Any]
-) -> tuple[sa.ColumnElement[Any], ...]:
+# Found without reading the values themselves.
+_stored_size = sa.func.pg_column_size
+_stored_bytes = _stored_size(j.c.payload) + sa.func.coalesce(_stored_size(j.c.checkpoint), 0)
+
+
+def _columns(**computed: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
     """Return the columns of ``ClaimedJob``, in its order."""
     waited = sa.cast(sa.extract("epoch", j.c.claimed_at - j.c.queued_at), sa.Double)
-    return (
-        *(j.c.id, j.c.kind, payload.label("payload"), j.c.fencing_token, j.c.dispatch),
-        *(j.c.attempts.label("attempt"), j.c.max_attempts, j.c.cleared, j.c.clear_reason),
-        *(j.c.deadline_at.label("deadline"), checkpoint.label("checkpoint")),
-        *(j.c.traceparent, j.c.tracestate, j.c.cancel_requested, j.c.stalls, j.c.max_stalls),
-        *(waited.label("waited"), stored_bytes.label("stored_bytes")),
-    )
+    computed |= {"attempt": j.c.attempts, "deadline": j.c.deadline_at, "waited": waited}
+    return [computed[name].label(name) if name in computed else j.c[name] for name in ClaimedJob._fields]
 
 
 def _claim(
@@ -103,21 +78,12 @@ def _claim(
     is not in the answer is not refused before a look without a lock has found that it is not queued: the message
     may be its only one, and the lock a MARK's.
     """
-    picked = (
-        rows.add_columns(j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
-        .order_by(j.c.id)
-        .with_for_update(key_share=True, of=j, skip_locked=True)
-        .cte("picked")
-    )
-
-    def inline(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        return sa.case((picked.c.stored_bytes <= INLINE_BYTES, sa.cast(column, sa.Text)))
-
-    stall: dict[str, Any] = {
-        "stalls": j.c.stalls + 1,
-        "cleared": True,
-        "clear_reason": sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding"),
-    }
+    found = (j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
+    picked = statements.locked(rows.add_columns(*found), "picked")
+    size = picked.c.stored_bytes
+    texts = {name: _inline(sa.cast(j.c[name], sa.Text), size) for name in ("payload", "checkpoint")}
+    reason = sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding")
+    stall: dict[str, Any] = {"stalls": j.c.stalls + 1, "cleared": True, "clear_reason": reason}
     claimed = (
         sa.update(j)
         .values(
@@ -137,100 +103,71 @@ def _claim(
             **(stall if from_stale_owner else {}),
         )
         .where(j.c.id == picked.c.id, guard, of_kind)
-        .returning(
-            *_columns(inline(j.c.payload), inline(j.c.checkpoint), picked.c.stored_bytes), picked.c.owner
-        )
+        .returning(*_columns(**texts, stored_bytes=size), picked.c.owner)
         .cte("claimed")
     )
-    claim_of = claimed.c
-    detail = {"attempt": claim_of.attempt, "cleared": claim_of.cleared, "clear_reason": claim_of.clear_reason}
-    taken = {"cause": "stale", "owner": claim_of.owner, "counted": sa.true(), "stalls": claim_of.stalls}
-    logged = entry(
-        claimed,
-        "claimed",
-        when=claim_of.fencing_token > 1,
-        worker_id=worker_id,
-        detail=json_object(**detail | (taken if from_stale_owner else {})),
-    )
+    job = claimed.c
+    detail: dict[str, Any] = {name: job[name] for name in ("attempt", "cleared", "clear_reason")}
+    if from_stale_owner:
+        detail |= {"cause": "stale", "owner": job.owner, "counted": sa.true(), "stalls": job.stalls}
+    again, what = job.fencing_token > 1, statements.json_object(**detail)
+    entered = entry(claimed, "claimed", when=again, worker_id=worker_id, detail=what)
     # What is stored compressed is measured again as text.
-    length = sa.func.octet_length(claim_of.payload) + sa.func.coalesce(
-        sa.func.octet_length(claim_of.checkpoint), 0
-    )
+    length = sa.func.octet_length
+    together = length(job.payload) + sa.func.coalesce(length(job.checkpoint), 0)
     text_of = {
-        "payload": sa.case((length <= INLINE_BYTES, claim_of.payload)),
-        "checkpoint": sa.case(
-            (sa.func.octet_length(claim_of.checkpoint) <= INLINE_BYTES, claim_of.checkpoint)
-        ),
+        "payload": _inline(job.payload, together),
+        "checkpoint": _inline(job.checkpoint, length(job.checkpoint)),
     }
-    answer = [text_of.get(name, claim_of[name]).label(name) for name in ClaimedJob._fields]
-    return compiled(sa.select(*answer).add_cte(logged))
+    answer = [text_of.get(name, job[name]).label(name) for name in ClaimedJob._fields]
+    return compiled(sa.select(*answer).add_cte(entered))
 
 
 _ids = given_array("ids", sa.Uuid)
 
-CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), queued, of_kind), queued)
+_queued = predicates.queued
+CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _queued, of_kind), _queued)
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
 # first stall, for a later one waits out its back-off; only when a further run is due at all.
-_seen = given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
+_seen = statements.given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
 CLAIM_STALE = _claim(
     sa.select()
     .select_from(j.join(_seen, _seen.c.id == j.c.id))
-    .where(stale_and_seen(_seen), of_kind, may_stall_once),
-    processing,
+    .where(predicates.stale_and_seen(_seen), of_kind, predicates.may_stall_once),
+    predicates.processing,
     from_stale_owner=True,
 )
 
 # A CLAIM may commit and its answer be lost: what is mine now was claimed by it. Without payloads, for they may
 # be the reason why the answer did not come.
 _no_text = sa.cast(sa.null(), sa.Text)
-READ_BACK = compiled(
-    sa.select(*_columns(_no_text, _no_text, _stored_bytes)).where(held_by_me, j.c.id == sa.any_(_ids))
+_without_texts = _columns(payload=_no_text, checkpoint=_no_text, stored_bytes=_stored_bytes)
+READ_BACK = compiled(sa.select(*_without_texts).where(predicates.held_by_me, j.c.id == sa.any_(_ids)))
+
+_texts = [sa.cast(j.c[name], sa.Text).label(name) for name in ("payload", "checkpoint")]
+_mine = predicates.mine(sa.bindparam("token"))
+CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine))
+
+
+# Why jobs were not in a claim's answer, read without a lock. What is queued was skipped because its row is locked, or
+# was queued again since, and is claimed again; what is not was refused. A skip of a job that another worker runs is
+# logged once for each worker that skipped it, however often its message comes back.
+_me = statements.given("worker_id", sa.Text)
+_row = (
+    sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token"])
+    .where(j.c.id == sa.any_(_ids), of_kind)
+    .cte("refused")
 )
-
-CONTENT = compiled(
-    sa.select(
-        sa.cast(j.c.payload, sa.Text).label("payload"), sa.cast(j.c.checkpoint, sa.Text).label("checkpoint")
-    ).where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
+_of_another = sa.and_(_row.c.status == "processing", _row.c.worker_id != _me)
+_skipped = entry(
+    _row,
+    "skipped",
+    when=sa.and_(_of_another, ~logged("skipped", _row.c.id, _row.c.fencing_token)),
+    worker_id=_me,
+    detail=statements.json_object(owner=_row.c.worker_id, token=_row.c.fencing_token),
 )
-
-
-def _refused() -> sa.TextClause:
-    """Return why jobs were not in a claim's answer, read without a lock.
-
-    What is queued was skipped because its row is locked, or was queued again since, and is claimed again; what is not
-    was refused. A skip of a job that another worker runs is logged once for each worker that skipped it, however
-    often its message comes back.
-    """
-    refused = (
-        sa.select(j.c.id, j.c.status, j.c.dispatch, j.c.worker_id, j.c.fencing_token)
-        .where(j.c.id == sa.any_(_ids), of_kind)
-        .cte("refused")
-    )
-    e = job_events.alias("e")
-    me = given("worker_id", sa.Text)
-    logged_before = (
-        sa.select(e.c.id)
-        .where(
-            e.c.job_id == refused.c.id,
-            e.c.event == "skipped",
-            e.c.worker_id == me,
-            e.c.fencing_token == refused.c.fencing_token,
-        )
-        .exists()
-    )
-    logged = entry(
-        refused,
-        "skipped",
-        when=sa.and_(refused.c.status == "processing", refused.c.worker_id != me, ~logged_before),
-        worker_id=me,
-        detail=json_object(owner=refused.c.worker_id, token=refused.c.fencing_token),
-    )
-    columns = refused.c.id, refused.c.status, refused.c.dispatch, refused.c.worker_id
-    return compiled(sa.select(*columns).add_cte(logged))
-
-
-REFUSED = _refused()
+REFUSED = compiled(sa.select(*_row.c["id", "status", "dispatch", "worker_id"]).add_cte(_skipped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +178,7 @@ class Limits:
         stale_after: seconds of silence until anybody may take the job back; None: only by evidence.
         crash_after: seconds of silence until two witnesses may; None: never.
         timeout: seconds that the run may take; None: no limit.
-        max_attempts: used where the producer left it open.
-        max_stalls: used where the producer left it open.
+        max_attempts, max_stalls: where the producer left them open.
     """
 
     stale_after: float | None
@@ -252,16 +188,14 @@ class Limits:
     max_stalls: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """The answer to a CLAIM: what this worker owns now, and the jobs whose row PostgreSQL refused to update."""
 
     claimed: list[ClaimedJob]
     refused_rows: Mapping[UUID, RowRefused]
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedJob:
+class RefusedJob(NamedTuple):
     """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again."""
 
     status: str
@@ -274,8 +208,7 @@ async def claim(
 ) -> Taken:
     """Take what may be taken of ``ids``; a job that is not in the answer was refused, or its row is locked.
 
-    Raises:
-        DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
+    After DatabaseUnavailable some may be claimed: read back before anything else.
     """
     values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
     rows, refused = await in_halves(
@@ -287,11 +220,7 @@ async def claim(
 async def claim_stale(
     database: Database, *, worker_id: str, kind: str, seen: Sequence[Suspect], limits: Limits
 ) -> Taken:
-    """Take jobs of ``kind`` from their stale owners, each as rule 1 has last seen it; a first stall only.
-
-    Raises:
-        DatabaseUnavailable: unclear: some may be claimed. Read back before anything else.
-    """
+    """Take jobs of ``kind`` from their stale owners, each as rule 1 has last seen it; else as ``claim``."""
     values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
     rows, refused = await in_halves(seen, lambda batch: database.run(CLAIM_STALE, values | as_seen(batch)))
     return Taken([ClaimedJob._make(row) for row in rows], {row.id: error for row, error in refused})
@@ -306,11 +235,7 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
 async def fetch_content(
     database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
 ) -> ClaimedJob:
-    """Return a claimed job with its payload and its checkpoint; after ``tries`` given up it may take longer.
-
-    Raises:
-        OwnershipLost: this worker does not own it any more.
-    """
+    """Return a claimed job, unless OwnershipLost, with payload and checkpoint; after ``tries`` it may take longer."""
     values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
     seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
     rows = await database.run(CONTENT, values, seconds=seconds)
@@ -322,13 +247,10 @@ async def fetch_content(
 async def look_at_refused(
     database: Database, *, kind: str, ids: Iterable[UUID], worker_id: str | None = None
 ) -> dict[UUID, RefusedJob]:
-    """Return why jobs were not claimed; an id that is missing has no row of this kind.
-
-    Jobs that run under another worker get an entry in the timeline that this one skipped them, unless it is None.
-    """
+    """Return why jobs were not claimed, and note which ``worker_id`` skipped; a missing id has no row of this kind."""
     values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
     try:
         rows = await database.run(REFUSED, values)
     except RowRefused:  # the entry in the timeline: without it, then
         rows = await database.run(REFUSED, values | {"worker_id": None})
-    return {row.id: RefusedJob(row.status, row.dispatch, row.worker_id) for row in rows}
+    return {job_id: RefusedJob(*row) for job_id, *row in rows}

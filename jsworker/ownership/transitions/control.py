@@ -12,6 +12,7 @@ from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, fai
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.transitions.publish import QUEUED_AGAIN
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
 
@@ -21,13 +22,8 @@ _is_meant = sa.and_(j.c.status == sa.any_(given_array("statuses", sa.Text)), as_
 
 def _cancel() -> sa.TextClause:
     """Return CANCEL: one UPDATE with CASE on the status, for as two statements it can miss both sides of a FAIL."""
-    locked = (
-        sa.select(j.c.id)
-        .where(j.c.id == sa.any_(_ids), live, _is_meant)
-        .order_by(j.c.id)
-        .with_for_update(key_share=True)
-        .cte("live")
-    )
+    meant = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), live, _is_meant)
+    locked = meant.order_by(j.c.id).with_for_update(key_share=True).cte("live")
     asked = (
         sa.update(j)
         .values(
@@ -37,7 +33,7 @@ def _cancel() -> sa.TextClause:
             finished_at=sa.case((~processing, NOW)),
         )
         .where(j.c.id == locked.c.id, live)
-        .returning(j.c.id, j.c.status, j.c.worker_id, j.c.fencing_token)
+        .returning(*j.c["id", "status", "worker_id", "fencing_token"])
         .cte("asked")
     )
     logged = entry(
@@ -50,31 +46,18 @@ def _cancel() -> sa.TextClause:
 
 def _retry() -> sa.TextClause:
     """Return RETRY. The fencing token is kept: it never goes back."""
-    locked = (
-        sa.select(j.c.id, j.c.failure_reason)
-        .where(j.c.id == sa.bindparam("id"), failed)
-        .with_for_update(key_share=True)
-        .cte("dead")
-    )
+    dead = sa.select(j.c.id, j.c.failure_reason).where(j.c.id == sa.bindparam("id"), failed)
+    locked = dead.with_for_update(key_share=True).cte("dead")
     retried = (
         sa.update(j)
         .values(
-            status="queued",
-            attempts=0,
-            errors=0,
-            stalls=0,
-            finished_at=sa.null(),
-            failure_reason=sa.null(),
-            cancel_requested=False,
-            cleared=False,
-            clear_reason=sa.null(),
-            dispatch=j.c.dispatch + 1,
-            needs_publish=True,
-            publish_after=NOW,
-            queued_at=NOW,
+            **QUEUED_AGAIN,
+            **dict.fromkeys(("attempts", "errors", "stalls"), 0),
+            **dict.fromkeys(("finished_at", "failure_reason", "clear_reason"), sa.null()),
+            **dict.fromkeys(("cancel_requested", "cleared"), False),
         )
         .where(j.c.id == locked.c.id, failed)
-        .returning(j.c.id, j.c.fencing_token, j.c.dispatch, locked.c.failure_reason)
+        .returning(*j.c["id", "fencing_token", "dispatch"], locked.c.failure_reason)
         .cte("retried")
     )
     detail = json_object(dispatch=retried.c.dispatch, failed_for=retried.c.failure_reason)
@@ -83,7 +66,7 @@ def _retry() -> sa.TextClause:
 
 CANCEL = _cancel()
 RETRY = _retry()
-STATUS = compiled(sa.select(j.c.id, j.c.status).where(j.c.id == sa.any_(_ids)))
+STATUS = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id")
 MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(j.c.id == sa.any_(_ids)))
 
 
@@ -109,17 +92,11 @@ class Cancelled:
 
 
 async def cancel(
-    database: Database,
-    ids: Sequence[UUID],
-    *,
-    statuses: Collection[str] | None = None,
-    age: RunAge = ANY_AGE,
+    database: Database, ids: Sequence[UUID], *, statuses: Collection[str] | None = None, age: RunAge = ANY_AGE
 ) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop.
 
-    Args:
-        statuses: only those that are of one of these statuses when they are cancelled; None: whatever is live.
-        age: only those that are so old when they are cancelled; for running jobs.
+    Only those that are of one of these statuses (None: whatever is live) and, if they run, so old at that moment.
     """
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}
@@ -136,32 +113,27 @@ async def cancel(
             found = await database.run(MISSED, {"ids": missed, **wanted})
             seen |= {row.id: row.status for row in found}
             missed = [row.id for row in found if row.meant]
-    missed_as = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
+    left = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
         requested=[job_id for job_id, status in asked.items() if status == "processing"],
-        final={job_id: status for job_id, status in missed_as.items() if status not in LIVE},
+        final={job_id: status for job_id, status in left.items() if status not in LIVE},
         unknown=[job_id for job_id in ids if job_id not in asked | refused | seen],
         refused=refused,
-        other={job_id: status for job_id, status in missed_as.items() if status in LIVE},
+        other={job_id: status for job_id, status in left.items() if status in LIVE},
     )
 
 
 async def retry(database: Database, job_id: UUID) -> None:
-    """Put a failed job back into the queue, its counters at zero.
-
-    Raises:
-        TransitionRefused: there is no such job, it is not failed, a live job holds its unique key, or
-            PostgreSQL refuses to update its row.
-    """
+    """Put a failed job back into the queue, its counters at zero; TransitionRefused says why it cannot be."""
     try:
         if await database.run(RETRY, {"id": job_id}):
             return
     except RowRefused as error:
-        if error.constraint != "jobs_unique_live":
-            raise TransitionRefused(f"job {job_id} cannot be retried: {error}") from None
-        raise TransitionRefused(f"job {job_id} cannot be retried: a live job holds its unique key") from None
-    rows = await database.run(STATUS, {"ids": [job_id]})
+        taken = error.constraint == "jobs_unique_live"
+        why = "a live job holds its unique key" if taken else error
+        raise TransitionRefused(f"job {job_id} cannot be retried: {why}") from None
+    rows = await database.run(STATUS, {"id": job_id})
     if not rows:
         raise TransitionRefused(f"job {job_id} does not exist")
     raise TransitionRefused(f"job {job_id} is {rows[0].status}; only a failed job can be retried")

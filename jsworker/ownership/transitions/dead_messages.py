@@ -1,18 +1,18 @@
 """Dead messages: what came over the stream and could not be read, or named a job that does not exist."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import Refused, in_halves
 
 KEPT_BYTES = 4096
 """How much of a message is kept; a longer one cannot be replayed."""
-
 KEPT_MESSAGES = 10_000
 """How many are kept; the oldest go first. Anybody who may publish could fill the table otherwise."""
 
@@ -38,16 +38,13 @@ FROM jsworker.dead_messages ORDER BY id DESC LIMIT :limit
 
 TAKE = text("""
 SELECT id, subject, data, truncated FROM jsworker.dead_messages
-WHERE id = ANY(CAST(:ids AS bigint[])) OR :everything ORDER BY id
+WHERE id = ANY(CAST(:ids AS bigint[])) ORDER BY id
 """)
 
-DROP = text("""
-DELETE FROM jsworker.dead_messages WHERE id = ANY(CAST(:ids AS bigint[])) OR :everything RETURNING id
-""")
+DROP = text("DELETE FROM jsworker.dead_messages WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING id")
 
 
-@dataclass(frozen=True, slots=True)
-class DeadMessage:
+class DeadMessage(NamedTuple):
     """A kept message, as it is needed to send it again."""
 
     id: int
@@ -68,25 +65,22 @@ class Letter:
 
 
 async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
-    """Keep messages for people to look at; only then may they be terminated.
+    """Keep messages for people to look at, and return their ids and what was refused; kept ones may be terminated."""
 
-    Returns:
-        The ids of those that are kept, and the letters that PostgreSQL refused, with the refusal of each.
-    """
-    rows, refused = await in_halves(letters, lambda batch: database.run(KEEP, _parameters(batch)))
+    def write(batch: Sequence[Letter]) -> Awaitable[Sequence[Row]]:
+        parameters = {
+            "subjects": [letter.subject[:500] for letter in batch],
+            "stream_seqs": [letter.stream_seq for letter in batch],
+            "stored_at": [letter.stored_at for letter in batch],
+            "reasons": [letter.reason[:500] for letter in batch],
+            "data": [letter.data[:KEPT_BYTES] for letter in batch],
+            "truncated": [len(letter.data) > KEPT_BYTES for letter in batch],
+            "kept": KEPT_MESSAGES,
+        }
+        return database.run(KEEP, parameters)
+
+    rows, refused = await in_halves(letters, write)
     return [row.id for row in rows], refused
-
-
-def _parameters(letters: Sequence[Letter]) -> dict[str, Any]:
-    return {
-        "subjects": [letter.subject[:500] for letter in letters],
-        "stream_seqs": [letter.stream_seq for letter in letters],
-        "stored_at": [letter.stored_at for letter in letters],
-        "reasons": [letter.reason[:500] for letter in letters],
-        "data": [letter.data[:KEPT_BYTES] for letter in letters],
-        "truncated": [len(letter.data) > KEPT_BYTES for letter in letters],
-        "kept": KEPT_MESSAGES,
-    }
 
 
 async def list_dead(database: Database, *, limit: int) -> list[dict[str, Any]]:
@@ -94,13 +88,11 @@ async def list_dead(database: Database, *, limit: int) -> list[dict[str, Any]]:
     return [row._asdict() for row in await database.run(DEAD, {"limit": limit})]
 
 
-async def read_dead(database: Database, ids: Sequence[int] | None) -> list[DeadMessage]:
-    """Return dead messages with their data; None means all."""
-    rows = await database.run(TAKE, {"ids": list(ids or ()), "everything": ids is None})
-    return [DeadMessage(*row) for row in rows]
+async def read_dead(database: Database, ids: Sequence[int]) -> list[DeadMessage]:
+    """Return dead messages with their data."""
+    return [DeadMessage(*row) for row in await database.run(TAKE, {"ids": list(ids)})]
 
 
-async def drop_dead(database: Database, ids: Sequence[int] | None) -> list[int]:
-    """Delete dead messages and return the ids of those that were there; None means all."""
-    rows = await database.run(DROP, {"ids": list(ids or ()), "everything": ids is None})
-    return [row.id for row in rows]
+async def drop_dead(database: Database, ids: Sequence[int]) -> list[int]:
+    """Delete dead messages and return the ids of those that were there."""
+    return [row.id for row in await database.run(DROP, {"ids": list(ids)})]

@@ -1,6 +1,5 @@
 """ENQUEUE: a job is a row first; its message follows the commit."""
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -14,23 +13,27 @@ from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import live, of_kind
 from jsworker.ownership.statements import compiled, condition, filled, given_array, j
 
-# Text, for an INSERT of computed rows reads worse as an expression. DO NOTHING, never DO UPDATE: that would block the live job's owner until the producer commits.
+_COLUMNS = """
+    id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
+    status, run_at, dispatch, needs_publish, publish_after, queued_at"""
+_DUE = """
+    CASE WHEN {delay} > 0 THEN 'scheduled' ELSE 'queued' END,
+    clock_timestamp() + make_interval(secs => {delay}),
+    CASE WHEN {delay} > 0 THEN 0 ELSE 1 END,
+    {delay} <= 0,
+    CASE WHEN {delay} <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
+    CASE WHEN {delay} <= 0 THEN clock_timestamp() END"""
+
+# Text, for an INSERT of computed rows reads worse as an expression. DO NOTHING, never DO UPDATE: that would block the
+# live job's owner until the producer commits.
 # No row at all means: a twin with the same key is being committed right now; run it again.
 ENQUEUE = filled(
     """
 WITH created AS (
-  INSERT INTO jsworker.jobs (
-    id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
-    status, run_at, dispatch, needs_publish, publish_after, queued_at)
+  INSERT INTO jsworker.jobs ({columns})
   SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text),
-    CASE WHEN d.delay > 0 THEN 'scheduled' ELSE 'queued' END,
-    clock_timestamp() + make_interval(secs => d.delay),
-    CASE WHEN d.delay > 0 THEN 0 ELSE 1 END,
-    d.delay <= 0,
-    CASE WHEN d.delay <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
-    CASE WHEN d.delay <= 0 THEN clock_timestamp() END
+    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}
   FROM (SELECT CAST(:delay AS double precision)) AS d(delay)
   ON CONFLICT DO NOTHING
   RETURNING id, dispatch
@@ -40,12 +43,15 @@ UNION ALL
 SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
 WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
 """,
+    columns=_COLUMNS,
+    due=_DUE.format(delay="d.delay"),
     live=condition(live),
 )
 
-# The same for many. Keys given twice in one call meet their own conflict: the first wins. Keys are inserted
-# in one order by all producers: each waits for twins that are not committed yet.
-ENQUEUE_MANY = text("""
+# The same for many. Of keys given twice in one call the first wins. Keys are inserted in one order by all producers:
+# each waits for twins that are not committed yet.
+ENQUEUE_MANY = filled(
+    """
 WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
@@ -55,21 +61,27 @@ WITH input AS (
     id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, place)
   ORDER BY unique_key, place
 )
-INSERT INTO jsworker.jobs (
-  id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
-  status, run_at, dispatch, needs_publish, publish_after, queued_at)
+INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
-  traceparent, tracestate,
-  CASE WHEN delay > 0 THEN 'scheduled' ELSE 'queued' END,
-  clock_timestamp() + make_interval(secs => delay),
-  CASE WHEN delay > 0 THEN 0 ELSE 1 END,
-  delay <= 0,
-  CASE WHEN delay <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
-  CASE WHEN delay <= 0 THEN clock_timestamp() END
+  traceparent, tracestate,{due}
 FROM input
 ON CONFLICT DO NOTHING
 RETURNING id
-""")
+""",
+    columns=_COLUMNS,
+    due=_DUE.format(delay="delay"),
+)
+_ARRAYS = (
+    "ids",
+    "payloads",
+    "unique_keys",
+    "delays",
+    "max_attempts",
+    "max_stalls",
+    "traceparents",
+    "tracestates",
+)
+"""Its parameters for the fields of ``NewJob``, in their order."""
 
 # Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
 COPY_MANY = text("""
@@ -78,26 +90,14 @@ COPY jsworker.jobs (
   status, run_at, dispatch, needs_publish, publish_after, queued_at) FROM STDIN
 """)
 
-LIVE_BY_KEY = compiled(
-    select(j.c.unique_key, j.c.id).where(
-        of_kind, j.c.unique_key == any_(given_array("unique_keys", Text)), live
-    )
-)
+_has_one_of_the_keys = j.c.unique_key == any_(given_array("unique_keys", Text))
+LIVE_BY_KEY = compiled(select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_keys, live))
 
 _TRIES = 3
-_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-_SPECIAL = re.compile(r"[\\\t\n\r]")
-"""What COPY's text format gives a meaning to; a backslash too many would make another payload."""
 
 
 class NewJob(NamedTuple):
-    """A job to enqueue.
-
-    Attributes:
-        payload: JSON text.
-        delay: seconds until it is due; 0: at once.
-        traceparent, tracestate: the producer's span, as W3C Trace Context writes it.
-    """
+    """A job to enqueue: ``payload`` is JSON text, ``delay`` seconds until it is due."""
 
     id: UUID
     payload: str
@@ -110,12 +110,7 @@ class NewJob(NamedTuple):
 
 
 class Enqueued(NamedTuple):
-    """What an enqueue did.
-
-    Attributes:
-        id: the job's id: the new one, or that of the live job which holds the unique key.
-        created: False when the job existed already.
-    """
+    """What an enqueue did; not ``created``: ``id`` is that of the live job which holds the unique key."""
 
     id: UUID
     created: bool
@@ -127,10 +122,7 @@ def new_job_id() -> UUID:
 
 
 def enqueue_statement(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
-    """Return ENQUEUE with its values bound, for anybody's transaction.
-
-    Its rows are ``(id, created, dispatch)``; no row: a twin is just being committed, execute it again.
-    """
+    """Return ENQUEUE, for anybody's transaction; no row: a twin is just being committed, execute it again."""
     return ENQUEUE.bindparams(**_values(kind, job, publish_after))
 
 
@@ -144,69 +136,58 @@ async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: 
     for _ in range(_TRIES):
         rows = await database.run_by_key(ENQUEUE, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
-            job_id, created, _ = rows[0]
-            return Enqueued(id=job_id, created=created)
-    raise TransitionRefused(
-        f"unique key {job.unique_key!r} of kind {kind} is taken and freed too fast; try again"
-    )
+            return Enqueued(*rows[0][:2])
+    raise _too_fast(kind, job)
 
 
 async def enqueue_many(
     database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
 ) -> list[Enqueued]:
-    """Insert jobs in one statement and tell, in order, which were created and which existed.
+    """Insert jobs in one statement, as ``enqueue``, and tell, in order, which were created and which existed.
 
     Jobs without unique keys that are due at once, and whose messages too, take the fast way.
-
-    Raises:
-        TransitionRefused: a key was taken and freed again three times in a row.
     """
     if not new:
         return []
-    if publish_after == 0 and all(_is_plain(job, new[0].traceparent) for job in new):
+    span = new[0].traceparent
+    plain = all(job.unique_key is None and job.delay == 0 and job.traceparent is span for job in new)
+    if plain and publish_after == 0:
         await database.copy_in(COPY_MANY, _lines(kind, new))
         return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
-    waiting = list(new)
+    waiting = new
     for _ in range(_TRIES):
-        for job_id in await _insert(database, kind, waiting, publish_after):
-            found[job_id] = Enqueued(job_id, created=True)
-        waiting = [job for job in waiting if job.id not in found]
-        holders = await _holders(database, kind, waiting) if waiting else {}
-        for job in waiting:
-            if job.unique_key in holders:
-                found[job.id] = Enqueued(holders[job.unique_key], created=False)
-        waiting = [job for job in waiting if job.id not in found]
+        found |= {
+            job_id: Enqueued(job_id, True) for job_id in await _insert(database, kind, waiting, publish_after)
+        }
+        if waiting := [job for job in new if job.id not in found]:
+            keys = {"kind": kind, "unique_keys": [job.unique_key for job in waiting]}
+            holders = {row.unique_key: row.id for row in await database.run(LIVE_BY_KEY, keys)}
+            for job in waiting:
+                if job.unique_key in holders:
+                    found[job.id] = Enqueued(holders[job.unique_key], created=False)
+            waiting = [job for job in waiting if job.id not in found]
         if not waiting:
             return [found[job.id] for job in new]
-    raise TransitionRefused(
-        f"unique key {waiting[0].unique_key!r} of kind {kind} is taken and freed too fast; try again"
+    raise _too_fast(kind, waiting[0])
+
+
+def _too_fast(kind: str, job: NewJob) -> TransitionRefused:
+    return TransitionRefused(
+        f"unique key {job.unique_key!r} of kind {kind} is taken and freed too fast; try again"
     )
-
-
-def _is_plain(job: NewJob, traceparent: str | None) -> bool:
-    return job.unique_key is None and job.delay == 0 and job.traceparent is traceparent
 
 
 def _values(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
     return {"kind": kind, "publish_after": publish_after, **job._asdict()}
 
 
-async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_after: float) -> set[UUID]:
-    parameters: dict[str, Any] = {
-        "kind": kind,
-        "publish_after": publish_after,
-        "ids": uuid_array(job.id for job in new),
-        "payloads": [job.payload for job in new],
-        "unique_keys": [job.unique_key for job in new],
-        "delays": [job.delay for job in new],
-        "max_attempts": [job.max_attempts for job in new],
-        "max_stalls": [job.max_stalls for job in new],
-        "traceparents": [job.traceparent for job in new],
-        "tracestates": [job.tracestate for job in new],
-    }
+async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_after: float) -> list[UUID]:
+    arrays: dict[str, Any] = dict(zip(_ARRAYS, map(list, zip(*new, strict=True)), strict=True))
+    arrays["ids"] = uuid_array(arrays["ids"])
     seconds = database.seconds_for(sum(len(job.payload) for job in new))
-    return {row.id for row in await database.run(ENQUEUE_MANY, parameters, seconds=seconds)}
+    values = {"kind": kind, "publish_after": publish_after, **arrays}
+    return [row.id for row in await database.run(ENQUEUE_MANY, values, seconds=seconds)]
 
 
 def _lines(kind: str, new: Sequence[NewJob]) -> str:
@@ -221,16 +202,8 @@ def _lines(kind: str, new: Sequence[NewJob]) -> str:
 
 
 def _field(value: str | int | None) -> str:
+    """Return a value without what COPY's text format gives a meaning to."""
     if value is None:
         return r"\N"
-    if isinstance(value, int):
-        return str(value)
-    if _SPECIAL.search(value) is None:
-        return value
-    return _SPECIAL.sub(lambda found: _ESCAPES[found[0]], value)
-
-
-async def _holders(database: Database, kind: str, new: Sequence[NewJob]) -> dict[str | None, UUID]:
-    keys = [job.unique_key for job in new]
-    rows = await database.run(LIVE_BY_KEY, {"kind": kind, "unique_keys": keys})
-    return {row.unique_key: row.id for row in rows}
+    text = str(value).replace("\\", r"\\")  # a backslash too many would make another payload
+    return text.replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")

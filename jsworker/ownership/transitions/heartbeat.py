@@ -1,49 +1,26 @@
-"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and orphaned claims.
-
-``mine`` is the whole guard of every write: processing, my worker id, my fencing token.
-"""
+"""The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and orphaned claims."""
 
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.core.errors import OwnershipLost
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import (
-    Predicate,
-    claimed_before,
-    completed_under,
-    held_by_me,
-    held_by_me_indexed,
-    locked_of_mine,
-    mine,
-    refused,
-    set_aside,
-)
+from jsworker.ownership.predicates import Predicate, held_by_me, locked_of_mine, mine
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.statements import (
-    NOW,
-    compiled,
-    given,
-    given_array,
-    given_runs,
-    given_seconds,
-    j,
-    seconds,
-)
+from jsworker.ownership.statements import NOW, compiled, given, given_array, given_seconds, j
 from jsworker.ownership.transitions.timeline import rejected
 
-_ORPHANS: Final = 500
-"""Rows that one look returns at most."""
+Held = tuple[UUID, int]
+"""A run in flight: job id and fencing token."""
 
-_run = given_runs("run")
-_token: Final[sa.BindParameter[Any]] = sa.bindparam("token")
-_is_the_run = j.c.id == sa.bindparam("id")
+_MOST_ORPHANS: Final = 500
+_run = statements.given_runs("run")
 
 # One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
 # that user code has locked must not silence the others.
@@ -52,20 +29,17 @@ HEARTBEAT = compiled(
     sa.update(j)
     .values(last_activity_at=NOW)
     .where(j.c.id == _locked.c.id, held_by_me)
-    .returning(j.c.id, j.c.fencing_token, j.c.cancel_requested)
+    .returning(*j.c["id", "fencing_token", "cancel_requested"])
 )
+# A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
+HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
 
 # What the heartbeat skipped, read without a lock: still mine means alive; completed under my token means
 # that the job's own transaction has completed it.
 STILL_MINE = compiled(
-    sa.select(j.c.id, j.c.fencing_token, j.c.cancel_requested, j.c.status)
+    sa.select(*j.c["id", "fencing_token", "cancel_requested", "status"])
     .join(_run, _run.c.id == j.c.id)
-    .where(sa.or_(mine(_run.c.token), completed_under(_run.c.token)))
-)
-
-# A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
-HEARTBEAT_ALONE = compiled(
-    sa.update(j).values(last_activity_at=NOW).where(_is_the_run, mine(_token)).returning(j.c.id)
+    .where(sa.or_(mine(_run.c.token), predicates.completed_under(_run.c.token)))
 )
 
 
@@ -77,16 +51,13 @@ def _write(**values: Any) -> sa.TextClause:
     written = (
         sa.update(j)
         .values(last_activity_at=NOW, **values)
-        .where(_is_the_run, mine(_token))
+        .where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
         .returning(j.c.id)
         .cte("written")
     )
-    late = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token")).subquery(
-        "late"
-    )
-    return compiled(
-        sa.select(written.c.id).add_cte(rejected(late, ~sa.select(written.c.id).exists()).cte("entry"))
-    )
+    run = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token"))
+    entry = rejected(run.subquery("late"), ~sa.select(written.c.id).exists()).cte("entry")
+    return compiled(sa.select(written.c.id).add_cte(entry))
 
 
 PROGRESS = _write(
@@ -95,9 +66,7 @@ PROGRESS = _write(
     progress=sa.func.coalesce(given("progress", sa.Double), j.c.progress),
     message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
-
 CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
-
 # Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces shows
 # that it has come so far.
 QUIET = _write(
@@ -107,19 +76,13 @@ QUIET = _write(
 )
 
 # The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
-_beside = given_runs(
-    "run",
-    stale_after=given_array("stale_after", sa.Double),
-    crash_after=given_array("crash_after", sa.Double),
-)
-_locked_beside = locked_of_mine(_beside, _beside.c.stale_after, _beside.c.crash_after)
+_LIMITS: Final = ("stale_after", "crash_after")
+_beside = statements.given_runs("run", **{name: given_array(name, sa.Double) for name in _LIMITS})
+_locked_beside = locked_of_mine(_beside, *_beside.c[_LIMITS])
+_lengthened = {name: statements.seconds(_locked_beside.c[name]) for name in _LIMITS}
 QUIET_BESIDE = compiled(
     sa.update(j)
-    .values(
-        stale_after=seconds(_locked_beside.c.stale_after),
-        crash_after=seconds(_locked_beside.c.crash_after),
-        last_activity_at=NOW,
-    )
+    .values(**_lengthened, last_activity_at=NOW)
     .where(j.c.id == _locked_beside.c.id, held_by_me)
     .returning(j.c.id, j.c.fencing_token)
 )
@@ -130,27 +93,23 @@ def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
     return compiled(
         sa.select(j.c.id, j.c.fencing_token, ended.label("ended"))
         .where(
-            held_by_me_indexed,
-            claimed_before("older_than"),  # younger ones may still be on their way in
+            predicates.held_by_me_indexed,
+            predicates.claimed_before("older_than"),  # younger ones may still be on their way in
             j.c.id != sa.all_(given_array("claiming", sa.Uuid)),
             ~sa.select(_run.c.id).where(_run.c.id == j.c.id, _run.c.token == j.c.fencing_token).exists(),
             *besides,
         )
         .order_by(j.c.id)
-        .limit(_ORPHANS)
+        .limit(_MOST_ORPHANS)
     )
 
 
 ORPHANED = _orphaned(sa.false())
 # A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
-ORPHANED_BESIDES = _orphaned(refused("fail"), ~set_aside("fail", "release"))
-
-Held = tuple[UUID, int]
-"""A run in flight: job id and fencing token."""
+ORPHANED_BESIDES = _orphaned(predicates.refused("fail"), ~predicates.set_aside("fail", "release"))
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     """The answer to a heartbeat.
 
     Attributes:
@@ -186,7 +145,7 @@ async def heartbeat(
     )
     if refusals is not None:
         refusals.update(refused)
-    skipped = set(in_flight) - {(row.id, row.fencing_token) for row in renewed}
+    skipped = set(in_flight) - _held(renewed)
     seen = await database.run_heartbeat(STILL_MINE, _held_by(worker_id, skipped)) if skipped else []
     locked = [row for row in seen if row.status == "processing"]
     alive = [*renewed, *locked]
@@ -201,7 +160,7 @@ async def heartbeat(
 
 async def heartbeat_alone(database: Database, *, worker_id: str, held: Held) -> bool:
     """Renew one run whose row was locked; False when it is no longer owned."""
-    return bool(await database.run(HEARTBEAT_ALONE, _mine(worker_id, held)))
+    return bool(await database.run(HEARTBEAT_ALONE, _held_by(worker_id, [held])))
 
 
 async def update_progress(
@@ -213,26 +172,17 @@ async def update_progress(
     progress: float | None,
     message: str | None,
 ) -> None:
-    """Store how far a run is; None keeps what is there.
-
-    Raises:
-        OwnershipLost: nothing was stored.
-    """
-    values = {"stage": stage, "progress": progress, "message": message, "write": "progress"}
-    await _write_owned(database, PROGRESS, worker_id, held, values)
+    """Store how far a run is; None keeps what is there. OwnershipLost: nothing was stored, here and below."""
+    values = {"stage": stage, "progress": progress, "message": message}
+    await _write_owned(database, PROGRESS, _by_owner(worker_id, held, "progress") | values)
 
 
 async def save_checkpoint(
     database: Database, *, worker_id: str, held: Held, checkpoint: str, tries: int = 0
 ) -> None:
-    """Store a checkpoint, given as JSON text; after ``tries`` without an answer it may take longer each time.
-
-    Raises:
-        OwnershipLost: nothing was stored.
-    """
-    values = {"checkpoint": checkpoint, "write": "checkpoint"}
-    seconds = database.seconds_for(len(checkpoint), tries=tries)
-    await _write_owned(database, CHECKPOINT, worker_id, held, values, seconds=seconds)
+    """Store a checkpoint, given as JSON text; after ``tries`` without an answer it may take longer each time."""
+    values = _by_owner(worker_id, held, "checkpoint") | {"checkpoint": checkpoint}
+    await _write_owned(database, CHECKPOINT, values, database.seconds_for(len(checkpoint), tries=tries))
 
 
 async def set_thresholds(
@@ -244,35 +194,21 @@ async def set_thresholds(
     crash_after: float | None,
     announced: bool = True,
 ) -> None:
-    """Set the seconds of silence after which a run may be taken back; the same again changes nothing else.
+    """Set the seconds of silence until anybody, and until two witnesses, may take a run back; None: never.
 
-    Args:
-        stale_after: until anybody may take it back; None: never.
-        crash_after: until two witnesses may; None: never.
-        announced: whether the job itself asks for it, which counts as progress.
-
-    Raises:
-        OwnershipLost: nothing was stored.
+    ``announced``: the job itself asks for it, which counts as progress.
     """
-    values = {
-        "stale_after": stale_after,
-        "crash_after": crash_after,
-        "announced": announced,
-        "write": "quiet",
-    }
-    await _write_owned(database, QUIET, worker_id, held, values)
+    limits = {"stale_after": stale_after, "crash_after": crash_after, "announced": announced}
+    await _write_owned(database, QUIET, _by_owner(worker_id, held, "quiet") | limits)
 
 
 async def set_thresholds_beside(
     database: Database, *, worker_id: str, thresholds: Mapping[Held, Mapping[str, float | None]]
 ) -> frozenset[Held]:
-    """Set limits of silence, named as for ``set_thresholds``, and return the runs whose rows have them now.
-
-    Rows that are locked, lost or refused are left alone.
-    """
+    """Set limits as ``set_thresholds`` and return the runs that have them; locked, lost and refused ones have not."""
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
-        limits = {name: [thresholds[each][name] for each in held] for name in ("stale_after", "crash_after")}
+        limits = {name: [thresholds[each][name] for each in held] for name in _LIMITS}
         return database.run(QUIET_BESIDE, _held_by(worker_id, held) | limits)
 
     rows, _ = await in_halves(list(thresholds), write)
@@ -287,46 +223,37 @@ async def orphaned_claims(
     claiming: Iterable[UUID],
     older_than: float,
     past_refused: bool = False,
-    ended: set[Held] | None = None,
-) -> list[Held]:
+) -> dict[Held, bool]:
     """Return processing rows of this worker that are not in flight: claimed by a statement whose answer was lost.
 
+    Each with whether it has run: its FAIL was refused, and is to be tried again.
+
     Args:
-        in_flight: runs in flight, settling ones included.
+        in_flight: settling runs included.
         claiming: ids of claims whose answer is still awaited.
         older_than: seconds since the claim; two statement time-outs.
         past_refused: leave out rows that are set aside because their FAIL or RELEASE was refused.
-        ended: takes those of them that have run: their FAIL was refused, and is to be tried again.
     """
     parameters = _held_by(worker_id, in_flight) | {"claiming": list(claiming), "older_than": older_than}
     statement = ORPHANED_BESIDES if past_refused else ORPHANED
     rows = await database.run_heartbeat(statement, parameters)
-    if ended is not None:
-        ended |= _held(row for row in rows if row.ended)
-    return [(row.id, row.fencing_token) for row in rows]
+    return {(row.id, row.fencing_token): row.ended for row in rows}
 
 
-def _held_by(worker_id: str, in_flight: Collection[Held]) -> dict[str, object]:
-    ids, tokens = [job_id for job_id, _ in in_flight], [token for _, token in in_flight]
-    return {"worker_id": worker_id, "ids": ids, "tokens": tokens}
+def _held_by(worker_id: str, held: Collection[Held]) -> dict[str, Any]:
+    return {"worker_id": worker_id, "ids": [each[0] for each in held], "tokens": [each[1] for each in held]}
 
 
 def _held(rows: Iterable[Row]) -> frozenset[Held]:
     return frozenset((row.id, row.fencing_token) for row in rows)
 
 
-def _mine(worker_id: str, held: Held) -> dict[str, object]:
-    return {"worker_id": worker_id, "id": held[0], "token": held[1]}
+def _by_owner(worker_id: str, held: Held, write: str) -> dict[str, Any]:
+    return {"worker_id": worker_id, "id": held[0], "token": held[1], "write": write}
 
 
 async def _write_owned(
-    database: Database,
-    statement: sa.TextClause,
-    worker_id: str,
-    held: Held,
-    values: dict[str, Any],
-    *,
-    seconds: float | None = None,
+    database: Database, statement: sa.TextClause, values: dict[str, Any], seconds: float | None = None
 ) -> None:
-    if not await database.run(statement, _mine(worker_id, held) | values, seconds=seconds):
-        raise OwnershipLost(f"job {held[0]}: token {held[1]} no longer owns it")
+    if not await database.run(statement, values, seconds=seconds):
+        raise OwnershipLost(f"job {values['id']}: token {values['token']} no longer owns it")

@@ -1,32 +1,26 @@
 """PRUNE: ended jobs leave with their timelines when they have been kept for long enough.
 
-Only final rows are looked at and locked, and none is waited for, so no claim, heartbeat or completion meets
-a pruning. A failed job that an operator has retried is queued again and stays. Unique keys are not affected:
-a key is free as soon as its job has ended, whether or not the row is still there.
+Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
-from jsworker.ownership.schema import FINAL
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
 FIRST_LIMIT: Final = 100
 LARGEST_LIMIT: Final = 1_000
 """Jobs of one batch: at first, and at most."""
-
 _QUICK_SECONDS: Final = 0.015
 _SLOW_SECONDS: Final = 0.06
+_BEGINNING: Final = "-infinity"
 
-CUTOFF = text("""
-SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision)) AS before
-""")
+CUTOFF = text("SELECT statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))")
 
 _ENDED: Final = condition(ended)
 
@@ -58,67 +52,33 @@ SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM entries
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
-PRUNE = filled(
-    _PRUNE,
-    old=f"""
-  SELECT j.id{_OLD}
-  ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED""",
-    ended=_ENDED,
-)
+_FIRST = f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
+PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED)
 
 # Past jobs that a foreign key keeps, or a trigger.
-_PRUNING = Sweep(
-    "prune",
-    aside=("prune",),
-    at_once=PRUNE,
-    find=text(
-        f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
-    ),
-    write=filled(
-        _PRUNE,
-        old="""
+_FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
+_NAMED = """
   SELECT j.id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
-  ORDER BY j.id FOR UPDATE SKIP LOCKED""",
-        ended=_ENDED,
-    ),
-)
+  ORDER BY j.id FOR UPDATE SKIP LOCKED"""
+_PRUNING = Sweep("prune", ("prune",), PRUNE, text(_FOUND), filled(_PRUNE, old=_NAMED, ended=_ENDED))
 
 OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Which jobs are pruned, of those that have ended.
-
-    Attributes:
-        before: only those that ended before this instant of the database's clock.
-        kind, status: only these; None: any.
-    """
+class Ended(NamedTuple):
+    """Which jobs are pruned: those that ended before an instant of the database's clock; None: any kind, any status."""
 
     before: datetime
     kind: str | None = None
     status: str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what can never match.
 
-        Raises:
-            ValueError: jobs of this status have not ended.
-        """
-        if self.status is not None and self.status not in FINAL:
-            raise ValueError(f"status {self.status!r} must be one of: {', '.join(FINAL)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one batch did.
 
-    Attributes:
-        last: when the last of these jobs had ended, where the next batch begins; None when there was none.
-        workers: how many workers run just now; all of them may prune.
-        is_last: no job is left behind this batch.
-        kept: jobs whose deletion PostgreSQL refused, for a foreign key or a trigger of somebody's.
+    ``last``: when the last of these jobs had ended, where the next batch begins, if any are left (``is_last``).
+    ``workers``: how many run just now; all of them may prune.
     """
 
     jobs: int
@@ -126,13 +86,12 @@ class Batch:
     last: datetime | None
     workers: int
     is_last: bool
-    kept: int
 
 
 async def cutoff(database: Database, *, older_than: float) -> datetime:
     """Return the instant that lies so many seconds back by the database's clock."""
-    [row] = await database.run(CUTOFF, {"older_than": older_than})
-    found: datetime = row.before
+    [[before]] = await database.run(CUTOFF, {"older_than": older_than})
+    found: datetime = before
     return found
 
 
@@ -144,14 +103,12 @@ async def prune(
     limit: int,
     refused_rows: RefusedRows | None = None,
 ) -> Batch:
-    """Delete up to ``limit`` ended jobs and their timelines, those that ended first, in one transaction.
+    """Delete up to ``limit`` ended jobs and their timelines, those first that ended first, ``since`` the last batch.
 
-    They begin where the batch before has ended (``since``). A job whose row is locked by somebody else is left for
-    another time.
+    A job whose row is locked or refused stays.
     """
-    marks = refused_rows or RefusedRows(database, worker_id=None)
-    values = _parameters(ended, since) | {"limit": limit}
-    swept = await run_sweep(database, _PRUNING, values, marks)
+    values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
+    swept = await run_sweep(database, _PRUNING, values, refused_rows)
     jobs = sum(row.jobs for row in swept.rows)
     if swept.found is None:
         last, is_last = swept.rows[0].last, jobs < limit
@@ -165,31 +122,17 @@ async def prune(
         last=last,
         workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
-        kept=len(swept.refused),
     )
 
 
 async def count_old(database: Database, ended: Ended) -> int:
     """Return how many jobs would be pruned."""
-    [row] = await database.run(OLD_JOBS, _parameters(ended, None))
-    jobs: int = row.jobs
-    return jobs
+    [row] = await database.run(OLD_JOBS, ended._asdict() | {"since": _BEGINNING})
+    return int(row.jobs)
 
 
 def next_limit(limit: int, *, seconds: float) -> int:
-    """Return how many jobs the next batch may hold after one of ``limit`` took so many seconds.
-
-    Rows with large payloads and long timelines take a hundred times as long as small ones.
-    """
+    """Return how many jobs the next batch may hold: those with long timelines take a hundred times as long."""
     if seconds > _SLOW_SECONDS:
         return max(limit // 2, 1)
     return min(2 * limit, LARGEST_LIMIT) if seconds < _QUICK_SECONDS else limit
-
-
-def _parameters(ended: Ended, since: datetime | None) -> dict[str, Any]:
-    return {
-        "since": "-infinity" if since is None else since,
-        "before": ended.before,
-        "kind": ended.kind,
-        "status": ended.status,
-    }

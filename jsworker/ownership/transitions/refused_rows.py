@@ -1,14 +1,14 @@
 """Rows that PostgreSQL refuses to write: named once for the whole fleet, set aside, tried again ever later.
 
-A sweep writes many rows that it finds itself. It goes on with its one statement until a row of it is refused.
-From then on, as long as any row of that sweep is set aside, the rows are found first, without those, and
-written in halves, so that the others go on and a refused row costs nothing until its next turn.
+A sweep goes on with its one statement until a row of it is refused. As long as any row of that sweep is set aside,
+its rows are found first, without those, and written in halves: a refused row costs nothing until its next turn.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import TextClause, text
@@ -21,7 +21,6 @@ from jsworker.ownership.statements import condition
 
 _REPORTED_ALONE: Final = 5
 """Rows refused together for one reason that are reported one by one; more of them are one line with their number."""
-
 _AS_REFUSED: Final = condition(as_refused)
 
 # The second and every later refusal of the same row is silent and doubles the pause, up to a day.
@@ -51,8 +50,8 @@ RETURNING job_id, kind, sqlstate, constraint_name, tries
 FORGET = text("""
 WITH written AS (
   SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
-  WHERE r.job_id = ANY(CAST(:ids AS uuid[])) AND r.attempted = ANY(CAST(:attempted AS text[]))
-  ORDER BY r.job_id, r.attempted FOR UPDATE SKIP LOCKED
+  WHERE r.job_id = ANY(CAST(:ids AS uuid[])) AND r.attempted = :attempted
+  ORDER BY r.job_id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.refused_rows AS r USING written
 WHERE r.job_id = written.job_id AND r.attempted = written.attempted
@@ -77,7 +76,7 @@ WHERE NOT EXISTS (SELECT FROM gone WHERE gone.job_id = r.job_id AND gone.attempt
 
 AMONG = text(f"""
 SELECT DISTINCT r.job_id FROM jsworker.refused_rows AS r JOIN jsworker.jobs AS j ON j.id = r.job_id
-WHERE r.attempted = ANY(CAST(:attempted AS text[])) AND r.retry_at > statement_timestamp() AND {_AS_REFUSED}
+WHERE r.attempted = :attempted AND r.retry_at > statement_timestamp() AND {_AS_REFUSED}
   AND (CAST(:ids AS uuid[]) IS NULL OR r.job_id = ANY(CAST(:ids AS uuid[])))
 """)  # noqa: S608 -- a constant of this file
 
@@ -95,12 +94,7 @@ WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that was refused for the first time, or the first of many.
-
-    Attributes:
-        attempted: the transition that was to be made: ``promote``, ``publish``, ``prune`` and so on.
-        jobs: how many were refused together for this reason; the others are in the table.
-    """
+    """A row that was refused for the first time, or the first of so many ``jobs`` that were refused together."""
 
     job_id: UUID
     kind: str
@@ -114,17 +108,10 @@ Tell = Callable[[RefusedRow], None]
 
 
 class RefusedRows:
-    """What this process knows of refused rows; the table knows it for all.
-
-    Attributes:
-        noted: how many refusals this process has met.
-    """
+    """What this process knows of refused rows; the table knows it for all. ``noted`` is how many it has met."""
 
     def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
-        """Begin without any; the first that is refused, or the first look, shows what others have found.
-
-        ``tell`` is called with each row that was never refused before, for its log line and event.
-        """
+        """Begin without any; ``tell`` is called with each row that was never refused before."""
         self._database = database
         self._worker_id = worker_id
         self._tell = tell
@@ -144,8 +131,7 @@ class RefusedRows:
 
     async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
         """Set rows aside, and report those that are new."""
-        found = dict(refused)
-        if not found:
+        if not (found := dict(refused)):
             return
         self.expect(attempted)
         self.noted += len(found)
@@ -160,16 +146,11 @@ class RefusedRows:
         self.expect(attempted)  # a look that began before may have ended meanwhile, without having seen it
         self._tell_new(attempted, noted)
 
-    async def forget(self, attempted: Sequence[str], ids: Collection[UUID]) -> None:
-        """Take the marks from rows that were written after all."""
-        if ids and self.any_of(*attempted):
-            await self._database.run(FORGET, {"ids": uuid_array(ids), "attempted": list(attempted)})
-
     async def among(self, attempted: str, ids: Iterable[UUID] | None = None) -> set[UUID]:
         """Return the jobs that are set aside now, of these or of all; asks only if there can be any."""
         if not self.any_of(attempted):
             return set()
-        values = {"attempted": [attempted], "ids": None if ids is None else uuid_array(ids)}
+        values = {"attempted": attempted, "ids": None if ids is None else uuid_array(ids)}
         return {row.job_id for row in await self._database.run(AMONG, values)}
 
     async def look(self) -> None:
@@ -179,10 +160,10 @@ class RefusedRows:
         self._attempts = found | self._expected  # what was refused meanwhile it may not have seen
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
-        by_reason: dict[tuple[str, str | None], list[Row]] = {}
+        by_reason: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
         for row in noted:
             if row.tries == 1:
-                by_reason.setdefault((row.sqlstate, row.constraint_name), []).append(row)
+                by_reason[row.sqlstate, row.constraint_name].append(row)
         for (sqlstate, constraint), rows in by_reason.items():
             reported = rows if len(rows) <= _REPORTED_ALONE else rows[:1]
             jobs = len(rows) // len(reported)
@@ -194,9 +175,7 @@ class RefusedRows:
 class Sweep:
     """A statement that finds the rows it writes, and the same as two: one that finds them, one that writes.
 
-    Attributes:
-        attempted: what it does to them, for the marks.
-        aside: marks for which it leaves a row alone.
+    ``attempted`` is its own mark, ``aside`` are those for which it leaves a row alone.
     """
 
     attempted: str
@@ -206,9 +185,8 @@ class Sweep:
     write: TextClause
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep wrote, what it found first (None: it was one statement) and what of that was refused."""
+class Swept(NamedTuple):
+    """What a sweep wrote, what it had found (None: it was one statement) and what of that was refused."""
 
     rows: Sequence[Row]
     found: Sequence[Row] | None
@@ -218,10 +196,7 @@ class Swept:
 async def run_sweep(
     database: Database, sweep: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows | None
 ) -> Swept:
-    """Write what a sweep finds: with its one statement, or past the rows that are refused.
-
-    Without ``refused_rows`` one of them refuses the whole statement.
-    """
+    """Write what a sweep finds, past the rows that are refused; without ``refused_rows`` one of them refuses all."""
     if refused_rows is None:
         return Swept(await database.run(sweep.at_once, values), None, [])
     if not refused_rows.any_of(*sweep.aside):
@@ -235,8 +210,8 @@ async def run_sweep(
         ids, lambda half: database.run(sweep.write, {**values, "ids": uuid_array(half)})
     )
     await refused_rows.note(sweep.attempted, refused)
-    bad = {job_id for job_id, _ in refused}
-    await refused_rows.forget([sweep.attempted], [job_id for job_id in ids if job_id not in bad])
+    if written := set(ids) - {job_id for job_id, _ in refused}:
+        await database.run(FORGET, {"ids": uuid_array(written), "attempted": sweep.attempted})
     return Swept(rows, found, refused)
 
 
@@ -257,12 +232,12 @@ class Mark:
 
 async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[Mark]]:
     """Return what is set aside of these jobs; a job without marks is missing."""
-    marks: dict[UUID, list[Mark]] = {}
+    marks: defaultdict[UUID, list[Mark]] = defaultdict(list)
     for row in await database.run(OF_JOBS, {"ids": uuid_array(ids)}):
-        marks.setdefault(row.job_id, []).append(Mark(*row))
+        marks[row.job_id].append(Mark(*row))
     return marks
 
 
 async def try_again(database: Database) -> int:
-    """Take every mark away, so that each row is tried with the next sweep, and return how many there were."""
+    """Take every mark away, so that each row is tried with the next sweep; return how many there were."""
     return len(await database.run(TRY_AGAIN))

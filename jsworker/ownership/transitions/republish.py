@@ -1,54 +1,83 @@
 """What the sweeps read of the queue, and REPUBLISH for a message that is proven gone."""
 
 from collections.abc import Awaitable, Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import (
-    lost_at_dispatch,
-    queued,
-    queued_before,
-    queued_indexed,
-    set_aside,
-    worker_id,
-)
 from jsworker.ownership.refusals import in_halves
-from jsworker.ownership.statements import (
-    KINDS_BY_LEAPS,
-    NOW,
-    compiled,
-    condition,
-    entry,
-    filled,
-    given_array,
-    given_rows,
-    j,
-    json_object,
-    locked,
-)
+from jsworker.ownership.statements import NOW, compiled, condition, given_array, j
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 _PASSED_OVER = 500
 """Rows of a kind, the oldest ones, among which a search looks for those whose message went to somebody. Behind so
 many others a row is not late: the jobs in front of it are older."""
-
 _BATCH = 500
-"""Rows that one statement republishes at most."""
 
 # What walks along an index stays text: nested recursive CTEs read worse as expressions.
-_QUEUED: Final = condition(queued_indexed)
-_WAITS: Final = condition(queued_before("older_than"))
+_QUEUED: Final = condition(predicates.queued_indexed)
+_WAITS: Final = condition(predicates.queued_before("older_than"))
 
-# One kind's queued rows in the order of (queued_at, id), from a place on, each found from the one before by the
-# index. As one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
+# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and walking
+# from row to row each of them would pass all others.
+_WAITING = """
+WITH RECURSIVE instants AS (
+  SELECT CAST('-infinity' AS timestamptz) AS queued_at, 0 AS place
+  UNION ALL
+  SELECT next.queued_at, instants.place + 1
+  FROM instants CROSS JOIN LATERAL (
+    SELECT j.queued_at FROM jsworker.jobs AS j
+    WHERE {queued} AND {of_kind} AND j.queued_at > instants.queued_at AND {waits}{besides}
+    ORDER BY j.queued_at LIMIT 1
+  ) AS next
+  WHERE instants.place < {length}
+)
+SELECT id FROM (
+  SELECT row.id, instants.place, row.needs_publish, row.stream_seq
+  FROM instants CROSS JOIN LATERAL (
+    SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
+    WHERE {queued} AND {of_kind} AND j.queued_at = instants.queued_at{besides}
+    LIMIT {length}
+  ) AS row
+  WHERE instants.place > 0 LIMIT {length}
+) AS page
+WHERE id <> ALL(CAST(:besides AS uuid[]))
+  AND (CAST(:delivered AS bigint) IS NULL OR needs_publish OR stream_seq IS NULL
+    OR stream_seq <= CAST(:delivered AS bigint))
+ORDER BY place, id LIMIT :limit
+"""
+
+
+def _waiting(besides: str = "") -> sa.TextClause:
+    length = "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))"
+    of_kind = condition(predicates.of_kind)
+    return statements.filled(
+        _WAITING, queued=_QUEUED, of_kind=of_kind, waits=_WAITS, length=length, besides=besides
+    )
+
+
+WAITING = _waiting()
+# Past rows whose CLAIM is refused: they wait for ever, and stand first.
+WAITING_BESIDES = _waiting(f" AND {condition(~predicates.set_aside('claim'))}")
+
+# Of each kind its queued rows in the order of (queued_at, id), from a place on, each found from the one before by
+# the index. As one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
 # statement_timestamp() because an index is not searched by a value that may change while it is read.
-_WALK = """
+# A thousand kinds at most, and those that workers are for all the same. Of each kind a page looks at four times its
+# length at most: behind so many rows that still wait for their relay it ends before it is full.
+POSTED = statements.filled(
+    """
+WITH RECURSIVE {kinds}, several AS (
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
+  UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
+)
+SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at
+FROM several AS k CROSS JOIN LATERAL (
   WITH RECURSIVE walk AS (
     SELECT CAST(NULL AS uuid) AS id, CAST(:after AS timestamptz) AS queued_at, CAST(:after_id AS uuid) AS at_id,
       0 AS place, CAST(NULL AS bigint) AS dispatch, true AS needs_publish, CAST(NULL AS bigint) AS stream_seq,
@@ -64,123 +93,47 @@ _WALK = """
         AND {waits}
       ORDER BY j.queued_at, j.id LIMIT 1
     ) AS next
-    WHERE walk.place < {length}
+    WHERE walk.place < 4 * CAST(:limit AS integer)
   )
-"""
-
-# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and in the
-# walk each of them would pass all others.
-_WAITING = """
-SELECT oldest.id, k.kind
-FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
-  WITH RECURSIVE instants AS (
-    SELECT CAST('-infinity' AS timestamptz) AS queued_at, 0 AS place
-    UNION ALL
-    SELECT next.queued_at, instants.place + 1
-    FROM instants CROSS JOIN LATERAL (
-      SELECT j.queued_at FROM jsworker.jobs AS j
-      WHERE {queued} AND j.kind = k.kind AND j.queued_at > instants.queued_at
-        AND {waits}{besides}
-      ORDER BY j.queued_at LIMIT 1
-    ) AS next
-    WHERE instants.place < {length}
-  )
-  SELECT id, queued_at, place FROM (
-    SELECT row.id, instants.queued_at, instants.place, row.needs_publish, row.stream_seq
-    FROM instants CROSS JOIN LATERAL (
-      SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
-      WHERE {queued} AND j.kind = k.kind AND j.queued_at = instants.queued_at{besides}
-      LIMIT {length}
-    ) AS row
-    WHERE instants.place > 0 LIMIT {length}
-  ) AS page
-  WHERE id <> ALL(CAST(:besides AS uuid[]))
-    AND (CAST(:delivered AS bigint) IS NULL OR needs_publish OR stream_seq IS NULL
-      OR stream_seq <= CAST(:delivered AS bigint))
-  LIMIT :limit
-) AS oldest
-ORDER BY row_number() OVER (PARTITION BY k.kind ORDER BY oldest.place, oldest.id), oldest.queued_at LIMIT :limit
-"""
-
-
-def _waiting(besides: str = "") -> sa.TextClause:
-    length = "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))"
-    return filled(_WAITING, queued=_QUEUED, waits=_WAITS, length=length, besides=besides)
-
-
-WAITING = _waiting()
-# Past rows whose CLAIM is refused: they wait for ever, and stand first.
-WAITING_BESIDES = _waiting(f"\n        AND {condition(~set_aside('claim'))}")
-
-# A thousand kinds at most. A job whose
-# kind no worker is for needs no message, so those that workers are for are looked at all the same. Of each kind a
-# page looks at four times its length at most: behind so many rows that still wait for their relay it ends before
-# it is full.
-POSTED = filled(
-    """
-WITH RECURSIVE {kinds}, several AS (
-  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
-  UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
-)
-SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at
-FROM several AS k CROSS JOIN LATERAL ({walk}
   SELECT * FROM walk WHERE place > 0 AND NOT needs_publish LIMIT :limit
 ) AS page
-WHERE k.kind IS NOT NULL AND (CAST(:kinds AS text[]) IS NULL OR k.kind = ANY(CAST(:kinds AS text[])))
+WHERE k.kind IS NOT NULL
 ORDER BY page.queued_at, page.id LIMIT :limit
 """,
-    kinds=KINDS_BY_LEAPS.replace("{which}", ""),
-    walk=_WALK,
+    kinds=statements.KINDS_BY_LEAPS.replace("{which}", ""),
     queued=_QUEUED,
     waits=_WAITS,
-    length="4 * CAST(:limit AS integer)",
 )
 
-_gone = given_rows("gone", id=given_array("ids", sa.Uuid), dispatch=given_array("dispatches", sa.BigInteger))
-_lost = locked(sa.select(j.c.id).join(_gone, _gone.c.id == j.c.id).where(lost_at_dispatch(_gone.c.dispatch)))
+_ids, _dispatches = given_array("ids", sa.Uuid), given_array("dispatches", sa.BigInteger)
+_gone = statements.given_rows("gone", id=_ids, dispatch=_dispatches)
+_is_lost = predicates.lost_at_dispatch(_gone.c.dispatch)
+_lost = statements.locked(sa.select(j.c.id).join(_gone, _gone.c.id == j.c.id).where(_is_lost))
 _again = (
     sa.update(j)
     .values(dispatch=j.c.dispatch + 1, needs_publish=True, publish_after=NOW)
-    .where(j.c.id == _lost.c.id, queued, ~j.c.needs_publish)
-    .returning(j.c.id, j.c.fencing_token, j.c.dispatch, j.c.stream_seq)
+    .where(j.c.id == _lost.c.id, predicates.queued, ~j.c.needs_publish)
+    .returning(*j.c["id", "fencing_token", "dispatch", "stream_seq"])
     .cte("again")
 )
-_detail = json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.stream_seq)
-REPUBLISH = compiled(
-    sa.select(_again.c.id).add_cte(entry(_again, "republished", worker_id=worker_id, detail=_detail))
-)
+_detail = statements.json_object(dispatch=_again.c.dispatch, lost_seq=_again.c.stream_seq)
+_logged = statements.entry(_again, "republished", worker_id=predicates.worker_id, detail=_detail)
+REPUBLISH = compiled(sa.select(_again.c.id).add_cte(_logged))
 
-_kind = given_rows("k", kind=given_array("kinds", sa.Text))
-_oldest = (
-    sa.select(j.c.queued_at)
-    .where(queued_indexed, j.c.kind == _kind.c.kind)
-    .order_by(j.c.queued_at)
-    .limit(1)
-    .correlate(_kind)
-    .lateral("oldest")
+QUEUED_KINDS = statements.filled(
+    """
+SELECT k.kind FROM unnest(CAST(:kinds AS text[])) AS k(kind) CROSS JOIN LATERAL (
+  SELECT j.queued_at FROM jsworker.jobs AS j WHERE {queued} AND j.kind = k.kind ORDER BY j.queued_at LIMIT 1
+) AS oldest
+""",
+    queued=_QUEUED,
 )
-QUEUED_KINDS = compiled(sa.select(_kind.c.kind).join(_oldest, sa.true()))
 
 _BEGINNING = "-infinity", UUID(int=0)
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
-    """A queued job that no worker has claimed for a while."""
-
-    id: UUID
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """A queued job whose message was published.
-
-    Attributes:
-        stream_seq: where the message was put; None: not known.
-        stream_created: which stream that was: sequences start again in a new one.
-        queued_at: since when it waits; a republished message does not change it.
-    """
+class Posted(NamedTuple):
+    """A queued job whose message was published: where, in which stream (None: not known), and since when it waits."""
 
     id: UUID
     kind: str
@@ -193,17 +146,15 @@ class Posted:
 async def waiting(
     database: Database,
     *,
-    kinds: Sequence[str],
+    kind: str,
     older_than: float,
     limit: int,
     besides: Collection[UUID],
     delivered: int | None = None,
     seconds: float | None = None,
     past_refused: bool = False,
-) -> list[WaitingJob]:
-    """Return queued jobs to claim without their message, each kind's oldest first, the kinds in turns.
-
-    A plain read; CLAIM decides.
+) -> list[UUID]:
+    """Return queued jobs of a kind to claim without their message, the oldest first. A plain read; CLAIM decides.
 
     Args:
         older_than: seconds that they have been queued.
@@ -213,7 +164,7 @@ async def waiting(
         past_refused: leave out rows that are set aside because their CLAIM was refused.
     """
     values = {
-        "kinds": list(kinds),
+        "kind": kind,
         "older_than": older_than,
         "limit": limit,
         "besides": list(besides),
@@ -221,7 +172,7 @@ async def waiting(
         "length": limit if delivered is None else max(limit, _PASSED_OVER),
     }
     statement = WAITING_BESIDES if past_refused else WAITING
-    return [WaitingJob(*row) for row in await database.run(statement, values, seconds=seconds)]
+    return [row.id for row in await database.run(statement, values, seconds=seconds)]
 
 
 async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
@@ -232,30 +183,19 @@ async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
 async def posted(
     database: Database,
     *,
-    kinds: Sequence[str] | None,
     after: tuple[datetime, UUID] | None,
     older_than: float,
     limit: int,
     seconds: float | None = None,
 ) -> list[Posted]:
-    """Return a page of queued jobs whose message was published, in the order of ``(queued_at, id)``.
+    """Return a page of jobs queued for ``older_than`` seconds whose message was published.
 
-    Jobs that still wait for their relay are passed over. Where very many of them stand first, the page ends
-    early, and what stands behind them is found once the relay has published them.
-
-    Args:
-        kinds: only these; None: every kind.
-        after: ``(queued_at, id)`` of the last job of the page before; None: the first page.
-        older_than: seconds that they have been queued.
+    In the order of ``(queued_at, id)``, ``after`` that of the last job of the page before; None: the first page.
+    Where very many jobs that still wait for their relay stand first, the page ends early: what stands behind them is
+    found once they are published.
     """
     after_at, after_id = after or _BEGINNING
-    values = {
-        "kinds": None if kinds is None else list(kinds),
-        "after": after_at,
-        "after_id": after_id,
-        "older_than": older_than,
-        "limit": limit,
-    }
+    values = {"after": after_at, "after_id": after_id, "older_than": older_than, "limit": limit}
     return [Posted(*row) for row in await database.run(POSTED, values, seconds=seconds)]
 
 
@@ -266,9 +206,9 @@ async def republish(
     gone: Sequence[tuple[UUID, int]],
     refused_rows: RefusedRows | None = None,
 ) -> list[UUID]:
-    """Let the relay publish anew what was lost, and return the jobs; what has moved on needs no message.
+    """Let the relay publish anew what was lost, ids and dispatches proven ``gone``, and return the jobs.
 
-    ``gone`` has id and dispatch of jobs whose message is proven gone; rows that are refused are set aside.
+    What has moved on needs no message; rows that are refused are set aside.
     """
 
     def write(batch: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:

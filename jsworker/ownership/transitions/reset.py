@@ -1,106 +1,184 @@
 """RESET (clear_and_reenqueue): processing goes back, by one of the four rules of the protocol.
 
-The caller has seen the row before; the statement decides anew, on the row as it is by then.
+Each statement repeats what its caller has seen before, so that an owner that was faster keeps its job.
 """
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+import sqlalchemy as sa
 
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.transitions.reset_rules import (
-    OWNED,
-    RESET_BY_OPERATOR,
-    RESET_CRASHED,
-    RESET_DEAD,
-    RESET_STALE,
-    TAKE_UNREPORTED,
-)
+from jsworker.ownership.schema import untold_resets
+from jsworker.ownership.statements import NOW, compiled, given, given_array, j
 
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
 
-_BATCH = 500
-"""Rows that one statement takes back at most."""
+_BATCH: Final = 500
 
-_LINE_SECONDS = 1.0
-"""Jobs are claimed ahead for a tenth of a second of work: for so long, as a rule, none waits for its slot."""
+
+def _reset(
+    cause: str, rows: sa.Select[Any], *, counted: sa.ColumnElement[bool], is_reported: bool = True
+) -> sa.TextClause:
+    """Return the statement that takes back the rows of one rule, each ``counted`` against ``max_stalls`` or not.
+
+    What is not ``is_reported`` by the caller, an operator's process without events, is left to a worker.
+    """
+    found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
+    taken = statements.locked(rows.add_columns(*found, counted.label("counted")), "taken")
+    next_status = sa.case(
+        (taken.c.cancel_requested, "cancelled"),
+        (sa.and_(taken.c.counted, taken.c.stalls + 1 >= taken.c.max_stalls), "failed"),
+        (sa.or_(~taken.c.counted, taken.c.stalls == 0), "queued"),
+        else_="scheduled",
+    )
+    decided = sa.select(*taken.c["id", "owner", "counted"], next_status.label("next")).cte("decided")
+    queued, again = decided.c.next == "queued", decided.c.next == "scheduled"
+    told = ("kind", "status", "fencing_token", "dispatch", "owner", "stalls")
+    reset = (
+        sa.update(j)
+        .values(
+            status=decided.c.next,
+            stalls=j.c.stalls + sa.case((decided.c.counted, 1), else_=0),
+            attempts=j.c.attempts - sa.case((decided.c.counted, 0), else_=1),
+            dispatch=j.c.dispatch + sa.case((queued, 1), else_=0),
+            needs_publish=queued,
+            publish_after=sa.case((queued, NOW), else_=j.c.publish_after),
+            queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
+            run_at=sa.case((again, NOW + statements.stall_back_off(j.c.stalls)), else_=j.c.run_at),
+            finished_at=sa.case((decided.c.next.in_(("cancelled", "failed")), NOW)),
+            failure_reason=sa.case((decided.c.next == "failed", "stalled")),
+            cleared=sa.or_(queued, again),
+            clear_reason=sa.bindparam("reason"),
+            **statements.NO_OWNER,
+        )
+        .where(j.c.id == decided.c.id, predicates.processing)
+        .returning(*j.c["id", *told[:4]], *decided.c["owner", "counted"], j.c.stalls)
+        .cte("reset")
+    )
+    what = reset.c
+    detail = {"cause": cause, "reason": given("reason", sa.Text), "owner": what.owner, "to": what.status}
+    detail |= {"counted": what.counted, "stalls": what.stalls, "dispatch": what.dispatch}
+    worker_id = given("worker_id", sa.Text)
+    logged = statements.entry(reset, "reset", worker_id=worker_id, detail=statements.json_object(**detail))
+    answer = sa.select(*reset.c).add_cte(logged)
+    if not is_reported:
+        values = sa.select(reset.c.id, *reset.c[told])
+        untold = sa.insert(untold_resets).from_select(["job_id", *told], values)
+        answer = answer.add_cte(untold.cte("unreported"))
+    return compiled(answer)
+
+
+_counted: Final = given("counted", sa.Boolean)
+_suspect = statements.given_runs(
+    "seen",
+    activity=given_array("activities", sa.DateTime(timezone=True)),
+    in_line=given_array("in_line", sa.Boolean),
+)
+_suspects = sa.select().select_from(j.join(_suspect, _suspect.c.id == j.c.id))
+_is_counted = sa.and_(_counted, ~_suspect.c.in_line)
+
+# Rule 1. The row as it was seen, and stale still.
+RESET_STALE = _reset("stale", _suspects.where(predicates.stale_and_seen(_suspect)), counted=_is_counted)
+
+# Rule 2. The owner's id never lives again, so whatever it owns has no owner left, at every token.
+_owned, _culprits = given_array("ids", sa.Uuid), given_array("culprits", sa.Uuid)
+RESET_DEAD = _reset(
+    "dead",
+    sa.select().where(predicates.of_dead_owner, j.c.id == sa.any_(_owned)),
+    counted=sa.case(
+        (sa.func.cardinality(_culprits) > 0, j.c.id == sa.any_(_culprits)),
+        else_=sa.and_(_counted, j.c.id != sa.all_(given_array("in_line", sa.Uuid))),
+    ),
+)
+
+# Rule 3. The row as it was seen, and silent beyond the crash threshold still.
+RESET_CRASHED = _reset("crashed", _suspects.where(predicates.crashed_and_seen(_suspect)), counted=_is_counted)
+
+# Rule 4. The row as it was seen, and still as old as it was chosen for. Uncounted: the job did nothing wrong.
+_chosen = statements.given_runs("seen")
+_as_chosen = (predicates.processing, j.c.fencing_token == _chosen.c.token, predicates.as_old_as_chosen)
+RESET_BY_OPERATOR = _reset(
+    "operator",
+    sa.select().select_from(j.join(_chosen, _chosen.c.id == j.c.id)).where(*_as_chosen),
+    counted=sa.false(),
+    is_reported=False,
+)
+
+# One worker deletes each, and reports it: one that dies right then leaves it unreported, none reports it twice.
+TAKE_UNREPORTED = sa.text("""
+DELETE FROM jsworker.untold_resets WHERE id = ANY(ARRAY(
+  SELECT u.id FROM jsworker.untold_resets AS u ORDER BY u.id LIMIT :limit FOR UPDATE SKIP LOCKED))
+RETURNING job_id AS id, kind, status, fencing_token, dispatch, owner, false AS counted, stalls
+""")
+
+# What is owned, and since when its owner was last heard of.
+_OWNED = """owned AS MATERIALIZED (
+  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
+  FROM jsworker.jobs WHERE status || '' = 'processing'{of}
+), hands AS (
+  SELECT worker_id, count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at
+  FROM owned GROUP BY worker_id
+)"""
 
 # Claimed, but not begun when its owner died, as far as a row can tell: the owner held more jobs than it has job
-# slots, and this one was claimed right before its last sign of life. A job that kills its process at once may
-# look the same, so a job is believed once: one that was taken or handed back before (cleared) is counted,
-# until an error of its own, which counts too, lets it begin anew.
-_IN_LINE = """hands.jobs > w.concurrency AND NOT {job}.cleared
-    AND {job}.claimed_at > hands.heard_at - interval '{seconds} s'""".replace("{seconds}", str(_LINE_SECONDS))
+# slots, and this one was claimed right before its last sign of life (jobs are claimed ahead for a tenth of a second
+# of work: for a second, as a rule, none waits for its slot). A job that kills its process at once may look the
+# same, so a job is believed once: one that was taken or handed back before (cleared) is counted, until an error of
+# its own, which counts too, lets it begin anew.
+_IN_LINE = """coalesce(
+    hands.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > hands.heard_at - interval '1 s', false
+  ) AS in_line"""
 
 # Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
 # sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
 # statement_timestamp(): the rows are of that moment, and by the end of a long search all would look late.
-_LATE = """
-WITH owned AS MATERIALIZED (
-  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
-  FROM jsworker.jobs WHERE status || '' = 'processing'
-), hands AS (
-  SELECT worker_id, count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at
-  FROM owned GROUP BY worker_id
-), fleet AS (
+_LATE = f"""
+WITH {_OWNED.format(of="")}, fleet AS (
   SELECT count(DISTINCT worker_id) AS owners,
     extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
   FROM owned
 ), late AS (
-  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
-  FROM owned
+  SELECT owned.* FROM owned
   WHERE coalesce(stale_after, crash_after) IS NOT NULL
     AND last_activity_at
         + least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision)))
-        < statement_timestamp(){besides}
+        < statement_timestamp(){{besides}}
   ORDER BY last_activity_at + stale_after, last_activity_at + crash_after LIMIT :limit
 )
-SELECT fleet.owners, fleet.database_up_for, late.id, late.kind, late.worker_id, late.fencing_token,
-  late.last_activity_at,
-  extract(epoch FROM late.stale_after) AS stale_after,
-  coalesce(late.last_activity_at + late.stale_after < statement_timestamp(), false) AS stale,
-  extract(epoch FROM late.crash_after) AS crash_after,
-  coalesce(late.last_activity_at + late.crash_after < statement_timestamp(), false) AS crashed,
-  coalesce(w.answers, false) AS answers,
-  coalesce({in_line}, false) AS in_line
-FROM fleet LEFT JOIN late ON true LEFT JOIN hands ON hands.worker_id = late.worker_id
-LEFT JOIN jsworker.workers AS w ON w.id = late.worker_id
-ORDER BY late.last_activity_at + late.stale_after, late.last_activity_at + late.crash_after
-""".replace("{in_line}", _IN_LINE.replace("{job}", "late"))
-LATE = text(_LATE.replace("{besides}", ""))
-
+SELECT fleet.owners, fleet.database_up_for, job.id, job.kind, job.worker_id, job.fencing_token,
+  job.last_activity_at,
+  extract(epoch FROM job.stale_after) AS stale_after,
+  coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
+  extract(epoch FROM job.crash_after) AS crash_after,
+  coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
+  coalesce(w.answers, false) AS answers, {_IN_LINE}
+FROM fleet LEFT JOIN late AS job ON true LEFT JOIN hands ON hands.worker_id = job.worker_id
+LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
+ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
+"""  # noqa: S608 -- constants of this file
+LATE = statements.filled(_LATE, besides="")
 # Past rows whose RESET is refused: they are late for ever, and stand first.
-LATE_BESIDES = text(
-    _LATE.replace(
-        "{besides}",
-        """
+_NOT_REFUSED = """
     AND NOT EXISTS (
       SELECT FROM jsworker.refused_rows AS r
       WHERE r.job_id = owned.id AND r.attempted = 'reset' AND r.status = 'processing'
-        AND r.fencing_token = owned.fencing_token AND r.retry_at > statement_timestamp())""",
-    )
-)
+        AND r.fencing_token = owned.fencing_token AND r.retry_at > statement_timestamp())"""
+LATE_BESIDES = statements.filled(_LATE, besides=_NOT_REFUSED)
 
-OWNED_IN_LINE = text(
-    """
-WITH owned AS (
-  SELECT id, worker_id, fencing_token, claimed_at, cleared, last_activity_at
-  FROM jsworker.jobs WHERE status || '' = 'processing' AND worker_id = :owner
-), hands AS (
-  SELECT count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at FROM owned
-)
-SELECT owned.id, owned.fencing_token, {in_line} AS in_line
-FROM owned CROSS JOIN hands JOIN jsworker.workers AS w ON w.id = owned.worker_id
-""".replace("{in_line}", _IN_LINE.replace("{job}", "owned"))
-)
+OWNED = sa.text(f"""
+WITH {_OWNED.format(of=" AND worker_id = :owner")}
+SELECT job.id, job.fencing_token, {_IN_LINE}
+FROM owned AS job CROSS JOIN hands LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
+""")  # noqa: S608 -- constants of this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +186,8 @@ class Suspect:
     """A row whose owner is late.
 
     Attributes:
-        stale_after: seconds of silence until anybody may take it back; None: never stale.
-        stale: whether that is over, by the database's clock.
-        crash_after: seconds of silence until two witnesses may; None: never.
-        crashed: whether that is over, by the database's clock.
+        stale_after, stale: seconds of silence until anybody may take it back (None: never), and whether that is over.
+        crash_after, crashed: the same until two witnesses may.
         answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
         in_line: whether it had not begun, as far as can be known: no stall of its own.
     """
@@ -129,14 +205,8 @@ class Suspect:
     in_line: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Lateness:
-    """Who is late, the longest overdue first, and what a sweeper must know to judge it.
-
-    Attributes:
-        owners: how many workers hold running jobs.
-        database_up_for: seconds since PostgreSQL started.
-    """
+class Lateness(NamedTuple):
+    """Who is late, the longest overdue first, of how many owners of jobs, and for how long PostgreSQL has been up."""
 
     suspects: list[Suspect]
     owners: int
@@ -164,25 +234,17 @@ class Reset:
     stalls: int
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """Which jobs were taken back, and whose own row PostgreSQL refused to update.
-
-    Whatever is missing had moved, or was locked by a statement in flight.
-    """
+class TakenBack(NamedTuple):
+    """Which jobs were taken back, and whose row PostgreSQL refused to update; others had moved, or were locked."""
 
     resets: list[Reset]
     refused: Mapping[UUID, RowRefused]
 
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
-    """Return rows as they were last seen, as statements take them: a row that moved since is left alone."""
-    return {
-        "ids": [row.id for row in rows],
-        "tokens": [row.fencing_token for row in rows],
-        "activities": [row.last_activity_at for row in rows],
-        "in_line": [row.in_line for row in rows],
-    }
+    """Return rows as they were last seen, as statements take them."""
+    fields = {"ids": "id", "tokens": "fencing_token", "activities": "last_activity_at", "in_line": "in_line"}
+    return {name: [getattr(row, field) for row in rows] for name, field in fields.items()}
 
 
 async def look_for_late(
@@ -199,25 +261,19 @@ async def look_for_late(
     """
     values = {"heartbeat_interval": heartbeat_interval, "limit": limit}
     rows = await database.run(LATE_BESIDES if past_refused else LATE, values, seconds=seconds)
-    return Lateness(
-        suspects=[Suspect(*row[2:]) for row in rows if row.id is not None],
-        owners=rows[0].owners,
-        database_up_for=rows[0].database_up_for,
-    )
+    suspects = [Suspect(*row[2:]) for row in rows if row.id is not None]
+    return Lateness(suspects, rows[0].owners, rows[0].database_up_for)
 
 
 async def reset_stale(
     database: Database, *, worker_id: str, stale: Collection[Suspect], reason: str, counted: bool
 ) -> TakenBack:
-    """Take back jobs that rule 1 has proven stale; a row that moved since it was seen is left alone.
+    """Take back jobs that rule 1 has proven stale; after DatabaseUnavailable some of them may be.
 
     ``reason`` is given to the next run and in the message, ``worker_id`` is who takes them back, for the timeline.
-
-    Raises:
-        DatabaseUnavailable: unclear; some may be taken back. Look again.
     """
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
-    return await _reset_seen(database, RESET_STALE, stale, values)
+    return await _take_back(database, RESET_STALE, values, as_seen(stale))
 
 
 async def reset_crashed(
@@ -225,7 +281,7 @@ async def reset_crashed(
 ) -> TakenBack:
     """Take back jobs whose owners two witnesses have proven dead (rule 3); else as ``reset_stale``."""
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
-    return await _reset_seen(database, RESET_CRASHED, crashed, values)
+    return await _take_back(database, RESET_CRASHED, values, as_seen(crashed))
 
 
 async def reset_dead(
@@ -244,72 +300,44 @@ async def reset_dead(
     commit: ask again until one statement time-out after the death.
 
     Args:
-        owner: the dead worker; its id never lives again.
-        counted: whether the stalls count against ``max_stalls``; those of jobs that had not begun, as far as
-            their rows tell, never do.
+        counted: whether the stalls count; those of jobs that had not begun, as far as their rows tell, never do.
         culprits: jobs that may have caused the death: when there are any, they alone are counted.
         in_line: keeps from one call to the next which jobs had not begun: with those that were taken back, the
             owner's rows no longer show that all its job slots were taken.
     """
     judged: InLine = {} if in_line is None else in_line
-    held = await database.run(OWNED_IN_LINE, {"owner": owner}) if counted and not culprits else []
+    held = await database.run(OWNED, {"owner": owner})
     not_begun = [row.id for row in held if judged.setdefault((row.id, row.fencing_token), row.in_line)]
-    values = {"worker_id": worker_id, "owner": owner, "reason": reason, "counted": counted, "limit": _BATCH}
+    values = {"worker_id": worker_id, "owner": owner, "reason": reason, "counted": counted}
     values |= {"culprits": list(culprits), "in_line": not_begun}
-    taken: list[Row] = []
-    try:
-        while True:
-            rows = await database.run(RESET_DEAD, values | {"ids": None})
-            taken += rows
-            if len(rows) < _BATCH:
-                return TakenBack(_resets(taken), {})
-    except RowRefused:
-        owned = [row.id for row in await database.run(OWNED, {"owner": owner})]
-    rows, refused = await in_halves(
-        owned, lambda ids: database.run(RESET_DEAD, values | {"ids": list(ids)}), size=_BATCH
-    )
-    return TakenBack(_resets(taken + rows), dict(refused))
+    return await _take_back(database, RESET_DEAD, values, {"ids": [row.id for row in held]})
 
 
 async def reset_by_operator(
-    database: Database,
-    *,
-    seen: Collection[tuple[UUID, int]],
-    reason: str,
-    age: RunAge = ANY_AGE,
-    worker_id: str | None = None,
+    database: Database, *, seen: Collection[tuple[UUID, int]], reason: str, age: RunAge = ANY_AGE
 ) -> TakenBack:
-    """Take back jobs on an operator's word, each only at the fencing token at which it was seen.
-
-    Only those that are still so old (``age``) when they are taken back.
-    """
-    values = {"worker_id": worker_id, "reason": reason, **age.values()}
-
-    def write(held: Sequence[tuple[UUID, int]]) -> Awaitable[Sequence[Row]]:
-        ids, tokens = [job_id for job_id, _ in held], [token for _, token in held]
-        return database.run(RESET_BY_OPERATOR, values | {"ids": ids, "tokens": tokens})
-
-    rows, refused = await in_halves(list(seen), write, size=_BATCH)
-    return TakenBack(_resets(rows), {job_id: error for (job_id, _), error in refused})
+    """Take back jobs on an operator's word, each at the token at which it was seen, and if it is still so old."""
+    values = {"worker_id": None, "reason": reason, **age.values()}
+    rows: dict[str, list[Any]] = {
+        "ids": [job_id for job_id, _ in seen],
+        "tokens": [token for _, token in seen],
+    }
+    return await _take_back(database, RESET_BY_OPERATOR, values, rows)
 
 
 async def take_unreported(database: Database) -> list[Reset]:
-    """Return some of what operators have taken back and no worker has reported yet, to be reported by the caller.
-
-    Raises:
-        DatabaseUnavailable: unclear; what was taken then is never reported.
-    """
-    return _resets(await database.run(TAKE_UNREPORTED, {"limit": _BATCH}))
+    """Return some of what operators have taken back and no worker has reported yet, to be reported by the caller."""
+    return [Reset(*row) for row in await database.run(TAKE_UNREPORTED, {"limit": _BATCH})]
 
 
-async def _reset_seen(
-    database: Database, statement: TextClause, seen: Collection[Suspect], values: dict[str, Any]
+async def _take_back(
+    database: Database, statement: sa.TextClause, values: dict[str, Any], rows: Mapping[str, Sequence[Any]]
 ) -> TakenBack:
-    rows, refused = await in_halves(
-        list(seen), lambda batch: database.run(statement, values | as_seen(batch)), size=_BATCH
-    )
-    return TakenBack(_resets(rows), {row.id: error for row, error in refused})
+    """Take back ``rows``, given column by column."""
 
+    def write(places: Sequence[int]) -> Awaitable[Sequence[Row]]:
+        some = {name: [column[place] for place in places] for name, column in rows.items()}
+        return database.run(statement, values | some)
 
-def _resets(rows: Sequence[Row]) -> list[Reset]:
-    return [Reset(**row._asdict()) for row in rows]
+    taken, refused = await in_halves(range(len(rows["ids"])), write, size=_BATCH)
+    return TakenBack([Reset(*row) for row in taken], {rows["ids"][place]: error for place, error in refused})

@@ -1,46 +1,30 @@
 """The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
 
 Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is returned as
-locked, or settled alone, where waiting for its lock holds up no other job.
+locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.predicates import (
-    completed_under,
-    held_by_me,
-    last_attempt,
-    last_stall,
-    locked_of_mine,
-    mine,
-    worker_id,
-)
+from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.predicates import held_by_me, locked_of_mine, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
-from jsworker.ownership.schema import job_events
-from jsworker.ownership.statements import (
-    NO_OWNER,
-    NOW,
-    compiled,
-    entry,
-    given_array,
-    given_runs,
-    j,
-    json_object,
-    seconds,
-    stall_back_off,
-    waiting,
-)
+from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, waiting
 from jsworker.ownership.transitions.timeline import REJECTED
+
+_ANSWER = ("id", "status", "fencing_token")
 
 
 def _complete() -> sa.TextClause:
@@ -49,14 +33,10 @@ def _complete() -> sa.TextClause:
     return compiled(
         sa.update(j)
         .values(
-            status="completed",
-            result=row.c.result,
-            finished_at=NOW,
-            completed_by=j.c.worker_id,
-            **NO_OWNER,
+            status="completed", result=row.c.result, finished_at=NOW, completed_by=j.c.worker_id, **NO_OWNER
         )
         .where(j.c.id == row.c.id, held_by_me)
-        .returning(j.c.id, j.c.status, j.c.fencing_token)
+        .returning(*j.c[_ANSWER])
     )
 
 
@@ -72,16 +52,17 @@ def _fail() -> sa.TextClause:
     next_status = sa.case(
         (j.c.cancel_requested, "cancelled"),
         (run.c.reason.is_not(None), "failed"),
-        (sa.and_(run.c.stalled, last_stall), "failed"),
-        (sa.and_(~run.c.stalled, last_attempt), "failed"),
+        (sa.and_(run.c.stalled, predicates.last_stall), "failed"),
+        (sa.and_(~run.c.stalled, predicates.last_attempt), "failed"),
         else_="scheduled",
     )
     reason = sa.func.coalesce(run.c.reason, sa.case((run.c.stalled, "stalled"), else_="attempts"))
-    row = locked_of_mine(
-        run, next_status.label("next"), reason.label("reason"), run.c.error, run.c.delay, run.c.stalled
-    )
+    given = run.c["error", "delay", "stalled"]
+    row = locked_of_mine(run, next_status.label("next"), reason.label("reason"), *given)
     cancelled, again = row.c.next == "cancelled", row.c.next == "scheduled"
-    back_off = sa.case((row.c.stalled, stall_back_off(j.c.stalls)), else_=seconds(row.c.delay))
+    back_off = sa.case(
+        (row.c.stalled, statements.stall_back_off(j.c.stalls)), else_=statements.seconds(row.c.delay)
+    )
     failed = (
         sa.update(j)
         .values(
@@ -99,33 +80,27 @@ def _fail() -> sa.TextClause:
         )
         .where(j.c.id == row.c.id, held_by_me)
         .returning(
-            j.c.id,
-            j.c.status,
-            j.c.fencing_token,
-            j.c.errors,
-            j.c.failure_reason,
-            j.c.run_at,
+            *j.c["id", "status", "fencing_token", "errors", "failure_reason", "run_at"],
             row.c.error,
             sa.case((row.c.stalled, j.c.stalls)).label("stalls"),
         )
         .cte("failed")
     )
     again = failed.c.status == "scheduled"
-    logged = entry(
+    detail = statements.json_object(
+        errors=failed.c.errors,
+        stalls=failed.c.stalls,
+        reason=failed.c.failure_reason,
+        run_at=sa.case((again, failed.c.run_at)),
+    )
+    logged = statements.entry(
         failed,
         sa.case((again, "error"), else_=failed.c.status),
         worker_id=worker_id,
         error=failed.c.error,
-        detail=sa.func.jsonb_strip_nulls(
-            json_object(
-                errors=failed.c.errors,
-                stalls=failed.c.stalls,
-                reason=failed.c.failure_reason,
-                run_at=sa.case((again, failed.c.run_at)),
-            )
-        ),
+        detail=sa.func.jsonb_strip_nulls(detail),
     )
-    return compiled(sa.select(failed.c.id, failed.c.status, failed.c.fencing_token).add_cte(logged))
+    return compiled(sa.select(*failed.c[_ANSWER]).add_cte(logged))
 
 
 def _release() -> sa.TextClause:
@@ -142,83 +117,59 @@ def _release() -> sa.TextClause:
             needs_publish=queued,
             publish_after=NOW,
             queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
-            run_at=sa.case((scheduled, NOW + seconds(row.c.delay)), else_=j.c.run_at),
+            run_at=sa.case((scheduled, NOW + statements.seconds(row.c.delay)), else_=j.c.run_at),
             cleared=~cancelled,
             clear_reason=sa.case((~cancelled, row.c.reason)),
             finished_at=sa.case((cancelled, NOW)),
             **NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
-        .returning(j.c.id, j.c.status, j.c.fencing_token, j.c.dispatch, j.c.run_at, row.c.reason)
+        .returning(*j.c["id", "status", "fencing_token", "dispatch", "run_at"], row.c.reason)
         .cte("released")
     )
-    server_fault = json_object(server_fault=sa.true(), run_at=released.c.run_at)
-    logged = entry(
-        released,
-        sa.case((released.c.status == "cancelled", "cancelled"), else_="released"),
-        worker_id=worker_id,
-        detail=json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(
-            sa.case((released.c.status == "scheduled", server_fault), else_=json_object())
-        ),
-    )
-    return compiled(sa.select(released.c.id, released.c.status, released.c.fencing_token).add_cte(logged))
+    server_fault = statements.json_object(server_fault=sa.true(), run_at=released.c.run_at)
+    more = sa.case((released.c.status == "scheduled", server_fault), else_=statements.json_object())
+    event = sa.case((released.c.status == "cancelled", "cancelled"), else_="released")
+    detail = statements.json_object(reason=released.c.reason, dispatch=released.c.dispatch).concat(more)
+    logged = statements.entry(released, event, worker_id=worker_id, detail=detail)
+    return compiled(sa.select(*released.c[_ANSWER]).add_cte(logged))
 
 
 COMPLETE = _complete()
 FAIL = _fail()
 RELEASE = _release()
 
-_e = job_events.alias("e")
-_other = job_events.alias("other")
-
 # Releases for a server's fault since the last error that counted.
-_last_error = (
-    sa.select(sa.func.max(_other.c.id))
-    .where(_other.c.job_id == sa.bindparam("id"), _other.c.event.in_(("error", "retried")))
-    .scalar_subquery()
-)
-SERVER_FAULTS = compiled(
-    sa.select(sa.func.count().label("releases"))
-    .select_from(_e)
-    .where(
-        _e.c.job_id == sa.bindparam("id"),
-        _e.c.event == "released",
-        _e.c.detail.op("->")("server_fault").is_not(None),
-        _e.c.id > sa.func.coalesce(_last_error, 0),
-    )
-)
+SERVER_FAULTS = sa.text("""
+SELECT count(*) AS releases FROM jsworker.job_events AS e
+WHERE e.job_id = :id AND e.event = 'released' AND (e.detail -> 'server_fault') IS NOT NULL
+  AND e.id > coalesce((SELECT max(other.id) FROM jsworker.job_events AS other
+    WHERE other.job_id = :id AND other.event IN ('error', 'retried')), 0)
+""")
 
 # Waits for the lock that a COMMIT without an answer may still hold: what it reads is final.
-COMMITTED = compiled(
-    sa.select(j.c.status)
-    .where(j.c.id == sa.bindparam("id"), j.c.fencing_token == sa.bindparam("token"))
-    .with_for_update(read=True)
-)
+COMMITTED = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id AND fencing_token = :token FOR SHARE")
 
 # What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
 # lost, or the job's own transaction completed it), or lost.
-_run = given_runs("run")
-_last_entry = (
-    sa.select(_e.c.event)
-    .where(
-        _e.c.job_id == j.c.id,
-        _e.c.worker_id == worker_id,
-        _e.c.fencing_token == _run.c.token,
-        _e.c.event.in_(("error", "failed", "cancelled", "released")),
-    )
-    .order_by(_e.c.id.desc())
-    .limit(1)
-    .correlate(j, _run)
-    .scalar_subquery()
-)
-VERDICT = compiled(
-    sa.select(
-        j.c.id,
-        _run.c.token.label("fencing_token"),
-        mine(_run.c.token).label("mine"),
-        completed_under(_run.c.token).label("completed"),
-        _last_entry.label("ended"),
-    ).join(_run, _run.c.id == j.c.id)
+_token: sa.ColumnElement[Any] = sa.literal_column("run.token")
+VERDICT = statements.filled(
+    """
+SELECT j.id, run.token AS fencing_token, CASE
+  WHEN {mine} THEN 'locked'
+  WHEN {completed} THEN 'completed'
+  ELSE coalesce((
+    SELECT CASE e.event WHEN 'error' THEN 'scheduled' WHEN 'released' THEN 'queued' ELSE e.event END
+    FROM jsworker.job_events AS e
+    WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = run.token
+      AND e.event IN ('error', 'failed', 'cancelled', 'released')
+    ORDER BY e.id DESC LIMIT 1), 'lost')
+  END AS became
+FROM jsworker.jobs AS j
+JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS run(id, token) ON run.id = j.id
+""",
+    mine=statements.condition(predicates.mine(_token)),
+    completed=statements.condition(predicates.completed_under(_token)),
 )
 
 
@@ -245,8 +196,7 @@ class Completion(NamedTuple):
     result: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A run that ended in an error.
 
     Attributes:
@@ -263,12 +213,8 @@ class Failure:
     stalled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
-    """A run that has ended without an outcome: the job goes back to the queue.
-
-    ``delay``: seconds until it may run again, because a server's fault ended the run; None: at once.
-    """
+class Return(NamedTuple):
+    """A run that ended without an outcome; ``delay``: seconds until the next, after a server's fault; None: at once."""
 
     id: UUID
     token: int
@@ -276,26 +222,24 @@ class Return:
     delay: float | None = None
 
 
-_SETTLED = {each.value: each for each in Settled}
 _Held = tuple[UUID, int]
 Refusals = dict[_Held, RowRefused]
 """Why the rows of runs were refused, by job id and fencing token."""
 EndedT = TypeVar("EndedT", Completion, Failure, Return)
+_SETTLED = {each.value: each for each in Settled}
 
 
 @dataclass(frozen=True, slots=True)
 class _Write(Generic[EndedT]):
-    """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone, with the parameters of both.
+    """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone.
 
-    ``always`` is what becomes of every job that it writes; None: that depends on the job.
+    ``columns``: which parameter takes which field of the runs, the one that may be long first.
     """
 
     name: str
     batch: sa.TextClause
     alone: sa.TextClause
-    parameters: Callable[[Sequence[EndedT]], dict[str, Any]]
-    size: Callable[[EndedT], int]
-    always: Settled | None = None
+    columns: Mapping[str, str]
 
     async def __call__(
         self,
@@ -309,131 +253,64 @@ class _Write(Generic[EndedT]):
     ) -> list[Settled]:
         """Settle jobs and return what became of each, in order.
 
+        After DatabaseUnavailable it is unclear; ask again: what was written under the same token counts as success.
+
         Args:
             refusals: takes why rows were refused.
             tries: that went unanswered; after each of them it may take longer.
-            wait: for the locks that others hold on their rows, one by one; else such a row is returned as ``LOCKED``.
-
-        Raises:
-            DatabaseUnavailable: unclear; ask again: what was written under the same token counts as success.
+            wait: for the locks that others hold on their rows, so for few runs; else such a row is ``LOCKED``.
         """
-        refusals = {} if refusals is None else refusals
-        seconds = database.seconds_for(sum([self.size(run) for run in runs]), tries=tries)
+        text = attrgetter(next(iter(self.columns.values())))
+        seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
+        execute = partial(database.run, self.alone) if wait else partial(database.run_by_key, self.batch)
         rows, refused = await in_halves(
-            runs,
-            lambda half: database.run_by_key(self.batch, self._values(worker_id, half), seconds=seconds),
+            runs, lambda half: execute(self.values(worker_id, half), seconds=seconds)
         )
-        if len(rows) == len(runs) and self.always is not None:
-            return [self.always] * len(runs)
+        if self.name == "complete" and len(rows) == len(runs):  # as a rule
+            return [Settled.COMPLETED] * len(runs)
         settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
-        for run, error in refused:
-            settled[run.id, run.token], refusals[run.id, run.token] = Settled.REFUSED, error
-        missing = [run for run in runs if (run.id, run.token) not in settled]
-        if missing:
-            verdicts = await _verdicts(database, worker_id, missing)
-            for run in missing:
-                held = run.id, run.token
-                settled[held] = verdict = verdicts.get(held, Settled.LOST)
-                if verdict is Settled.LOCKED and wait:
-                    settled[held] = await self._alone(database, worker_id, run, refusals, tries)
-            await self._note_lost(
-                database, worker_id, [run for run in missing if settled[run.id, run.token] is Settled.LOST]
-            )
-        return [settled[run.id, run.token] for run in runs]
-
-    async def _alone(
-        self, database: Database, worker_id: str, run: EndedT, refusals: Refusals, tries: int
-    ) -> Settled:
-        seconds = database.seconds_for(self.size(run), tries=tries)
-        try:
-            rows = await database.run(self.alone, self._values(worker_id, [run]), seconds=seconds)
-        except RowRefused as error:
-            refusals[run.id, run.token] = error
-            return Settled.REFUSED
-        if rows:
-            return Settled(rows[0].status)
-        # The lock may have been held by an earlier try of this very write.
-        verdict = (await _verdicts(database, worker_id, [run])).get((run.id, run.token), Settled.LOST)
-        return Settled.LOST if verdict is Settled.LOCKED else verdict
-
-    async def _note_lost(self, database: Database, worker_id: str, lost: Sequence[EndedT]) -> None:
-        if lost:
+        settled |= {run[:2]: Settled.REFUSED for run, _ in refused}
+        if refusals is not None:
+            refusals.update((run[:2], error) for run, error in refused)
+        if missing := [run for run in runs if run[:2] not in settled]:
+            settled |= {run[:2]: Settled.LOST for run in missing}
+            for row in await database.run(VERDICT, {"worker_id": worker_id, **_held(missing)}):
+                if not (wait and row.became == "locked"):
+                    settled[row.id, row.fencing_token] = _SETTLED[row.became]
+        if lost := [run for run in missing if settled[run[:2]] is Settled.LOST]:
             with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
-                await database.run(REJECTED, {"worker_id": worker_id, "write": self.name} | _held(lost))
+                await database.run(REJECTED, {"worker_id": worker_id, "write": self.name, **_held(lost)})
+        return [settled[run[:2]] for run in runs]
 
-    def _values(self, worker_id: str, runs: Sequence[EndedT]) -> dict[str, Any]:
-        return {"worker_id": worker_id} | self.parameters(runs)
-
-
-async def _verdicts(
-    database: Database, worker_id: str, runs: Sequence[Completion | Failure | Return]
-) -> dict[_Held, Settled]:
-    rows = await database.run(VERDICT, {"worker_id": worker_id} | _held(runs))
-    return {(row.id, row.fencing_token): _verdict(row) for row in rows}
-
-
-def _verdict(row: Row) -> Settled:
-    if row.mine:
-        return Settled.LOCKED
-    if row.completed:
-        return Settled.COMPLETED
-    return _WRITTEN_BEFORE.get(row.ended, Settled.LOST)
-
-
-_WRITTEN_BEFORE = {
-    "error": Settled.SCHEDULED,
-    "failed": Settled.FAILED,
-    "cancelled": Settled.CANCELLED,
-    "released": Settled.QUEUED,
-}
+    def values(self, worker_id: str, runs: Sequence[EndedT]) -> dict[str, Any]:
+        """Return the parameters of both statements."""
+        columns = {name: list(map(attrgetter(field), runs)) for name, field in self.columns.items()}
+        return {"worker_id": worker_id, **_held(runs), **columns}
 
 
 def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
     return {"ids": uuid_array(run.id for run in runs), "tokens": [run.token for run in runs]}
 
 
-def _completions(runs: Sequence[Completion]) -> dict[str, Any]:
-    return _held(runs) | {"results": [run.result for run in runs]}
-
-
-def _failures(runs: Sequence[Failure]) -> dict[str, Any]:
-    return _held(runs) | {
-        "errors": [run.error for run in runs],
-        "reasons": [run.permanent for run in runs],
-        "delays": [run.delay for run in runs],
-        "stalled": [run.stalled for run in runs],
-    }
-
-
-def _returns(runs: Sequence[Return]) -> dict[str, Any]:
-    return _held(runs) | {"reasons": [run.reason for run in runs], "delays": [run.delay for run in runs]}
-
-
-complete = _Write(
-    *("complete", COMPLETE, waiting(COMPLETE), _completions, lambda run: len(run.result or "")),
-    always=Settled.COMPLETED,
-)
-fail = _Write("fail", FAIL, waiting(FAIL), _failures, lambda run: len(run.error))
-release = _Write("release", RELEASE, waiting(RELEASE), _returns, lambda run: len(run.reason))
+_FAILURE = {"errors": "error", "reasons": "permanent", "delays": "delay", "stalled": "stalled"}
+_RETURN = {"reasons": "reason", "delays": "delay"}
+complete: _Write[Completion] = _Write("complete", COMPLETE, waiting(COMPLETE), {"results": "result"})
+fail: _Write[Failure] = _Write("fail", FAIL, waiting(FAIL), _FAILURE)
+release: _Write[Return] = _Write("release", RELEASE, waiting(RELEASE), _RETURN)
 
 
 async def server_faults(database: Database, *, job_id: UUID) -> int:
     """Return how often in a row a job was released because of a server's fault."""
     [row] = await database.run(SERVER_FAULTS, {"id": job_id})
-    releases: int = row.releases
-    return releases
+    return int(row.releases)
 
 
 async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
-    """Return, after a COMMIT without an answer, whether it completed the job under this token.
-
-    Raises:
-        DatabaseUnavailable: no answer, or the commit is still on its way; ask again.
-    """
+    """Return, after a COMMIT without an answer, whether it completed the job; DatabaseUnavailable: it is on its way."""
     rows = await database.run(COMMITTED, {"id": job_id, "token": token})
     return bool(rows) and rows[0].status == "completed"
 
 
 def complete_statement(worker_id: str, run: Completion) -> sa.TextClause:
     """Return COMPLETE for one job with its values bound; no row means that the job is lost."""
-    return complete.alone.bindparams(worker_id=worker_id, **_completions([run]))
+    return complete.alone.bindparams(**complete.values(worker_id, [run]))

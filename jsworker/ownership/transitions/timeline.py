@@ -1,47 +1,36 @@
 """What no other statement notes: a fence after an outage, a write that came too late, the span of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
 
-from jsworker.core import strict_json
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import completed_under, locked_of_mine, mine
 from jsworker.ownership.schema import job_events
-from jsworker.ownership.statements import compiled, given, given_array, given_rows, given_runs, j
+from jsworker.ownership.statements import compiled, given, given_array, given_runs, j
 
 _e = job_events.alias("e")
-_note = given_rows(
-    "note",
-    job_id=given_array("ids", sa.Uuid),
-    event=given_array("events", sa.Text),
-    worker_id=given_array("workers", sa.Text),
-    token=given_array("tokens", sa.BigInteger),
-    detail=given_array("details", sa.Text),
-)
-_detail = sa.cast(_note.c.detail, JSONB)
-_logged = sa.select(_e.c.id).where(
-    _e.c.job_id == _note.c.job_id,
-    _e.c.event == _note.c.event,
-    _e.c.worker_id.is_not_distinct_from(_note.c.worker_id),
-    _e.c.fencing_token.is_not_distinct_from(_note.c.token),
-    _e.c.detail.is_not_distinct_from(_detail),
-)
+_worker_id = given("worker_id", sa.Text)
 
-# Once only: the answer to an insert may be lost, and then it is tried again.
-NOTE = compiled(
-    sa.insert(job_events).from_select(
-        ["job_id", "event", "worker_id", "fencing_token", "detail"],
-        sa.select(_note.c.job_id, _note.c.event, _note.c.worker_id, _note.c.token, _detail)
-        .where(~_logged.exists())
-        .distinct(),
-    )
-)
+
+def logged(
+    event: str, job_id: sa.ColumnElement[Any], token: sa.ColumnElement[Any], *same: sa.ColumnElement[bool]
+) -> sa.Exists:
+    """Return that this worker has an event of a run in the timeline already."""
+    of_run = (_e.c.job_id == job_id, _e.c.event == event, _e.c.worker_id == _worker_id)
+    return sa.select(_e.c.id).where(*of_run, _e.c.fencing_token == token, *same).exists()
+
+
+def _entries(
+    event: str, run: sa.FromClause, key: str, value: sa.ColumnElement[Any], *when: sa.ColumnElement[bool]
+) -> sa.Insert:
+    detail = sa.func.jsonb_build_object(key, value)
+    values = sa.select(run.c.id, sa.literal(event), _worker_id, run.c.token, detail).where(*when)
+    columns = ["job_id", "event", "worker_id", "fencing_token", "detail"]
+    return sa.insert(job_events).from_select(columns, values)
 
 
 def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
@@ -49,26 +38,19 @@ def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
 
     What this run has completed itself, in the job's own transaction, is no late write.
     """
-    worker, write = given("worker_id", sa.Text), given("write", sa.Text)
+    write = given("write", sa.Text)
     completed_itself = sa.select(j.c.id).where(j.c.id == late.c.id, completed_under(late.c.token)).exists()
-    logged = (
-        sa.select(_e.c.id)
-        .where(
-            _e.c.job_id == late.c.id,
-            _e.c.event == "rejected",
-            _e.c.worker_id == worker,
-            _e.c.fencing_token == late.c.token,
-            _e.c.detail["write"].astext == write,
-        )
-        .exists()
-    )
-    detail = sa.func.jsonb_build_object("write", write)
-    columns = ["job_id", "event", "worker_id", "fencing_token", "detail"]
-    values = sa.select(late.c.id, sa.literal("rejected"), worker, late.c.token, detail)
-    return sa.insert(job_events).from_select(columns, values.where(~completed_itself, ~logged, *unless))
+    is_logged = logged("rejected", late.c.id, late.c.token, _e.c.detail["write"].astext == write)
+    return _entries("rejected", late, "write", write, ~completed_itself, ~is_logged, *unless)
 
 
 REJECTED = compiled(rejected(given_runs("late")))
+
+# Once only: the answer to an insert may be lost, and then it is tried again.
+_fenced = given_runs("run")
+_is_logged = logged("fenced", _fenced.c.id, _fenced.c.token)
+_silent = given("silent", sa.Double)
+FENCED = compiled(_entries("fenced", _fenced, "seconds_without_heartbeat", _silent, ~_is_logged))
 
 # A run's span, in the row, so that a run after it can link to it. Skips what is locked, for nothing depends on it;
 # the guard is the one of every write of an owner.
@@ -82,43 +64,6 @@ NOTE_RUN = compiled(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Something that happened to a job.
-
-    Attributes:
-        event: its name, for example ``fenced``.
-        detail: what else is known, as JSON can hold it; the same entry with the same detail is written once.
-    """
-
-    job_id: UUID
-    event: str
-    worker_id: str | None
-    fencing_token: int | None
-    detail: dict[str, Any] | None
-
-
-async def note(database: Database, *, entries: Sequence[Entry]) -> None:
-    """Write entries to the timelines of their jobs; what is there already is not written again.
-
-    Raises:
-        InvalidJson: a detail is no JSON.
-    """
-    if not entries:
-        return
-    details = [
-        None if one.detail is None else strict_json.dumps(one.detail, what="detail") for one in entries
-    ]
-    values = {
-        "ids": [one.job_id for one in entries],
-        "events": [one.event for one in entries],
-        "workers": [one.worker_id for one in entries],
-        "tokens": [one.fencing_token for one in entries],
-        "details": details,
-    }
-    await database.run(NOTE, values)
-
-
 class RunContext(NamedTuple):
     """A run and what the row's ``tracestate`` is from now on."""
 
@@ -127,16 +72,16 @@ class RunContext(NamedTuple):
     tracestate: str
 
 
-async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:
-    """Write the contexts of runs that this worker still owns.
+async def note_fence(
+    database: Database, *, worker_id: str, job_id: UUID, token: int, seconds_without_heartbeat: float
+) -> None:
+    """Note once in the timeline of a job that the fence stopped this run."""
+    values = {"worker_id": worker_id, "ids": [job_id], "tokens": [token]}
+    await database.run(FENCED, values | {"silent": seconds_without_heartbeat})
 
-    Raises:
-        DatabaseUnavailable: unclear; a later run may lack its link.
-    """
-    parameters = {
-        "worker_id": worker_id,
-        "ids": uuid_array(run.id for run in runs),
-        "tokens": [run.fencing_token for run in runs],
-        "states": [run.tracestate for run in runs],
-    }
-    await database.run_by_key(NOTE_RUN, parameters)
+
+async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:
+    """Write the contexts of runs that this worker still owns; after an error a later run may lack its link."""
+    ids, tokens, states = map(list, zip(*runs, strict=True))
+    values = {"worker_id": worker_id, "ids": uuid_array(ids), "tokens": tokens, "states": states}
+    await database.run_by_key(NOTE_RUN, values)

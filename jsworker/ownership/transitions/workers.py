@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.refusals import Refused, RowRefused, in_halves
+from jsworker.ownership.refusals import in_halves
 
 # A row that was deleted under a live worker comes back with the next heartbeat.
 SEEN = text("""
@@ -37,44 +37,31 @@ WHERE w.id <> :id
 """
 
 # Equality, never LIKE: worker-1 is not worker-10, and an underscore is no wildcard.
-EARLIER_LIVES = text(
-    "WITH life AS ("
-    + _LIFE
-    + """
-  AND (w.hostname = :hostname OR w.pod_uid = CAST(:pod_uid AS text)))
+EARLIER_LIVES = text(f"""
+WITH life AS ({_LIFE} AND (w.hostname = :hostname OR w.pod_uid = CAST(:pod_uid AS text)))
 SELECT * FROM life WHERE state <> 'stopped' OR holds > 0 ORDER BY last_seen_at DESC
-"""
-)
+""")  # noqa: S608 -- a constant of this file
 
 # An id is a name and its random end: eight characters that no two lives share.
-DUPLICATES = text(
-    _LIFE
-    + """
+DUPLICATES = text(f"""{_LIFE}
   AND w.id = CAST(:name AS text) || '-' || right(w.id, 8) AND w.state <> 'stopped' ORDER BY w.last_seen_at DESC
-"""
-)
-
-MARK_STOPPED = text("""
-WITH dead AS (
-  SELECT w.id FROM jsworker.workers AS w WHERE w.id = ANY(CAST(:ids AS text[])) ORDER BY w.id FOR UPDATE
-)
-UPDATE jsworker.workers AS w SET state = 'stopped' FROM dead WHERE w.id = dead.id
 """)
 
+MARK_STOPPED = text("UPDATE jsworker.workers SET state = 'stopped' WHERE id = :id")
+
 # What holds a running job stays: its row is the evidence by which it is recovered.
-_SILENT = """
-  SELECT w.id FROM jsworker.workers AS w
+_SILENT = """SELECT w.id FROM jsworker.workers AS w
   WHERE w.last_seen_at < clock_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
     AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')"""
-_FORGET = f"""
-WITH silent AS ({_SILENT}{{these}}
+SILENT = text(_SILENT)
+FORGET = text(f"""
+WITH silent AS (
+  {_SILENT}
+    AND w.id = ANY(CAST(:ids AS text[]))
   ORDER BY w.id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.workers AS w USING silent WHERE w.id = silent.id RETURNING w.id
-"""  # noqa: S608 -- a constant of this file
-FORGET = text(_FORGET.format(these=""))
-FORGET_THESE = text(_FORGET.format(these="\n    AND w.id = ANY(CAST(:ids AS text[]))"))
-SILENT = text(_SILENT)
+""")  # noqa: S608 -- a constant of this file
 
 INSTALLATION = text("""
 WITH created AS (
@@ -87,14 +74,13 @@ SELECT id FROM created UNION ALL SELECT id FROM jsworker.installation WHERE NOT 
 IS_ALIVE = """w.state <> 'stopped'
   AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)"""
 
-_WORKER = f"""
+WORKERS = text(f"""
 SELECT w.id, w.hostname, w.pid, w.state, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
   {IS_ALIVE} AS alive,
   (SELECT count(*) FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing') AS processing
-FROM jsworker.workers AS w
-"""  # noqa: S608 -- a constant of this file
-WORKERS = text(f"{_WORKER} ORDER BY w.last_seen_at DESC LIMIT :limit")
-WORKER = text(f"{_WORKER} WHERE w.id = :id")
+FROM jsworker.workers AS w WHERE CAST(:id AS text) IS NULL OR w.id = :id
+ORDER BY w.last_seen_at DESC LIMIT :limit
+""")  # noqa: S608 -- a constant of this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +89,7 @@ class WorkerRow:
 
     Attributes:
         id: ``hostname-pid-random``; the random end makes every life a new one.
-        pod_uid, container: the pod and the container of this life, as Kubernetes names them.
         boot_id, pid_namespace, pid, process_started: evidence by which a later life can prove this one dead.
-        heartbeat_interval: seconds.
         kinds_without_timeout: kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or not at all; not
             read of other workers.
     """
@@ -131,8 +115,7 @@ class EarlierLife(WorkerRow):
 
     Attributes:
         state: ``running``, ``draining`` or ``stopped``; a killed worker stays ``running``.
-        last_seen_at: its last heartbeat, by the database's clock.
-        seconds_silent: how long ago that was.
+        seconds_silent: since its last heartbeat, by the database's clock.
         started_before: whether it registered before the worker that asks.
         holds: how many running jobs it owns.
     """
@@ -162,25 +145,16 @@ async def duplicates(database: Database, *, worker: WorkerRow, name: str) -> lis
     return [EarlierLife(**row._asdict()) for row in rows]
 
 
-async def mark_stopped(database: Database, *, ids: Sequence[str]) -> Refused[str]:
-    """Note that workers proven dead have stopped and return those whose rows PostgreSQL refuses to change.
-
-    What they still hold goes on to be found.
-    """
-    return (await in_halves(ids, lambda some: database.run(MARK_STOPPED, {"ids": list(some)})))[1]
+async def mark_stopped(database: Database, *, worker_id: str) -> None:
+    """Note that a worker proven dead has stopped; what it still holds goes on to be found."""
+    await database.run(MARK_STOPPED, {"id": worker_id})
 
 
 async def forget_workers(database: Database, *, silent_for: float) -> int:
-    """Delete the rows of workers without a running job that were silent for so many seconds; return how many.
-
-    A worker that lives after all registers again with its next heartbeat.
-    """
+    """Delete the rows of workers without a running job that were silent for so many seconds; return how many."""
     values = {"silent_for": silent_for}
-    try:
-        return len(await database.run(FORGET, values))
-    except RowRefused:  # somebody's foreign key or trigger keeps a row: the others go
-        ids = [row.id for row in await database.run(SILENT, values)]
-    gone, _ = await in_halves(ids, lambda some: database.run(FORGET_THESE, values | {"ids": list(some)}))
+    ids = [row.id for row in await database.run(SILENT, values)]
+    gone, _ = await in_halves(ids, lambda some: database.run(FORGET, values | {"ids": list(some)}))
     return len(gone)
 
 
@@ -196,7 +170,7 @@ async def installation_id(database: Database) -> UUID:
 
 async def get_worker(database: Database, worker_id: str) -> dict[str, Any] | None:
     """Return a worker as ``list_workers`` does; None: it is not registered."""
-    rows = await database.run(WORKER, {"id": worker_id})
+    rows = await database.run(WORKERS, {"id": worker_id, "limit": 1})
     return rows[0]._asdict() if rows else None
 
 
@@ -206,4 +180,4 @@ async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]
     ``processing`` is how many jobs it owns, ``alive`` whether it was seen within four of its heartbeats (at
     least 20 seconds) and has not stopped.
     """
-    return [row._asdict() for row in await database.run(WORKERS, {"limit": limit})]
+    return [row._asdict() for row in await database.run(WORKERS, {"id": None, "limit": limit})]

@@ -23,7 +23,6 @@ from jsworker.ownership.transitions.settle import (
     release,
     server_faults,
 )
-from jsworker.ownership.transitions.timeline import Entry
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
@@ -167,11 +166,16 @@ class Settler:
         """Note in the timeline, as soon as the database answers, that the fence stopped the run."""
         job_id, token = run.held
         silent = round(boottime() - run.beaten_at, 3)
-        entry = Entry(job_id, "fenced", self._context.worker_id, token, {"seconds_without_heartbeat": silent})
 
         async def note() -> None:
             try:
-                await timeline.note(self._context.database, entries=[entry])
+                await timeline.note_fence(
+                    self._context.database,
+                    worker_id=self._context.worker_id,
+                    job_id=job_id,
+                    token=token,
+                    seconds_without_heartbeat=silent,
+                )
             except RowRefused as error:  # reported; the run ends all the same
                 self._context.health.failed(error)
 

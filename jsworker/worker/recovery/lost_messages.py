@@ -69,7 +69,6 @@ class LostMessages:
     async def _next_page(self, seconds: float) -> list[Posted]:
         return await republish.posted(
             self._context.database,
-            kinds=None,
             after=self._after,
             older_than=2 * self._context.settings.scan_interval,
             limit=_PAGE,

@@ -72,10 +72,10 @@ async def reset_dead_owner(
 
 async def _mark_ended(database: Database, worker_id: str) -> str | None:
     try:
-        refused = await workers.mark_stopped(database, ids=[worker_id])
+        await workers.mark_stopped(database, worker_id=worker_id)
     except DatabaseRefused as error:  # its jobs are taken back, which is what matters
         return str(error)
-    return str(refused[0][1]) if refused else None
+    return None
 
 
 class DeadOwners:

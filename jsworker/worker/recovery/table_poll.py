@@ -164,7 +164,7 @@ class IdlePoll:
             found = await line.search.make(
                 lambda seconds: republish.waiting(
                     self._context.database,
-                    kinds=[line.consumer.kind.name],
+                    kind=line.consumer.kind.name,
                     older_than=older_than,
                     limit=limit,
                     besides=[*in_flight, *line.consumer.put_off],
@@ -173,5 +173,5 @@ class IdlePoll:
                     past_refused=self._context.refused_rows.any_of("claim"),
                 )
             )
-            return [row.id for row in found or ()]
+            return list(found or ())
         return []

@@ -213,7 +213,7 @@ class Walk:
         return [row for row, since in watched.values() if row.stale and now - since > STALE_SECONDS / 3]
 
     async def _republish(self) -> None:
-        page = await republish.posted(self._world.database, kinds=None, after=None, older_than=0.1, limit=100)
+        page = await republish.posted(self._world.database, after=None, older_than=0.1, limit=100)
         gone = [(row.id, row.dispatch) for row in page if not self._world.bus.holds(row.id, row.dispatch)]
         await republish.republish(self._world.database, worker_id="sweeper", gone=gone)
 

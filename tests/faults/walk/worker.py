@@ -195,12 +195,12 @@ class Worker:
 
     async def _take_old_rows(self) -> None:
         besides = [*self._in_flight, *self._claiming]
-        rows = await republish.waiting(
-            self._world.database, kinds=KINDS, older_than=0.3, limit=3, besides=besides
-        )
-        for row in rows:
-            if row.id not in self._in_flight and row.id not in self._claiming:
-                await self._claim(row.id, None)
+        kind = self._world.dice.choice(KINDS)
+        for job in await republish.waiting(
+            self._world.database, kind=kind, older_than=0.3, limit=3, besides=besides
+        ):
+            if job not in self._in_flight and job not in self._claiming:
+                await self._claim(job, None)
 
     async def _claim(self, job: UUID, message: Message | None) -> None:
         self._claiming.add(job)
