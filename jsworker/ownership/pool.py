@@ -24,8 +24,16 @@ Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Row: TypeAlias = Any
 """A tuple of what a statement returns, with names unless it was asked for a plain one."""
 
-_CONNECT_TIMEOUT_SECONDS: Final = 2
-"""For each host of the URL: the next one must have its turn within a statement time-out. The driver's least."""
+CONNECT_ARGUMENTS: Final[Parameters] = {
+    "prepare_threshold": None,  # prepared statements belong to a session, which a pooler may swap
+    # For each host of the URL: the next one must have its turn within a statement time-out. The driver's least.
+    "connect_timeout": 2,
+    "application_name": "jsworker",
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""What every connection of jsworker asks of the driver."""
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
@@ -61,7 +69,7 @@ class Pool:
         self.limit = size + overflow
         self.in_use = 0
         self._wait = wait
-        self._lendable = asyncio.Semaphore(size + overflow)
+        self._lendable = asyncio.Semaphore(self.limit)
         self._idle: list[Connection] = []
         self._closed = False
 
@@ -105,10 +113,7 @@ class Pool:
 
         So is one to a server that has become read only: another may be the primary by now.
         """
-        if self._lendable.locked():
-            await self._wait_for_one()
-        else:
-            await self._lendable.acquire()
+        await self._wait_for_one()
         try:
             lent = await self._idle_or_new()
             self.in_use += 1
@@ -127,22 +132,19 @@ class Pool:
         finally:
             self._lendable.release()
 
+    async def _wait_for_one(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait if self._lendable.locked() else None):
+                await self._lendable.acquire()
+        except TimeoutError:
+            raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
+
     async def _idle_or_new(self) -> Connection:
         while self._idle:
             lent = self._idle.pop()
             if not _has_unasked_input(lent):
                 return lent
             await lent.close()
-        return await self._connect()
-
-    async def _wait_for_one(self) -> None:
-        try:
-            async with asyncio.timeout(self._wait):
-                await self._lendable.acquire()
-        except TimeoutError:
-            raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
-
-    async def _connect(self) -> Connection:
         connection = await connect(self._to_connect)
         read_anything(connection)
         if self._keeps_plans:
@@ -165,22 +167,8 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
 
 def arguments_of(url: URL) -> dict[str, Any]:
     """Return what the driver needs to connect to a URL."""
-    arguments: dict[str, Any]
     _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
-    return arguments | connect_arguments()
-
-
-def connect_arguments() -> dict[str, Any]:
-    """Return what every connection of jsworker asks of the driver."""
-    # prepare_threshold None: prepared statements belong to a session, which a pooler may swap.
-    return {
-        "prepare_threshold": None,
-        "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
-        "application_name": "jsworker",
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-    }
+    return {**arguments, **CONNECT_ARGUMENTS}
 
 
 def driver_url(dsn: str) -> URL:
@@ -193,9 +181,14 @@ def uuid_array(ids: Iterable[UUID]) -> str:
     return f"{{{','.join([each.hex for each in ids])}}}"
 
 
+async def backend_of(connection: Connection) -> int:
+    """Return which process of the server answers; a pooler has told the client another one."""
+    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
+    return int(pid)
+
+
 async def _keep_plans(connection: Connection) -> None:
-    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [None]
-    if pid == connection.info.backend_pid:  # a pooler reports another one than the server
+    if await backend_of(connection) == connection.info.backend_pid:
         await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         connection.prepare_threshold = 0
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership.pool import arguments_of, connect, connect_arguments
+from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
 from jsworker.ownership.refusals import (
     is_answer_of_its_own,
     is_behind,
@@ -84,7 +84,7 @@ class Sessions:
         self._async_engine = create_async_engine(
             url, async_creator=partial(connect, arguments_of(url)), **options
         )
-        self._engine = create_engine(url, connect_args=connect_arguments(), **options)
+        self._engine = create_engine(url, connect_args=dict(CONNECT_ARGUMENTS), **options)
         _listen_for_faults(self._async_engine.sync_engine)
         _listen_for_faults(self._engine)
 

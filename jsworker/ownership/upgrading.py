@@ -14,14 +14,15 @@ from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from alembic import command
-from jsworker.core.errors import DatabaseRefused, MigrationMissing, SettingsError
+from jsworker.core.errors import DatabaseRefused, SettingsError
 from jsworker.ownership.database import place_of
-from jsworker.ownership.pool import connect_arguments, driver_url
+from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.schema import SCHEMA, metadata
 
@@ -70,17 +71,23 @@ def upgrade_database(
     )
     build = partial(_build_indexes, revision=revision, tell=tell)
     upgrade = partial(_upgrade_by_one, revision=revision)
-    reached: str | None
-    while True:
+    done = False
+    reached: str | None = None
+    while not done:
         turns(_migrating, dsn, build, in_transaction=False)
         reached, done = turns(_migrating, dsn, upgrade)
-        if done:
-            return reached
+    return reached
 
 
 def downgrade_database(dsn: str, revision: str) -> str | None:
     """Migrate a database down to ``revision`` (``base``: to nothing)."""
-    return _migrating(dsn, partial(_downgrade, revision=revision))
+
+    def downgrade(connection: Connection) -> str | None:
+        _lock(connection)
+        command.downgrade(_config(connection), revision)
+        return _current(connection)
+
+    return _migrating(dsn, downgrade)
 
 
 def current_revision(dsn: str) -> str | None:
@@ -88,27 +95,26 @@ def current_revision(dsn: str) -> str | None:
     return _migrating(dsn, _current)
 
 
-def head() -> str:
-    """Return the newest revision that this version of jsworker knows."""
-    revision = ScriptDirectory.from_config(_config(None)).get_current_head()
-    if revision is None:
-        raise MigrationMissing("this installation of jsworker holds no migrations")
-    return revision
-
-
 def run_migrations(context: "EnvironmentContext") -> None:
-    """Run what alembic asks for; called by alembic/env.py."""
+    """Run what alembic asks for, called by alembic/env.py: by itself in the database of JSWORKER_DATABASE_URL."""
     connection: Connection | None = context.config.attributes.get("connection")
     if connection is not None:
         _migrate(context, connection)
         return
-    engine = _engine()
+    dsn = os.environ.get("JSWORKER_DATABASE_URL")
+    if not dsn:
+        raise SettingsError("JSWORKER_DATABASE_URL must be set")
+    engine = _engine(driver_url(dsn))
     try:
         with engine.begin() as opened:
             _lock(opened)
             _migrate(context, opened)
     finally:
         engine.dispose()
+
+
+def _engine(url: URL) -> Engine:
+    return create_engine(url, hide_parameters=True, connect_args=dict(CONNECT_ARGUMENTS))
 
 
 def _is_locked(error: BaseException) -> bool:
@@ -126,7 +132,7 @@ def _holders(engine: Engine) -> str:
 def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: bool = True) -> T:
     """Return what a call returns, in one transaction or in autocommit mode."""
     url = driver_url(dsn)
-    engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
+    engine = _engine(url)
     if not in_transaction:
         engine = engine.execution_options(isolation_level="AUTOCOMMIT")
     place = place_of(url)
@@ -146,7 +152,7 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
         engine.dispose()
 
 
-def _upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str | None, bool]:
+def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
     """Migrate one revision up, within the connection's transaction; return where it is and whether that is all.
 
     Nothing but what the last migration has left to be done afterwards, if there is such; and nothing while there are
@@ -160,7 +166,7 @@ def _upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str
     return _current(connection), len(ahead) <= 1
 
 
-def _build_indexes(connection: Connection, revision: str = "head", *, tell: Callable[[str], None]) -> None:
+def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], None]) -> None:
     """Build the indexes of the next migration on the way to ``revision`` beside those who write, if jobs are many.
 
     At the end of the way those that are missing or invalid, if they are, are built anew. One upgrade builds at a
@@ -188,12 +194,6 @@ def _build_indexes(connection: Connection, revision: str = "head", *, tell: Call
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
 
 
-def _downgrade(connection: Connection, revision: str) -> str | None:
-    _lock(connection)
-    command.downgrade(_config(connection), revision)
-    return _current(connection)
-
-
 def _current(connection: Connection) -> str | None:
     options = {"version_table_schema": SCHEMA}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
@@ -217,11 +217,6 @@ def _ahead(connection: Connection, revision: str) -> list[Script]:
     return _scripts(connection, revision, _current(connection) or "base")
 
 
-def _behind(connection: Connection) -> list[Script]:
-    """Return the migrations that the database has behind it, the last one first."""
-    return _scripts(connection, _current(connection) or "base", "base")
-
-
 def _scripts(connection: Connection, upper: str, lower: str) -> list[Script]:
     scripts = ScriptDirectory.from_config(_config(connection))
     try:
@@ -234,13 +229,14 @@ def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
     """Return the statements that drop and build each index that is missing and that no transaction may build."""
     ahead = _ahead(connection, revision)
     statements: list[tuple[str, str]] = []
-    for script in [each.module for each in ahead[-1:] or _behind(connection)]:
-        indexes: Mapping[str, str] = getattr(script, "CONCURRENTLY", {})
+    for script in ahead[-1:] or _scripts(connection, _current(connection) or "base", "base"):
+        module = script.module
+        indexes: Mapping[str, str] = getattr(module, "CONCURRENTLY", {})
         missing = [
-            name for name in indexes if not connection.exec_driver_sql(script.IS_VALID, (name,)).scalar()
+            name for name in indexes if not connection.exec_driver_sql(module.IS_VALID, (name,)).scalar()
         ]
-        if missing and not (ahead and not connection.exec_driver_sql(script.ARE_MANY).scalar()):
-            statements += [(script.DROP_CONCURRENTLY[name], indexes[name]) for name in missing]
+        if missing and not (ahead and not connection.exec_driver_sql(module.ARE_MANY).scalar()):
+            statements += [(module.DROP_CONCURRENTLY[name], indexes[name]) for name in missing]
     return statements
 
 
@@ -265,24 +261,8 @@ def _lock(connection: Connection) -> None:
 
 
 def _config(connection: Connection | None) -> Config:
-    config = Config(_ini())
-    config.attributes["connection"] = connection
-    return config
-
-
-def _ini() -> Path:
     package = Path(__file__).resolve().parent.parent
     installed = package / "alembic.ini"
-    return installed if installed.is_file() else package.parent / "alembic.ini"
-
-
-def _engine() -> Engine:
-    """Return an engine for the alembic command, on the database of JSWORKER_DATABASE_URL.
-
-    Raises:
-        SettingsError: the variable is not set.
-    """
-    dsn = os.environ.get("JSWORKER_DATABASE_URL")
-    if not dsn:
-        raise SettingsError("JSWORKER_DATABASE_URL must be set")
-    return create_engine(driver_url(dsn), hide_parameters=True, connect_args=connect_arguments())
+    config = Config(installed if installed.is_file() else package.parent / "alembic.ini")
+    config.attributes["connection"] = connection
+    return config

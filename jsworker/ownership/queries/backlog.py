@@ -6,54 +6,44 @@ like, so only those that workers are for are counted each, and no more of them t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-
-_WORKERS: Final = 1_000
-"""Whose kinds are looked at; those that were seen last."""
-_MOST_REFUSED: Final = 100_000
-"""So many refused rows are counted; a foreign key may keep any number of ended jobs."""
-_LONGEST_SECONDS: Final = 1e10
-"""Three centuries: a row may hold an infinite time."""
+from jsworker.ownership.statements import filled
 
 # Those of stopped workers too, until they are forgotten: their jobs are of a kind that is known.
 SERVED = text("""
 SELECT DISTINCT kind FROM (
-  SELECT kinds FROM jsworker.workers ORDER BY last_seen_at DESC LIMIT :workers
+  SELECT kinds FROM jsworker.workers ORDER BY last_seen_at DESC LIMIT 1000
 ) AS w CROSS JOIN LATERAL unnest(w.kinds) AS kind
 WHERE kind IS NOT NULL AND kind <> ALL(CAST(:besides AS text[])) ORDER BY kind LIMIT :most
 """)
 
-# The predicates of the partial indexes, word for word: plain ones would not be answered by them. Epochs are
-# subtracted, for older servers cannot subtract infinite times.
-BACKLOG = text(
-    """
-SELECT {named} AS kind, 'queued' AS what, count(*) AS number, {oldest} AS oldest
-FROM jsworker.jobs WHERE status || '' = 'queued' GROUP BY 1
-UNION ALL
-SELECT {named}, 'scheduled', count(*), NULL
-FROM jsworker.jobs WHERE status || '' = 'scheduled' GROUP BY 1
-UNION ALL
-SELECT {named}, 'processing', count(*), NULL
-FROM jsworker.jobs WHERE status || '' = 'processing' GROUP BY 1
-UNION ALL
-SELECT {named}, 'outbox', count(*), {oldest}
-FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1 GROUP BY 1
-UNION ALL
+# The predicates of the partial indexes, word for word: plain ones would not be answered by them.
+_LIVE = {
+    "queued": "status || '' = 'queued'",
+    "scheduled": "status || '' = 'scheduled'",
+    "processing": "status || '' = 'processing'",
+    "outbox": "CAST(needs_publish AS integer) = 1",
+}
+# Epochs are subtracted, for older servers cannot subtract infinite times, and bounded by three centuries.
+_COUNT = """
+SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, '{what}' AS what, count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.jobs WHERE {which} GROUP BY 1
+"""
+# A foreign key may keep any number of ended jobs, whose rows are refused to be pruned.
+_OTHERS = """
 SELECT attempted, 'refused rows', count(*), NULL
-FROM (SELECT attempted FROM jsworker.refused_rows LIMIT {most}) AS r GROUP BY attempted
+FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY attempted
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
-""".replace("{most}", str(_MOST_REFUSED))
-    .replace("{named}", "CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END")
-    .replace(
-        "{oldest}",
-        "CAST(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)) AS double precision)",
-    )
-)
+"""
+_COUNTS = [filled(_COUNT, what=what, which=which).text for what, which in _LIVE.items()]
+BACKLOG = text("UNION ALL".join([*_COUNTS, _OTHERS]))
 
 
 @dataclass(slots=True)
@@ -93,33 +83,23 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
     """Return what waits: ``most`` kinds are counted each, these first, then as there is room those of other workers."""
     named = list(kinds[:most])
     if len(named) < most:
-        served = {"workers": _WORKERS, "besides": named, "most": most - len(named)}
+        served = {"besides": named, "most": most - len(named)}
         named += [row.kind for row in await database.run(SERVED, served)]
-    found = {kind: Waiting() for kind in named}
-    others: Waiting | None = None
+    found: dict[Any, Waiting] = {kind: Waiting() for kind in named}
     dead_messages = 0
     refused_rows: dict[str, int] = {}
     for row in await database.run(BACKLOG, {"kinds": named}):
-        if row.what == "dead messages":
-            dead_messages = row.number
-        elif row.what == "refused rows":
-            refused_rows[row.kind] = row.number
-        elif row.kind is None:
-            others = others or Waiting()
-            _note(others, row)
-        else:
-            _note(found[row.kind], row)
+        match row.what:
+            case "dead messages":
+                dead_messages = row.number
+            case "refused rows":
+                refused_rows[row.kind] = row.number
+            case "outbox":
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, row.oldest
+            case status:
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.jobs[status] = row.number
+                waiting.oldest_seconds = row.oldest if status == "queued" else waiting.oldest_seconds
+    others = found.pop(None, None)
     return Backlog(found, others, dead_messages, refused_rows)
-
-
-def _note(waiting: Waiting, row: Any) -> None:
-    if row.what == "outbox":
-        waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, _age(row.oldest)
-    else:
-        waiting.jobs[row.what] = row.number
-    if row.what == "queued":
-        waiting.oldest_seconds = _age(row.oldest)
-
-
-def _age(seconds: float | None) -> float:
-    return min(max(0.0, seconds or 0.0), _LONGEST_SECONDS)

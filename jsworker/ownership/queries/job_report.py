@@ -8,7 +8,6 @@ from uuid import UUID
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import queued_indexed
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.workers import IS_ALIVE
@@ -24,24 +23,17 @@ _SAMPLE: Final = 1_000
 
 # The predicates are those of the partial indexes, word for word. statement_timestamp() can be looked up in an
 # index; clock_timestamp() would be compared with every row.
-UNPUBLISHED = text("""
-SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
-  SELECT extract(epoch FROM statement_timestamp() - publish_after) AS seconds FROM jsworker.jobs
-  WHERE CAST(needs_publish AS integer) = 1
-    AND publish_after < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
-    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r
-                    WHERE r.job_id = jobs.id AND r.attempted IN ('publish', 'mark'))
-  ORDER BY publish_after LIMIT :bound) AS late
-""")
-
-OVERDUE = text("""
-SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
-  SELECT extract(epoch FROM statement_timestamp() - run_at) AS seconds FROM jsworker.jobs
-  WHERE status || '' = 'scheduled'
-    AND run_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
-    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted = 'promote')
-  ORDER BY run_at LIMIT :bound) AS late
-""")
+_LATE = """
+SELECT count(*) AS jobs, coalesce(max(late.seconds), 0) AS oldest FROM (
+  SELECT extract(epoch FROM statement_timestamp() - {due}) AS seconds FROM jsworker.jobs
+  WHERE {which} AND {due} < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
+    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted IN ({attempted}))
+  ORDER BY {due} LIMIT :bound) AS late
+"""
+UNPUBLISHED = filled(
+    _LATE, due="publish_after", which="CAST(needs_publish AS integer) = 1", attempted="'publish', 'mark'"
+)
+OVERDUE = filled(_LATE, due="run_at", which="status || '' = 'scheduled'", attempted="'promote'")
 
 QUEUED = filled(
     """
@@ -52,9 +44,9 @@ WITH RECURSIVE {kinds}, several AS (
 SELECT k.kind,
   (SELECT count(*) FROM (
      SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT :bound) AS few) AS jobs,
-  extract(epoch FROM statement_timestamp() - (
+  coalesce(extract(epoch FROM statement_timestamp() - (
     SELECT j.queued_at FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
-    ORDER BY j.queued_at LIMIT 1)) AS oldest
+    ORDER BY j.queued_at LIMIT 1)), 0) AS oldest
 FROM several AS k)
 SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """,
@@ -66,7 +58,7 @@ WORKERS = text(f"""
 SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
   coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
-""")  # noqa: S608 -- a constant of registry.py
+""")  # noqa: S608 -- a constant
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -128,22 +120,17 @@ class RegisteredWorker:
     """A worker's row; ``alive``: see ``list_workers``."""
 
     id: str
-    kinds: tuple[str, ...]
+    kinds: Sequence[str]
     concurrency: int
     version: str
     state: str
     alive: bool
-    kinds_without_timeout: tuple[str, ...] = ()
+    kinds_without_timeout: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SilentOwner:
-    """Who holds running jobs and shows no sign of life.
-
-    Attributes:
-        registered: whether it has a row in the registry.
-        never_stale: among its jobs are some that no time-out takes back.
-    """
+    """Who holds running jobs and shows no sign of life; some of the jobs may be taken back by no time-out."""
 
     worker_id: str
     jobs: int
@@ -154,13 +141,9 @@ class SilentOwner:
 
 @dataclass(frozen=True, slots=True)
 class RefusalGroup:
-    """Jobs that are set aside because PostgreSQL refuses to write their rows, all for one reason.
+    """Jobs that are set aside because PostgreSQL refuses one transition of their rows, for one reason.
 
-    Attributes:
-        attempted: the transition that was to be made.
-        constraint: None: it was none.
-        job_id: one of them.
-        oldest: seconds since the first of these refusals.
+    ``job_id`` is one of them, ``oldest`` the seconds since the first of these refusals.
     """
 
     attempted: str
@@ -173,10 +156,9 @@ class RefusalGroup:
 
 @dataclass(frozen=True, slots=True)
 class EndedSample:
-    """The jobs that ended last.
+    """A sample of the jobs that ended last.
 
     Attributes:
-        jobs, failed: of a sample of them.
         within: seconds that this sample spans; None: no job has ended.
         oldest: seconds since the end of the oldest job that is still there.
     """
@@ -197,19 +179,18 @@ class Rows:
         overdue: scheduled jobs that are due and were not queued.
         queues: by kind; from ``MOST_QUEUES`` on there may be others.
         newest_dead_message: seconds; None: there is none.
-        refused: jobs that are set aside, by the reason.
     """
 
     installation: UUID | None
     unpublished: Late
     overdue: Late
-    queues: tuple[QueuedKind, ...]
-    workers: tuple[RegisteredWorker, ...]
-    silent_owners: tuple[SilentOwner, ...]
+    queues: Sequence[QueuedKind]
+    workers: Sequence[RegisteredWorker]
+    silent_owners: Sequence[SilentOwner]
     dead_messages: int
     newest_dead_message: float | None
     ended: EndedSample
-    refused: tuple[RefusalGroup, ...] = ()
+    refused: Sequence[RefusalGroup] = ()
 
 
 async def read_rows(database: Database, *, late_after: float) -> Rows:
@@ -219,31 +200,20 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
     installation = await database.run(INSTALLATION)
     [dead] = await database.run(DEAD_MESSAGES)
     [ended] = await database.run(ENDED, sample)
-    workers = tuple(
-        RegisteredWorker(
-            **row._asdict()
-            | {"kinds": tuple(row.kinds), "kinds_without_timeout": tuple(row.kinds_without_timeout)}
-        )
-        for row in await database.run(WORKERS, sample)
-    )
+    [unpublished] = await database.run(UNPUBLISHED, late)
+    [overdue] = await database.run(OVERDUE, late)
+    workers = [RegisteredWorker(**row._asdict()) for row in await database.run(WORKERS, sample)]
     served = sorted({kind for worker in workers for kind in worker.kinds})
     queued = {"bound": BOUND, "most": MOST_QUEUES, "served": served}
     return Rows(
         installation=installation[0].id if installation else None,
-        unpublished=_late(await database.run(UNPUBLISHED, late)),
-        overdue=_late(await database.run(OVERDUE, late)),
-        queues=tuple(
-            QueuedKind(row.kind, row.jobs, row.oldest or 0.0) for row in await database.run(QUEUED, queued)
-        ),
+        unpublished=Late(*unpublished),
+        overdue=Late(*overdue),
+        queues=[QueuedKind(*row) for row in await database.run(QUEUED, queued)],
         workers=workers,
-        silent_owners=tuple(SilentOwner(*row) for row in await database.run(SILENT_OWNERS)),
+        silent_owners=[SilentOwner(*row) for row in await database.run(SILENT_OWNERS)],
         dead_messages=dead.messages,
         newest_dead_message=dead.newest,
         ended=EndedSample(*ended),
-        refused=tuple(RefusalGroup(*row) for row in await database.run(REFUSED)),
+        refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
     )
-
-
-def _late(rows: Sequence[Row]) -> Late:
-    [row] = rows
-    return Late(row.jobs, row.oldest or 0.0)

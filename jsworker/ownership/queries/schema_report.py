@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import CheckConstraint, text
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.schema import CreateIndex
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.schema import SCHEMA, metadata
+from jsworker.ownership.schema import metadata
 
 INDEXES = text("""
 SELECT c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS valid,
@@ -17,16 +16,14 @@ SELECT c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS
 FROM pg_index AS i
 JOIN pg_class AS c ON c.oid = i.indexrelid
 JOIN pg_class AS t ON t.oid = i.indrelid
-JOIN pg_namespace AS n ON n.oid = t.relnamespace
-WHERE n.nspname = :schema ORDER BY c.relname
+WHERE t.relnamespace = to_regnamespace('jsworker') ORDER BY c.relname
 """)
 
 CONSTRAINTS = text("""
 SELECT con.conname AS name, t.relname AS "table", con.convalidated AS valid
 FROM pg_constraint AS con
 JOIN pg_class AS t ON t.oid = con.conrelid
-JOIN pg_namespace AS n ON n.oid = con.connamespace
-WHERE n.nspname = :schema AND con.contype = 'c'
+WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
 """)
 
 # They fire on a plain connection when they are enabled for the origin or always.
@@ -34,11 +31,8 @@ TRIGGERS = text("""
 SELECT tg.tgname AS name, tg.tgenabled IN ('O', 'A') AS enabled
 FROM pg_trigger AS tg
 JOIN pg_class AS c ON c.oid = tg.tgrelid
-JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = :schema AND c.relname = 'jobs' AND NOT tg.tgisinternal
+WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
 """)
-
-_OF_SCHEMA: Final = {"schema": SCHEMA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +83,10 @@ def wanted_constraints() -> set[str]:
 
 async def read_schema(database: Database) -> Schema:
     """Return how the tables are."""
-    indexes = await database.run(INDEXES, _OF_SCHEMA)
-    constraints = await database.run(CONSTRAINTS, _OF_SCHEMA)
-    triggers = await database.run(TRIGGERS, _OF_SCHEMA)
+    constraints = await database.run(CONSTRAINTS)
     return Schema(
-        indexes={row.name: IndexState(**row._asdict()) for row in indexes},
+        indexes={row.name: IndexState(*row) for row in await database.run(INDEXES)},
         constraints={row.name for row in constraints},
         doubtful={row.name: row.table for row in constraints if not row.valid},
-        triggers={row.name: row.enabled for row in triggers},
+        triggers={row.name: row.enabled for row in await database.run(TRIGGERS)},
     )

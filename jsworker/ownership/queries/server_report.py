@@ -12,29 +12,24 @@ from sqlalchemy import text
 
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Connection, arguments_of, connect
+from jsworker.ownership.pool import Connection, arguments_of, backend_of, connect
 from jsworker.ownership.refusals import map_error
-from jsworker.ownership.schema import SCHEMA
 
 _LINK_SECONDS: Final = 10.0
 _SHARING_ROUNDS: Final = 5
 
-NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "jobs": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "job_events": ("SELECT", "INSERT", "DELETE"),
-    "workers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "installation": ("SELECT", "INSERT"),
-    "dead_messages": ("SELECT", "INSERT", "DELETE"),
-    "refused_rows": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "untold_resets": ("SELECT", "INSERT", "UPDATE (at)", "DELETE"),
-    "alembic_version": ("SELECT",),
+_NEEDED_RIGHTS: Final = {
+    "jobs": "SELECT INSERT UPDATE DELETE",
+    "job_events": "SELECT INSERT DELETE",
+    "workers": "SELECT INSERT UPDATE DELETE",
+    "installation": "SELECT INSERT",
+    "dead_messages": "SELECT INSERT DELETE",
+    "refused_rows": "SELECT INSERT UPDATE DELETE",
+    "untold_resets": "SELECT INSERT DELETE",
+    "alembic_version": "SELECT",
 }
-"""What the statements of a worker need of each table, or of the one column in brackets."""
-
-_SETTINGS: Final = (
-    *("server_version", "fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only"),
-    *("max_connections", "superuser_reserved_connections", "reserved_connections"),
-)
+"""What the statements of a worker need of each table."""
+_NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
 SERVER = text("""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
@@ -45,7 +40,11 @@ SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit,
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)
 
-SETTINGS = text("SELECT name, setting FROM pg_settings WHERE name = ANY(CAST(:names AS text[]))")
+SETTINGS = text("""
+SELECT name, setting FROM pg_settings WHERE name IN (
+  'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
+  'max_connections', 'superuser_reserved_connections', 'reserved_connections')
+""")
 
 # What has neither a snapshot nor written anything keeps no dead row alive, however long it is idle.
 OLDEST = text("""
@@ -66,13 +65,12 @@ SELECT c.relname AS "table", needed.privilege || coalesce(' (' || needed.of_colu
 FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[]), CAST(:columns AS text[]))
   AS needed(name, privilege, of_column)
 JOIN pg_class AS c ON c.relname = needed.name AND c.relkind IN ('r', 'p')
-JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = :schema
+  AND c.relnamespace = to_regnamespace('jsworker')
 WHERE NOT CASE WHEN needed.of_column IS NULL THEN has_table_privilege(c.oid, needed.privilege)
   ELSE has_column_privilege(c.oid, needed.of_column, needed.privilege) END
 UNION ALL
-SELECT NULL, 'USAGE' FROM pg_namespace AS n WHERE n.nspname = :schema AND NOT has_schema_privilege(n.oid, 'USAGE')
+SELECT NULL, 'USAGE' WHERE NOT has_schema_privilege(to_regnamespace('jsworker'), 'USAGE')
 """)
-
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
 """Whether a pooler is between, and what it lends: a server connection for a statement, for a transaction, or
@@ -138,8 +136,7 @@ class Link:
 async def read_server(database: Database) -> Server:
     """Return what the server reports of itself and of this login."""
     [row] = await database.run(SERVER)
-    settings = await database.run(SETTINGS, {"names": list(_SETTINGS)})
-    return Server(**row._asdict(), settings={each.name: each.setting for each in settings})
+    return Server(**row._asdict(), settings=dict(await database.run(SETTINGS)))
 
 
 async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
@@ -150,29 +147,20 @@ async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
 
 async def read_missing_rights(database: Database) -> list[MissingRight]:
     """Return what this role lacks of what a worker needs, on the tables that there are."""
-    needed = [(table, privilege) for table, rights in NEEDED_RIGHTS.items() for privilege in rights]
-    parted = [(table, *privilege.rstrip(")").partition(" (")) for table, privilege in needed]
-    values = {
-        "tables": [table for table, _, _, _ in parted],
-        "privileges": [privilege for _, privilege, _, _ in parted],
-        "columns": [column or None for _, _, _, column in parted],
-        "schema": SCHEMA,
-    }
-    return [MissingRight(row.table, row.privilege) for row in await database.run(RIGHTS, values)]
+    of_tables = [(table, right, None) for table, rights in _NEEDED_RIGHTS.items() for right in rights.split()]
+    tables, privileges, columns = zip(*of_tables, _NEEDED_OF_A_COLUMN, strict=True)
+    values = {"tables": list(tables), "privileges": list(privileges), "columns": list(columns)}
+    return [MissingRight(*row) for row in await database.run(RIGHTS, values)]
 
 
 async def read_link(database: Database) -> Link:
-    """Connect twice and return what the connections show of the way.
-
-    Raises:
-        DatabaseUnavailable, DatabaseRefused: as ``Database.run`` does.
-    """
+    """Connect twice and return what the connections show of the way; with the errors of ``Database.run``."""
     try:
         async with asyncio.timeout(_LINK_SECONDS), AsyncExitStack() as stack:
             # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
             arguments = arguments_of(database.url) | {"autocommit": True}
             first, second = [await stack.enter_async_context(await connect(arguments)) for _ in range(2)]
-            return await _read_link(first, second)
+            return Link(bool(first.pgconn.ssl_in_use), _is_local(first), await _sharing(first, second))
     except TimeoutError:
         raise DatabaseUnavailable(
             f"PostgreSQL at {database.place} did not answer within {_LINK_SECONDS:g} s"
@@ -181,32 +169,21 @@ async def read_link(database: Database) -> Link:
         raise map_error(error, database.place) from None
 
 
-async def _read_link(first: Connection, second: Connection) -> Link:
-    info = first.info
-    local = info.host.startswith("/") or (
-        bool(info.hostaddr) and ipaddress.ip_address(info.hostaddr.partition("%")[0]).is_loopback
-    )
-    pooled = await _backend(first) != info.backend_pid  # a pooler reports another one than the server
-    return Link(
-        encrypted=bool(first.pgconn.ssl_in_use),
-        local=local,
-        sharing=await _sharing(first, second) if pooled else "direct",
-    )
+def _is_local(connection: Connection) -> bool:
+    address = connection.info.hostaddr.partition("%")[0]
+    return connection.info.host.startswith("/") or bool(address and ipaddress.ip_address(address).is_loopback)
 
 
 async def _sharing(first: Connection, second: Connection) -> Sharing:
     """Find out what a pooler lends: two idle clients on one server session prove that it lends less than one."""
+    if await backend_of(first) == first.info.backend_pid:  # a pooler reports another one than the server
+        return "direct"
     shared = False
     for _ in range(_SHARING_ROUNDS):
-        shared = shared or await _backend(first) == await _backend(second)
+        shared = shared or await backend_of(first) == await backend_of(second)
     try:
         await first.execute("BEGIN")
         await first.execute("ROLLBACK")
     except psycopg.errors.ProtocolViolation:
         return "statement"
     return "transaction" if shared else "unclear"
-
-
-async def _backend(connection: Connection) -> int:
-    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
-    return int(pid)
