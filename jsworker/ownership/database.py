@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 import psycopg
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.ownership.pool import Parameters, Pool, Row, driver_url
@@ -56,10 +55,9 @@ class Database:
         self.url = driver_url(dsn)
         self.place = place_of(self.url)
         self._statement_timeout = statement_timeout
-        new_pool = partial(Pool, self.url, wait=statement_timeout)
-        self._statements = new_pool(size=pool_size, overflow=pool_size)
-        self._by_key = new_pool(size=pool_size, overflow=pool_size, keeps_plans=True)
-        self._heartbeats = new_pool(size=1, overflow=2, keeps_plans=True)
+        self._statements = Pool(self.url, size=pool_size, overflow=pool_size)
+        self._by_key = Pool(self.url, size=pool_size, overflow=pool_size, keeps_plans=True)
+        self._heartbeats = Pool(self.url, size=1, overflow=2, keeps_plans=True)
         self._given_up: set[asyncio.Task[object]] = set()
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
@@ -164,7 +162,7 @@ class Database:
             raise DatabaseUnavailable(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
         try:
             return task.result()
-        except (SQLAlchemyError, psycopg.Error, OSError, UnicodeError) as error:
+        except (psycopg.Error, OSError, UnicodeError) as error:
             raise map_error(error, self.place) from None
 
     def _give_up(self, task: asyncio.Task[object]) -> None:

@@ -15,7 +15,6 @@ from psycopg.rows import namedtuple_row, tuple_row
 from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from jsworker.ownership.queries.reading import read_anything
 
@@ -51,14 +50,13 @@ class Pool:
         in_use: that are lent now.
     """
 
-    def __init__(self, url: URL, *, size: int, overflow: int, wait: float, keeps_plans: bool = False) -> None:
+    def __init__(self, url: URL, *, size: int, overflow: int, keeps_plans: bool = False) -> None:
         """Prepare a pool; nothing connects yet.
 
         Args:
             url: where to connect.
             size: connections that stay open.
             overflow: further ones, closed after use.
-            wait: seconds until a statement that finds no free connection is given up.
             keeps_plans: for statements that find their rows by key: PostgreSQL plans them once for each
                 connection and always by index, whatever it believes the size of the table to be. Not behind a
                 pooler, which may run every statement on another session.
@@ -68,7 +66,6 @@ class Pool:
         self._size = size
         self.limit = size + overflow
         self.in_use = 0
-        self._wait = wait
         self._lendable = asyncio.Semaphore(self.limit)
         self._idle: list[Connection] = []
         self._closed = False
@@ -86,7 +83,7 @@ class Pool:
         With ``along_index`` its order is read from an index, whatever the planner expects to have to sort.
 
         Raises:
-            psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
+            psycopg.Error, OSError, UnicodeError: as the driver raises them.
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
@@ -113,8 +110,7 @@ class Pool:
 
         So is one to a server that has become read only: another may be the primary by now.
         """
-        await self._wait_for_one()
-        try:
+        async with self._lendable:
             lent = await self._idle_or_new()
             self.in_use += 1
             is_usable = True
@@ -129,15 +125,6 @@ class Pool:
                     await lent.close()
                 else:
                     self._idle.append(lent)
-        finally:
-            self._lendable.release()
-
-    async def _wait_for_one(self) -> None:
-        try:
-            async with asyncio.timeout(self._wait if self._lendable.locked() else None):
-                await self._lendable.acquire()
-        except TimeoutError:
-            raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
 
     async def _idle_or_new(self) -> Connection:
         while self._idle:

@@ -5,21 +5,14 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import psycopg
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import DBAPIError
 
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
 from jsworker.ownership.pool import Row
 
 _COMES_BACK = (
-    "starting up",
-    "shutting down",
-    "recovery mode",
-    "accepting connections",
-    "terminating connection",
-    "too many",
-    "connection slots",
-    "no more connections",
+    *("starting up", "shutting down", "recovery mode", "accepting connections", "terminating connection"),
+    *("too many", "connection slots", "no more connections"),
 )
 """In libpq's words (the last: PgBouncer's): refusals at the door that end by themselves."""
 _READ_ONLY = "25006"
@@ -71,10 +64,10 @@ def server_fault(error: BaseException | None) -> str | None:
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    if sqlstate is not None:
-        known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*_CONFLICTS, _READ_ONLY)
-        return f"SQLSTATE {sqlstate}" if known else None
-    return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
+    if sqlstate is None:
+        return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
+    known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*_CONFLICTS, _READ_ONLY)
+    return f"SQLSTATE {sqlstate}" if known else None
 
 
 def is_answer_of_its_own(error: BaseException) -> bool:
@@ -106,23 +99,17 @@ def is_behind(cause: BaseException, error: BaseException) -> bool:
 
 def map_error(error: Exception, place: str) -> JsworkerError:
     """Return jsworker's error for a driver's: SQLSTATE and constraint, never the row (its DETAIL holds payloads)."""
-    if isinstance(error, (PoolTimeoutError, InvalidRequestError)):
-        return DatabaseUnavailable(
-            f"no free connection to PostgreSQL at {place} within the statement time-out"
-        )
     cause = error.orig if isinstance(error, DBAPIError) else error
-    sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    if sqlstate is None and isinstance(cause, (psycopg.DataError, UnicodeError)):
-        return RowRefused(_NOT_TEXT, None)
-    if sqlstate is None:
-        return _unconnected(cause, place)
-    if isinstance(cause, psycopg.Error) and _is_of_a_row(cause, sqlstate):
-        return RowRefused(sqlstate, cause.diag.constraint_name)
+    if not isinstance(cause, psycopg.Error) or cause.sqlstate is None:
+        is_no_text = isinstance(cause, psycopg.DataError | UnicodeError)
+        return RowRefused(_NOT_TEXT, None) if is_no_text else _unconnected(cause, place)
+    sqlstate, diagnosis = cause.sqlstate, cause.diag
+    if _is_of_a_row(cause, sqlstate):
+        return RowRefused(sqlstate, diagnosis.constraint_name)
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
         return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
-    refused = DatabaseRefused(
-        f"PostgreSQL at {place} refused a statement: {_primary(cause)} (SQLSTATE {sqlstate})"
-    )
+    reason = (diagnosis.message_primary or "no reason given")[:200]
+    refused = DatabaseRefused(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")
     refused.sqlstate = sqlstate
     return refused
 
@@ -132,6 +119,17 @@ def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
     if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
         return True
     return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
+
+
+def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
+    said = str(cause).strip()
+    for line in said.splitlines():
+        _, fatal, reason = line.partition("FATAL:")
+        if fatal and not any(word in reason for word in _COMES_BACK):
+            return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
+    first = said.splitlines()[0] if said else type(cause).__name__
+    unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
+    return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
 
 
 @contextmanager
@@ -147,23 +145,6 @@ def operators_rights(call: str) -> Iterator[None]:
         )
         refused.sqlstate = error.sqlstate
         raise refused from None
-
-
-def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
-    said = str(cause) if cause is not None else "connection lost"
-    for line in said.splitlines():
-        _, fatal, reason = line.partition("FATAL:")
-        if fatal and not any(word in reason for word in _COMES_BACK):
-            return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
-    first = said.strip().splitlines()[0] if said.strip() else type(cause).__name__
-    unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
-    return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
-
-
-def _primary(cause: BaseException | None) -> str:
-    if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
-        return cause.diag.message_primary[:200]
-    return "no reason given"
 
 
 async def in_halves(

@@ -7,7 +7,6 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.embedded import EmbeddedPostgres
@@ -194,11 +193,6 @@ class TestWords:
         mapped = map_error(error, "db:5432/app")
         assert isinstance(mapped, DatabaseRefused)
         assert str(mapped) == 'PostgreSQL at db:5432/app refused the login: role "x" does not exist'
-
-    def test_a_pool_without_a_free_connection(self) -> None:
-        mapped = map_error(PoolTimeoutError("QueuePool limit of size 5 overflow 5 reached"), "db:5432/app")
-        assert isinstance(mapped, DatabaseUnavailable)
-        assert str(mapped) == "no free connection to PostgreSQL at db:5432/app within the statement time-out"
 
     def test_a_connection_that_says_nothing(self) -> None:
         mapped = map_error(psycopg.OperationalError(), "db:5432/app")
