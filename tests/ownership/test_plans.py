@@ -15,8 +15,7 @@ from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.backlog import BACKLOG
-from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES
+from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
     control,
@@ -439,7 +438,7 @@ class TestManyKinds:
         assert "zzz-served" in kinds  # the last by name, and a worker is for it
 
     def test_queues_of_the_doctor(self, many_kinds: Connection) -> None:
-        parameters = {"bound": BOUND, "most": MOST_QUEUES, "served": ["zzz-served", "idle"]}
+        parameters = {"served": ["zzz-served", "idle"]}
         assert rows_read(many_kinds, inspection.QUEUED, parameters) <= 10_000
         kinds = [row.kind for row in many_kinds.execute(inspection.QUEUED, parameters)]
         assert len(kinds) == MOST_QUEUES + 1

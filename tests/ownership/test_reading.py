@@ -15,7 +15,7 @@ from jsworker.cli.jobs import _row
 from jsworker.cli.output import iso, print_json, since, until
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.backlog import backlog
+from jsworker.ownership.queries.job_report import backlog
 from jsworker.ownership.queries.reading import FarTime, read_json
 
 from .conftest import TestDatabases

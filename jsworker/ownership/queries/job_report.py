@@ -1,8 +1,12 @@
-"""What the rows show: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
+"""What the rows show: what waits and for whom, who holds what, what was left behind.
+
+Each statement reads an index that holds only what it asks for, however many jobs have ended, and nearly every count
+ends at a bound.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import text
@@ -14,12 +18,8 @@ from jsworker.ownership.transitions.workers import IS_ALIVE
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
-
 MOST_QUEUES: Final = 100
 """Kinds whose queue is looked at; those that workers are for are looked at all the same."""
-
-_SAMPLE: Final = 1_000
-"""Rows that are looked at of a table too long to read."""
 
 # The predicates are those of the partial indexes, word for word. statement_timestamp() can be looked up in an
 # index; clock_timestamp() would be compared with every row.
@@ -28,8 +28,8 @@ SELECT count(*) AS jobs, coalesce(max(late.seconds), 0) AS oldest FROM (
   SELECT extract(epoch FROM statement_timestamp() - {due}) AS seconds FROM jsworker.jobs
   WHERE {which} AND {due} < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
     AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted IN ({attempted}))
-  ORDER BY {due} LIMIT :bound) AS late
-"""
+  ORDER BY {due} LIMIT {bound}) AS late
+""".replace("{bound}", str(BOUND))
 UNPUBLISHED = filled(
     _LATE, due="publish_after", which="CAST(needs_publish AS integer) = 1", attempted="'publish', 'mark'"
 )
@@ -38,12 +38,12 @@ OVERDUE = filled(_LATE, due="run_at", which="status || '' = 'scheduled'", attemp
 QUEUED = filled(
     """
 WITH RECURSIVE {kinds}, several AS (
-  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most) AS first
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT {most}) AS first
   UNION SELECT unnest(CAST(:served AS text[]))
 ), queues AS MATERIALIZED (
 SELECT k.kind,
   (SELECT count(*) FROM (
-     SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT :bound) AS few) AS jobs,
+     SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT {bound}) AS few) AS jobs,
   coalesce(extract(epoch FROM statement_timestamp() - (
     SELECT j.queued_at FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
     ORDER BY j.queued_at LIMIT 1)), 0) AS oldest
@@ -52,12 +52,14 @@ SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """,
     kinds=KINDS_BY_LEAPS.replace("{which}", ""),
     queued=condition(queued_indexed),
+    most=str(MOST_QUEUES),
+    bound=str(BOUND),
 )
 
 WORKERS = text(f"""
 SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
   coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout
-FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
+FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT 1000
 """)  # noqa: S608 -- a constant
 
 # A worker without a row that goes on beating comes back to the registry by itself.
@@ -92,22 +94,51 @@ SELECT count(*) AS jobs, count(*) FILTER (WHERE last.status = 'failed') AS faile
     ORDER BY j.finished_at LIMIT 1)) AS oldest
 FROM (
   SELECT j.status, j.finished_at FROM jsworker.jobs AS j
-  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT :sample) AS last
+  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT 1000) AS last
 """)
 
 INSTALLATION = text("SELECT id FROM jsworker.installation")
 
+# Those of stopped workers too, until they are forgotten: their jobs are of a kind that is known.
+SERVED = text("""
+SELECT DISTINCT kind FROM (
+  SELECT kinds FROM jsworker.workers ORDER BY last_seen_at DESC LIMIT 1000
+) AS w CROSS JOIN LATERAL unnest(w.kinds) AS kind
+WHERE kind IS NOT NULL AND kind <> ALL(CAST(:besides AS text[])) ORDER BY kind LIMIT :most
+""")
 
-@dataclass(frozen=True, slots=True)
-class Late:
+_WAITING = {
+    "queued": "status || '' = 'queued'",
+    "scheduled": "status || '' = 'scheduled'",
+    "processing": "status || '' = 'processing'",
+    "outbox": "CAST(needs_publish AS integer) = 1",
+}
+# Epochs are subtracted, for older servers cannot subtract infinite times, and bounded by three centuries.
+_BY_KIND = """
+SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, '{what}' AS what, count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.jobs WHERE {which} GROUP BY 1
+"""
+# A foreign key may keep any number of ended jobs, whose rows are refused to be pruned.
+_OTHERS = """
+SELECT attempted, 'refused rows', count(*), NULL
+FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY attempted
+UNION ALL
+SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
+"""
+_COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
+BACKLOG = text("UNION ALL".join([*_COUNTS, _OTHERS]))
+
+
+class Late(NamedTuple):
     """Jobs for which something should have been done, up to ``BOUND``; ``oldest``: seconds that the first waits."""
 
     jobs: int
     oldest: float
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedKind:
+class QueuedKind(NamedTuple):
     """Jobs of a kind that wait for a worker, counted up to ``BOUND``; ``oldest`` in seconds."""
 
     kind: str
@@ -128,8 +159,7 @@ class RegisteredWorker:
     kinds_without_timeout: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SilentOwner:
+class SilentOwner(NamedTuple):
     """Who holds running jobs and shows no sign of life; some of the jobs may be taken back by no time-out."""
 
     worker_id: str
@@ -139,8 +169,7 @@ class SilentOwner:
     never_stale: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalGroup:
+class RefusalGroup(NamedTuple):
     """Jobs that are set aside because PostgreSQL refuses one transition of their rows, for one reason.
 
     ``job_id`` is one of them, ``oldest`` the seconds since the first of these refusals.
@@ -154,8 +183,7 @@ class RefusalGroup:
     oldest: float
 
 
-@dataclass(frozen=True, slots=True)
-class EndedSample:
+class EndedSample(NamedTuple):
     """A sample of the jobs that ended last.
 
     Attributes:
@@ -193,23 +221,53 @@ class Rows:
     refused: Sequence[RefusalGroup] = ()
 
 
+@dataclass(slots=True)
+class Waiting:
+    """One kind's live jobs.
+
+    Attributes:
+        jobs: how many, by status: scheduled, queued, processing.
+        oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
+        to_publish: queued jobs whose message is still to be sent; the oldest of them has been queued for so long.
+    """
+
+    jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
+    oldest_seconds: float = 0.0
+    to_publish: int = 0
+    to_publish_oldest_seconds: float = 0.0
+
+
+class Backlog(NamedTuple):
+    """What waits in the whole table.
+
+    Attributes:
+        kinds: by kind: those asked for and those of other workers, even without a job.
+        others: all other kinds together; None: they have no live jobs.
+        dead_messages: messages that could not be used.
+        refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
+    """
+
+    kinds: dict[str, Waiting]
+    others: Waiting | None
+    dead_messages: int
+    refused_rows: dict[str, int]
+
+
 async def read_rows(database: Database, *, late_after: float) -> Rows:
     """Return what the rows show; a due message or a due job is late after so many seconds."""
-    late = {"older_than": late_after, "bound": BOUND}
-    sample = {"sample": _SAMPLE}
+    late = {"older_than": late_after}
     installation = await database.run(INSTALLATION)
     [dead] = await database.run(DEAD_MESSAGES)
-    [ended] = await database.run(ENDED, sample)
+    [ended] = await database.run(ENDED)
     [unpublished] = await database.run(UNPUBLISHED, late)
     [overdue] = await database.run(OVERDUE, late)
-    workers = [RegisteredWorker(**row._asdict()) for row in await database.run(WORKERS, sample)]
+    workers = [RegisteredWorker(*row) for row in await database.run(WORKERS)]
     served = sorted({kind for worker in workers for kind in worker.kinds})
-    queued = {"bound": BOUND, "most": MOST_QUEUES, "served": served}
     return Rows(
         installation=installation[0].id if installation else None,
         unpublished=Late(*unpublished),
         overdue=Late(*overdue),
-        queues=[QueuedKind(*row) for row in await database.run(QUEUED, queued)],
+        queues=[QueuedKind(*row) for row in await database.run(QUEUED, {"served": served})],
         workers=workers,
         silent_owners=[SilentOwner(*row) for row in await database.run(SILENT_OWNERS)],
         dead_messages=dead.messages,
@@ -217,3 +275,32 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         ended=EndedSample(*ended),
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
     )
+
+
+async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
+    """Return what waits: ``most`` kinds are counted each, these first, then those of other workers.
+
+    Producers invent kinds as they like, so only those that workers are for are counted each.
+    """
+    named = list(kinds[:most])
+    if len(named) < most:
+        served = {"besides": named, "most": most - len(named)}
+        named += [row.kind for row in await database.run(SERVED, served)]
+    found: dict[Any, Waiting] = {kind: Waiting() for kind in named}
+    dead_messages = 0
+    refused_rows: dict[str, int] = {}
+    for row in await database.run(BACKLOG, {"kinds": named}):
+        match row.what:
+            case "dead messages":
+                dead_messages = row.number
+            case "refused rows":
+                refused_rows[row.kind] = row.number
+            case "outbox":
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, row.oldest
+            case status:
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.jobs[status] = row.number
+                waiting.oldest_seconds = row.oldest if status == "queued" else waiting.oldest_seconds
+    others = found.pop(None, None)
+    return Backlog(found, others, dead_messages, refused_rows)

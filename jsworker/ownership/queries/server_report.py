@@ -1,19 +1,22 @@
-"""What PostgreSQL reports of itself and of this login: settings, rights, other sessions, the way to it."""
+"""What PostgreSQL reports of itself, of this login and of the tables, and how these must be."""
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import CheckConstraint, text
+from sqlalchemy.dialects.postgresql import psycopg as dialect
+from sqlalchemy.schema import CreateIndex
 
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Connection, arguments_of, backend_of, connect
 from jsworker.ownership.refusals import map_error
+from jsworker.ownership.schema import metadata
 
 _LINK_SECONDS: Final = 10.0
 _SHARING_ROUNDS: Final = 5
@@ -36,14 +39,11 @@ SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit,
   pg_is_in_recovery() AS standby,
   pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS sees_all,
   CAST(current_setting('server_version_num') AS integer) AS version,
-  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections
+  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+  (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
+    'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
+    'max_connections', 'superuser_reserved_connections', 'reserved_connections')) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
-""")
-
-SETTINGS = text("""
-SELECT name, setting FROM pg_settings WHERE name IN (
-  'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
-  'max_connections', 'superuser_reserved_connections', 'reserved_connections')
 """)
 
 # What has neither a snapshot nor written anything keeps no dead row alive, however long it is idle.
@@ -70,6 +70,30 @@ WHERE NOT CASE WHEN needed.of_column IS NULL THEN has_table_privilege(c.oid, nee
   ELSE has_column_privilege(c.oid, needed.of_column, needed.privilege) END
 UNION ALL
 SELECT NULL, 'USAGE' WHERE NOT has_schema_privilege(to_regnamespace('jsworker'), 'USAGE')
+""")
+
+INDEXES = text("""
+SELECT c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS valid,
+  pg_get_indexdef(c.oid) AS definition
+FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_class AS t ON t.oid = i.indrelid
+WHERE t.relnamespace = to_regnamespace('jsworker') ORDER BY c.relname
+""")
+
+CONSTRAINTS = text("""
+SELECT con.conname AS name, t.relname AS "table", con.convalidated AS valid
+FROM pg_constraint AS con
+JOIN pg_class AS t ON t.oid = con.conrelid
+WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
+""")
+
+# They fire on a plain connection when they are enabled for the origin or always.
+TRIGGERS = text("""
+SELECT tg.tgname AS name, tg.tgenabled IN ('O', 'A') AS enabled
+FROM pg_trigger AS tg
+JOIN pg_class AS c ON c.oid = tg.tgrelid
+WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
 """)
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
@@ -101,8 +125,7 @@ class Server:
     settings: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class OpenTransaction(NamedTuple):
     """A transaction that keeps dead rows from being removed; ``pid`` is None for a prepared one."""
 
     pid: int | None
@@ -111,8 +134,7 @@ class OpenTransaction:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class MissingRight:
+class MissingRight(NamedTuple):
     """A privilege that a worker needs and this role lacks; ``table`` is None for the schema."""
 
     table: str | None
@@ -133,10 +155,34 @@ class Link:
     sharing: Sharing
 
 
+class IndexState(NamedTuple):
+    """An index, with the statement that makes it."""
+
+    name: str
+    table: str
+    valid: bool
+    definition: str
+
+
+class Schema(NamedTuple):
+    """The tables as they are.
+
+    Attributes:
+        constraints: names of CHECK constraints.
+        doubtful: those that old rows may break, each with its table.
+        triggers: those on ``jobs`` by name, and whether each fires.
+    """
+
+    indexes: Mapping[str, IndexState]
+    constraints: Collection[str]
+    doubtful: Mapping[str, str]
+    triggers: Mapping[str, bool]
+
+
 async def read_server(database: Database) -> Server:
     """Return what the server reports of itself and of this login."""
     [row] = await database.run(SERVER)
-    return Server(**row._asdict(), settings=dict(await database.run(SETTINGS)))
+    return Server(**row._asdict())
 
 
 async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
@@ -151,6 +197,37 @@ async def read_missing_rights(database: Database) -> list[MissingRight]:
     tables, privileges, columns = zip(*of_tables, _NEEDED_OF_A_COLUMN, strict=True)
     values = {"tables": list(tables), "privileges": list(privileges), "columns": list(columns)}
     return [MissingRight(*row) for row in await database.run(RIGHTS, values)]
+
+
+def wanted_indexes() -> dict[str, str]:
+    """Return every index that the tables must have by name, with the statement that makes it."""
+    compiler = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
+    return {
+        str(index.name): " ".join(str(CreateIndex(index).compile(dialect=compiler)).split())
+        for table in metadata.tables.values()
+        for index in table.indexes
+    }
+
+
+def wanted_constraints() -> set[str]:
+    """Return the names of the CHECK constraints that the tables must have."""
+    return {
+        str(constraint.name)
+        for table in metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint)
+    }
+
+
+async def read_schema(database: Database) -> Schema:
+    """Return how the tables are."""
+    constraints = await database.run(CONSTRAINTS)
+    return Schema(
+        indexes={row.name: IndexState(*row) for row in await database.run(INDEXES)},
+        constraints={row.name for row in constraints},
+        doubtful={row.name: row.table for row in constraints if not row.valid},
+        triggers={row.name: row.enabled for row in await database.run(TRIGGERS)},
+    )
 
 
 async def read_link(database: Database) -> Link:
