@@ -93,7 +93,7 @@ class Database:
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""
-        await self._call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
+        await self.call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
 
     async def run_heartbeat(
         self, statement: TextClause, parameters: Parameters | None = None
@@ -104,6 +104,25 @@ class Database:
     async def ping(self) -> None:
         """Ask for a sign of life, on the connection kept for heartbeats."""
         await self.run_heartbeat(_PING)
+
+    async def call(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None) -> T:
+        """Return what a call of the driver returns, within a deadline; with the errors of ``run``."""
+        seconds = self._statement_timeout if seconds is None else seconds
+        # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
+        # server; the caller must not wait for that.
+        task: asyncio.Task[T] = asyncio.create_task(call())
+        try:
+            done, _ = await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            self._give_up(task)
+            raise
+        if not done:
+            self._give_up(task)
+            raise DatabaseUnavailable(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
+        try:
+            return task.result()
+        except (psycopg.Error, OSError, UnicodeError) as error:
+            raise map_error(error, self.place) from None
 
     async def migrated_to(self) -> str | None:
         """Return the schema's revision, None when there is none."""
@@ -141,29 +160,11 @@ class Database:
         call = partial(pool.execute, statement, parameters, plain=plain, along_index=along_index)
         for _ in range(_CONFLICT_TRIES - 1):
             try:
-                return await self._call(call, seconds)
+                return await self.call(call, seconds)
             except DatabaseRefused as error:
                 if error.sqlstate not in _CONFLICTS:
                     raise
-        return await self._call(call, seconds)
-
-    async def _call(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
-        seconds = self._statement_timeout if seconds is None else seconds
-        # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
-        # server; the caller must not wait for that.
-        task: asyncio.Task[T] = asyncio.create_task(call())
-        try:
-            done, _ = await asyncio.wait({task}, timeout=seconds)
-        except asyncio.CancelledError:
-            self._give_up(task)
-            raise
-        if not done:
-            self._give_up(task)
-            raise DatabaseUnavailable(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
-        try:
-            return task.result()
-        except (psycopg.Error, OSError, UnicodeError) as error:
-            raise map_error(error, self.place) from None
+        return await self.call(call, seconds)
 
     def _give_up(self, task: asyncio.Task[object]) -> None:
         task.cancel()

@@ -1,22 +1,31 @@
-"""Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver."""
+"""Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver.
+
+What PostgreSQL can store and Python cannot hold (``infinity``, a year before Christ, a number of five thousand digits)
+is read as what PostgreSQL calls it: a listing shows it, and its neighbours.
+"""
 
 import asyncio
+import json
+import math
 import select
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, tzinfo
 from functools import lru_cache
 from traceback import clear_frames
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, SupportsIndex, TypeAlias, cast
 from uuid import UUID
 
 import psycopg
+from psycopg.abc import Buffer, Loader
 from psycopg.errors import ReadOnlySqlTransaction
+from psycopg.pq import Format
 from psycopg.rows import namedtuple_row, tuple_row
+from psycopg.types.json import set_json_loads
+from psycopg.types.numeric import FloatLoader
 from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
-
-from jsworker.ownership.queries.reading import read_anything
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -36,14 +45,16 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
-_DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
+_LONGEST_INTEGER: Final = 4_000
+"""Digits; Python refuses to read more than 4,300."""
+DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
 
 class Pool:
     """Autocommit connections, lent for one statement each; the one that was used last comes first.
 
-    SQLAlchemy writes the statements and reads the URL; its own pool would lend for three greenlets a statement,
-    and leave to the garbage collector what was just being made when its caller went away.
+    SQLAlchemy's own pool would lend for three greenlets a statement, and leave to the garbage collector what
+    was just being made when its caller went away.
 
     Attributes:
         limit: connections that may be lent at once.
@@ -51,21 +62,17 @@ class Pool:
     """
 
     def __init__(self, url: URL, *, size: int, overflow: int, keeps_plans: bool = False) -> None:
-        """Prepare a pool; nothing connects yet.
+        """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
 
-        Args:
-            url: where to connect.
-            size: connections that stay open.
-            overflow: further ones, closed after use.
-            keeps_plans: for statements that find their rows by key: PostgreSQL plans them once for each
-                connection and always by index, whatever it believes the size of the table to be. Not behind a
-                pooler, which may run every statement on another session.
+        One that ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once for
+        each connection and always by index, whatever it believes the size of the table to be. Not behind a
+        pooler, which may run every statement on another session.
         """
+        self.limit = size + overflow
+        self.in_use = 0
         self._to_connect = arguments_of(url) | {"autocommit": True}
         self._keeps_plans = keeps_plans
         self._size = size
-        self.limit = size + overflow
-        self.in_use = 0
         self._lendable = asyncio.Semaphore(self.limit)
         self._idle: list[Connection] = []
         self._closed = False
@@ -133,7 +140,7 @@ class Pool:
                 return lent
             await lent.close()
         connection = await connect(self._to_connect)
-        read_anything(connection)
+        _read_anything(connection)
         if self._keeps_plans:
             try:
                 await _keep_plans(connection)
@@ -154,7 +161,7 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
 
 def arguments_of(url: URL) -> dict[str, Any]:
     """Return what the driver needs to connect to a URL."""
-    _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
+    _, arguments = DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
     return {**arguments, **CONNECT_ARGUMENTS}
 
 
@@ -191,4 +198,96 @@ def _has_unasked_input(connection: Connection) -> bool:
 
 @lru_cache(maxsize=256)
 def _sql(statement: TextClause) -> str:
-    return str(statement.compile(dialect=_DIALECT))
+    return str(statement.compile(dialect=DIALECT))
+
+
+class FarTime(datetime):
+    """A time beyond the years 1 to 9999: compares as the nearest one within, and is written as PostgreSQL does.
+
+    ``text`` is what PostgreSQL calls it, and reads again.
+    """
+
+    text: str
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return the time that PostgreSQL calls this."""
+        is_past = text.startswith("-") or text.endswith("BC")
+        far = cls(MINYEAR, 1, 1, tzinfo=UTC) if is_past else cls(MAXYEAR, 12, 31, 23, 59, 59, 999_999, UTC)
+        far.text = text
+        return far
+
+    def __str__(self) -> str:
+        """Return what PostgreSQL calls it, and reads again."""
+        return self.text
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Callable[[str], Self], tuple[str]]:
+        """Let it be copied."""
+        return type(self).read, (self.text,)
+
+    def isoformat(self, *_: Any, **__: Any) -> str:
+        """Return what PostgreSQL calls it: ISO 8601 has no name for it."""
+        return self.text
+
+    def astimezone(self, _zone: tzinfo | None = None) -> Self:
+        """Return the same time: it is too far away for a zone to matter."""
+        return self
+
+
+def _read_anything(connection: Connection) -> None:
+    for name, loader in _LOADERS.items():
+        connection.adapters.register_loader(name, loader)
+    connection.adapters.register_loader("numeric", FloatLoader)  # what extract() returns
+    connection.adapters.register_dumper(FarTime, _FarTimeDumper)
+    set_json_loads(read_json, connection)
+
+
+def read_json(data: str | bytes) -> Any:
+    """Return a JSON value; a number that Python cannot hold becomes a text, as does what is nested too deeply."""
+    try:
+        return json.loads(data, parse_int=_integer, parse_float=_number)
+    except RecursionError:
+        return data.decode() if isinstance(data, bytes) else data
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else digits
+
+
+def _number(digits: str) -> float | str:
+    number = float(digits)
+    return number if math.isfinite(number) else digits
+
+
+def _loader(name: str, read_text: Callable[[str], Any]) -> type[Loader]:
+    """Return a loader that reads as the driver's own does, and what that refuses by ``read_text``."""
+    oid_of_type = psycopg.adapters.types[name].oid
+    usual = cast("type[Loader]", psycopg.adapters.get_loader(oid_of_type, Format.TEXT))
+
+    class Lenient(psycopg.adapt.Loader):
+        def __init__(self, oid: int, context: Any = None) -> None:
+            super().__init__(oid, context)
+            self._load = usual(oid, context).load
+
+        def load(self, data: Buffer) -> Any:
+            if bytes(data[-8:]) != b"infinity":  # which the driver takes for no time at all in an interval
+                try:
+                    return self._load(data)
+                except (psycopg.DataError, OverflowError):
+                    pass  # ``suppress`` takes longer than the reading, for each row of a claim
+            return read_text(bytes(data).decode())
+
+    return Lenient
+
+
+class _FarTimeDumper(psycopg.adapt.Dumper):
+    oid = psycopg.adapters.types["timestamptz"].oid
+
+    def dump(self, obj: datetime) -> bytes:
+        return str(obj).encode()
+
+
+_LOADERS: Final = {
+    "timestamptz": _loader("timestamptz", FarTime.read),
+    "interval": _loader("interval", str),
+}

@@ -16,6 +16,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
@@ -37,8 +38,7 @@ _DEADLOCK: Final = "40P01"
 _HOLDERS: Final = text("""
 SELECT DISTINCT a.pid, a.usename, CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS integer) AS seconds
 FROM pg_locks AS l
-JOIN pg_class AS c ON c.oid = l.relation
-JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'jsworker'
+JOIN pg_class AS c ON c.oid = l.relation AND c.relnamespace = to_regnamespace('jsworker')
 JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.granted AND c.relkind = 'r' AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - interval '1 s'
 ORDER BY seconds DESC LIMIT 3
@@ -104,17 +104,14 @@ def run_migrations(context: "EnvironmentContext") -> None:
     dsn = os.environ.get("JSWORKER_DATABASE_URL")
     if not dsn:
         raise SettingsError("JSWORKER_DATABASE_URL must be set")
-    engine = _engine(driver_url(dsn))
-    try:
-        with engine.begin() as opened:
-            _lock(opened)
-            _migrate(context, opened)
-    finally:
-        engine.dispose()
+    with _engine(driver_url(dsn)).begin() as opened:
+        _lock(opened)
+        _migrate(context, opened)
 
 
 def _engine(url: URL) -> Engine:
-    return create_engine(url, hide_parameters=True, connect_args=dict(CONNECT_ARGUMENTS))
+    arguments = dict(CONNECT_ARGUMENTS)
+    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
 
 
 def _is_locked(error: BaseException) -> bool:
@@ -122,7 +119,6 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _holders(engine: Engine) -> str:
-    """Return which transactions hold jsworker's tables, the oldest first, in words."""
     with engine.connect() as connection:
         rows = connection.execute(_HOLDERS).all()
     named = ", ".join(f"pid {row.pid} of role {row.usename} for {row.seconds} s" for row in rows)
@@ -148,8 +144,6 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
         refused = DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: a table is {_holders(engine)}")
         refused.sqlstate = _LOCK_NOT_AVAILABLE
         raise refused from None
-    finally:
-        engine.dispose()
 
 
 def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
@@ -159,8 +153,8 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
     indexes to be built first.
     """
     _lock(connection)
-    ahead = _ahead(connection, revision)
-    if ahead and (_ended_the_last(connection) or _to_build(connection, revision)):
+    ahead, behind = _ways(connection, revision)
+    if ahead and (_ended_the_last(connection, behind) or _to_build(connection, revision)):
         return _current(connection), False
     command.upgrade(_config(connection), ahead[-1].revision if ahead else revision)
     return _current(connection), len(ahead) <= 1
@@ -212,25 +206,22 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
         context.run_migrations()
 
 
-def _ahead(connection: Connection, revision: str) -> list[Script]:
-    """Return the migrations on the way to ``revision``, the next one last."""
-    return _scripts(connection, revision, _current(connection) or "base")
-
-
-def _scripts(connection: Connection, upper: str, lower: str) -> list[Script]:
+def _ways(connection: Connection, revision: str) -> tuple[list[Script], list[Script]]:
+    """Return the migrations on the way to ``revision``, the next one last, and those behind, the last one first."""
     scripts = ScriptDirectory.from_config(_config(connection))
+    current = _current(connection) or "base"
     try:
-        return list(scripts.iterate_revisions(upper, lower))
+        behind = list(scripts.iterate_revisions(current, "base"))
+        return list(scripts.iterate_revisions(revision, current)), behind
     except RevisionError:
-        return []  # one of a newer version, or one that the upgrade itself refuses
+        return [], []  # one of a newer version, or one that the upgrade itself refuses
 
 
 def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
     """Return the statements that drop and build each index that is missing and that no transaction may build."""
-    ahead = _ahead(connection, revision)
+    ahead, behind = _ways(connection, revision)
     statements: list[tuple[str, str]] = []
-    for script in ahead[-1:] or _scripts(connection, _current(connection) or "base", "base"):
-        module = script.module
+    for module in [script.module for script in ahead[-1:] or behind]:
         indexes: Mapping[str, str] = getattr(module, "CONCURRENTLY", {})
         missing = [
             name for name in indexes if not connection.exec_driver_sql(module.IS_VALID, (name,)).scalar()
@@ -240,10 +231,9 @@ def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
     return statements
 
 
-def _ended_the_last(connection: Connection) -> bool:
-    """Tell whether the migration at which the database is had left something, which is done by now."""
-    script = ScriptDirectory.from_config(_config(connection)).get_revision(_current(connection) or "base")
-    afterwards = getattr(script and script.module, "afterwards", None)
+def _ended_the_last(connection: Connection, behind: list[Script]) -> bool:
+    """Do what the last migration has left to be done afterwards; tell whether there was anything."""
+    afterwards = getattr(behind[0].module, "afterwards", None) if behind else None
     return afterwards is not None and afterwards(connection)
 
 

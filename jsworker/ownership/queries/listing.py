@@ -7,9 +7,10 @@ others that of the ids, which are UUIDv7, so that their order is the order of cr
 
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import TextClause, text
@@ -25,7 +26,7 @@ WINDOW: Final = 10_000
 PAGE: Final = 500
 """Jobs that one statement looks at for those that a filter means."""
 COUNTED: Final = 2_000
-"""Jobs of a status that are looked at to count those that a filter means."""
+"""Where counting the jobs that a filter means ends."""
 _FETCHED: Final = 5_000
 
 COLUMNS = text("""
@@ -159,8 +160,6 @@ PAGES_OF_KIND = PAGES | {
     "failed": _page(f"{_IS_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}")
 }
 
-_COUNT = "SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page}) AS page"
-
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
 TIMELINE = text("""
@@ -173,8 +172,7 @@ SELECT id, status, fencing_token FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS 
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class SeenJob:
+class SeenJob(NamedTuple):
     """A job as it was when somebody decided to act on it."""
 
     id: UUID
@@ -193,8 +191,7 @@ class Page:
     after: UUID | None
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """How many jobs a filter means; there may be more when it is not exact, for not all were looked at."""
 
     jobs: int
@@ -230,8 +227,7 @@ async def list_jobs(
         status = "processing"
     values = {"status": status, "kind": kind, "limit": limit, "after": after, **age.values()}
     if status is None or status == "completed":
-        ends_at = math.inf if seconds is None else time.monotonic() + seconds
-        ids, after = await _search(database, values, ends_at)
+        ids, after = await _search(database, values, math.inf if seconds is None else seconds)
     else:
         order = next((name for name in SINCE if values[name] is not None), status)
         ids = await _find(database, order, values)
@@ -248,19 +244,11 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
     """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
     ends_at = time.monotonic() + seconds
-    values = {
-        "status": None,
-        "kind": None,
-        "digits": digits,
-        "after": None,
-        "limit": WINDOW,
-        "window": WINDOW,
-    }
-    while True:
-        [row] = await database.run_along_index(NEWEST, values)
-        if row.ids or row.looked_at < WINDOW or time.monotonic() >= ends_at:
-            return list(row.ids)
-        values["after"] = row.last
+    everything = {"status": None, "kind": None, "after": None, "limit": WINDOW}
+    async for ids, _ in _windows(database, everything, digits):
+        if ids or time.monotonic() >= ends_at:
+            return ids
+    return []
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
@@ -276,7 +264,7 @@ async def matching(
     kind: str | None = None,
     age: RunAge = ANY_AGE,
     acting: bool = False,
-) -> AsyncIterator[list[tuple[UUID, int]]]:
+) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
     Args:
@@ -299,15 +287,14 @@ async def matching(
 async def count_matching(
     database: Database, *, statuses: Sequence[str], kind: str | None = None, age: RunAge = ANY_AGE
 ) -> Count:
-    """Return how many jobs a filter means, counted among a limited number of each status."""
-    jobs, is_exact = 0, True
-    for status in statuses:
-        page = _pages(kind)[status]
-        values = _beginning(kind, age, limit=COUNTED + 1)
-        [row] = await database.run_along_index(filled(_COUNT, page=page.text), values)
-        jobs += row.jobs
-        is_exact = is_exact and row.looked_at <= COUNTED
-    return Count(jobs, is_exact)
+    """Return how many jobs a filter means, counted up to a limit."""
+    jobs = 0
+    async with aclosing(matching(database, statuses=statuses, kind=kind, age=age)) as pages:
+        async for page in pages:
+            jobs += len(page)
+            if jobs > COUNTED:
+                return Count(COUNTED + 1, is_exact=False)
+    return Count(jobs, is_exact=True)
 
 
 async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
@@ -317,21 +304,33 @@ async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
 
 
 async def _search(
-    database: Database, values: dict[str, Any], ends_at: float
+    database: Database, values: dict[str, Any], seconds: float
 ) -> tuple[list[UUID], UUID | None]:
     """Search all jobs from the newest on; return also where to go on, None when all were looked at."""
-    limit, after = values["limit"], values["after"]
-    window = max(WINDOW, limit)
-    ids: list[UUID] = []
+    ends_at = time.monotonic() + seconds
+    limit, ids = values["limit"], []
+    async for found, behind in _windows(database, values):
+        ids += found
+        if len(ids) >= limit:
+            return ids[:limit], ids[limit - 1]
+        if time.monotonic() >= ends_at:
+            return ids, behind
+    return ids, None
+
+
+async def _windows(
+    database: Database, values: dict[str, Any], digits: str | None = None
+) -> AsyncIterator[tuple[list[UUID], UUID | None]]:
+    """Look at all jobs from the newest on; yield those that are meant, and where to go on."""
+    window = max(WINDOW, values["limit"])
+    behind = values["after"]
     while True:
-        place = {"digits": None, "limit": limit - len(ids), "after": after, "window": window}
+        place = {"digits": digits, "after": behind, "window": window}
         [row] = await database.run_along_index(NEWEST, values | place)
-        ids += row.ids
-        if len(ids) == limit:
-            return ids, ids[-1]
-        after = row.last if row.looked_at == window else None
-        if after is None or time.monotonic() >= ends_at:
-            return ids, after
+        behind = row.last if row.looked_at == window else None
+        yield row.ids, behind
+        if behind is None:
+            return
 
 
 async def _find(database: Database, order: str, values: dict[str, Any]) -> list[UUID]:
@@ -358,18 +357,12 @@ async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) ->
 
 
 async def _walk(database: Database, status: str, kind: str | None, age: RunAge) -> AsyncIterator[list[Row]]:
-    values = _beginning(kind, age, limit=PAGE)
+    page = (PAGES if kind is None else PAGES_OF_KIND)[status]
+    beginning = dict.fromkeys(("after", "place", "place_kind"))
+    values = {"kind": kind, "limit": PAGE, **beginning, **age.values()}
     while True:
-        rows = await database.run_along_index(_pages(kind)[status], values)
+        rows = await database.run_along_index(page, values)
         yield [row for row in rows if row.meant]
         if len(rows) < PAGE:
             return
         values |= {"after": rows[-1].id, "place": rows[-1].place, "place_kind": rows[-1].kind}
-
-
-def _pages(kind: str | None) -> dict[str, TextClause]:
-    return PAGES if kind is None else PAGES_OF_KIND
-
-
-def _beginning(kind: str | None, age: RunAge, *, limit: int) -> dict[str, Any]:
-    return {"kind": kind, "limit": limit, "after": None, "place": None, "place_kind": None, **age.values()}

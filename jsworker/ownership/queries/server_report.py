@@ -1,21 +1,18 @@
 """What PostgreSQL reports of itself, of this login and of the tables, and how these must be."""
 
-import asyncio
 import ipaddress
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import psycopg
 from sqlalchemy import CheckConstraint, text
-from sqlalchemy.dialects.postgresql import psycopg as dialect
+from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateIndex
 
-from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Connection, arguments_of, backend_of, connect
-from jsworker.ownership.refusals import map_error
+from jsworker.ownership.pool import DIALECT, Connection, arguments_of, backend_of, connect
 from jsworker.ownership.schema import metadata
 
 _LINK_SECONDS: Final = 10.0
@@ -201,9 +198,8 @@ async def read_missing_rights(database: Database) -> list[MissingRight]:
 
 def wanted_indexes() -> dict[str, str]:
     """Return every index that the tables must have by name, with the statement that makes it."""
-    compiler = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
     return {
-        str(index.name): " ".join(str(CreateIndex(index).compile(dialect=compiler)).split())
+        str(index.name): " ".join(str(CreateIndex(index).compile(dialect=DIALECT)).split())
         for table in metadata.tables.values()
         for index in table.indexes
     }
@@ -232,18 +228,14 @@ async def read_schema(database: Database) -> Schema:
 
 async def read_link(database: Database) -> Link:
     """Connect twice and return what the connections show of the way; with the errors of ``Database.run``."""
-    try:
-        async with asyncio.timeout(_LINK_SECONDS), AsyncExitStack() as stack:
-            # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
-            arguments = arguments_of(database.url) | {"autocommit": True}
-            first, second = [await stack.enter_async_context(await connect(arguments)) for _ in range(2)]
-            return Link(bool(first.pgconn.ssl_in_use), _is_local(first), await _sharing(first, second))
-    except TimeoutError:
-        raise DatabaseUnavailable(
-            f"PostgreSQL at {database.place} did not answer within {_LINK_SECONDS:g} s"
-        ) from None
-    except (psycopg.Error, OSError, UnicodeError) as error:
-        raise map_error(error, database.place) from None
+    return await database.call(partial(_read_link, database.url), _LINK_SECONDS)
+
+
+async def _read_link(url: URL) -> Link:
+    # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
+    arguments = arguments_of(url) | {"autocommit": True}
+    async with await connect(arguments) as first, await connect(arguments) as second:
+        return Link(bool(first.pgconn.ssl_in_use), _is_local(first), await _sharing(first, second))
 
 
 def _is_local(connection: Connection) -> bool:
