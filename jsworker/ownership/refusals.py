@@ -38,17 +38,13 @@ class RowRefused(DatabaseRefused):
     """A row's own content was refused: by its types, by a constraint, or by what a trigger did.
 
     The statement would be taken without that row, so this says nothing about the database's health.
-
-    Attributes:
-        constraint: the name of the constraint, None when it was none.
     """
 
     def __init__(self, sqlstate: str, constraint: str | None) -> None:
         self.sqlstate = sqlstate
         self.constraint = constraint
-        super().__init__(
-            f"PostgreSQL refused a row: SQLSTATE {sqlstate}" + (f", {constraint}" * bool(constraint))
-        )
+        named = f", {constraint}" if constraint else ""
+        super().__init__(f"PostgreSQL refused a row: SQLSTATE {sqlstate}{named}")
 
 
 T = TypeVar("T")
@@ -155,10 +151,8 @@ async def in_halves(
 ) -> tuple[list[Row], Refused[T]]:
     """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
 
-    With a ``size`` no statement writes more than so many.
-
-    Returns:
-        The rows that ``write`` returned, and the refused members with the refusal of each.
+    With a ``size`` no statement writes more than so many. Returns the rows that ``write`` returned, and the
+    refused members with the refusal of each.
     """
     rows: list[Row] = []
     refused: Refused[T] = []
@@ -169,9 +163,9 @@ async def in_halves(
         try:
             rows += await write(batch)
         except RowRefused as error:
-            middle = len(batch) // 2
-            if middle == 0:
+            if len(batch) == 1:
                 refused.append((batch[0], error))
             else:
+                middle = len(batch) // 2
                 batches[:0] = [batch[:middle], batch[middle:]]
     return rows, refused

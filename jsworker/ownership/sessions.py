@@ -168,6 +168,5 @@ def _is_usable(connection: Connection) -> bool:
 
 
 def _lost(ended: Completion) -> OwnershipLost:
-    return OwnershipLost(
-        f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
-    )
+    says = f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
+    return OwnershipLost(says)

@@ -479,7 +479,6 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
         f"page of {status} {of}": (pages[status], {"kind": kind, "place_kind": KIND}, {index})
         for of, kind, pages in (("jobs", None, listing.PAGES), ("a kind", KIND, listing.PAGES_OF_KIND))
         for status, index in (
-            ("processing", "jobs_owned"),
             ("scheduled", "jobs_due_of_kind"),
             ("queued", "jobs_queued"),
             ("failed", "jobs_failed" + "_of_kind" * (kind is not None)),
@@ -500,8 +499,6 @@ class TestListings:
         middle = {"place": self.EACH // 2}
         place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
         place = dict.fromkeys(place) if is_first else place
-        if "processing" in name:
-            place["place"] = WORKER
         parameters = {"kind": None, "digits": None, **ANY_AGE.values(), "limit": 200, **place} | own
         listed.execute(text(ALONG_INDEX))
         paths = access_paths(listed, statement, parameters)

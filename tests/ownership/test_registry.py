@@ -198,7 +198,7 @@ class TestListing:
             assert count == Count(sum(map(len, pages)), is_exact=True)
             return [job for page in pages for job in page]
 
-        assert await matching(("failed", "processing")) == [(silent, 4), (fresh, 1), (failed, 1)]
+        assert await matching(("failed", "processing")) == [(fresh, 1), (silent, 4), (failed, 1)]
         assert await matching(("processing",), kind="other-kind") == [(fresh, 1)]
         assert await matching(("processing",), age=RunAge(stale_for=30.0)) == [(silent, 4)]
         assert await matching(("queued", "scheduled")) == []

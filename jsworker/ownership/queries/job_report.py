@@ -170,10 +170,7 @@ class SilentOwner(NamedTuple):
 
 
 class RefusalGroup(NamedTuple):
-    """Jobs that are set aside because PostgreSQL refuses one transition of their rows, for one reason.
-
-    ``job_id`` is one of them, ``oldest`` the seconds since the first of these refusals.
-    """
+    """Jobs that are set aside because PostgreSQL refuses one transition, for one reason, ``oldest`` seconds ago first."""
 
     attempted: str
     sqlstate: str
@@ -184,12 +181,7 @@ class RefusalGroup(NamedTuple):
 
 
 class EndedSample(NamedTuple):
-    """A sample of the jobs that ended last.
-
-    Attributes:
-        within: seconds that this sample spans; None: no job has ended.
-        oldest: seconds since the end of the oldest job that is still there.
-    """
+    """The jobs that ended last, ``within`` so many seconds; the oldest of all ended ``oldest`` seconds ago."""
 
     jobs: int
     failed: int
@@ -205,7 +197,6 @@ class Rows:
         installation: id that pairs this database with its stream; None: it was never asked for.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
-        queues: by kind; from ``MOST_QUEUES`` on there may be others.
         newest_dead_message: seconds; None: there is none.
     """
 
@@ -223,12 +214,9 @@ class Rows:
 
 @dataclass(slots=True)
 class Waiting:
-    """One kind's live jobs.
+    """One kind's live jobs by status, and those queued ones whose message is still to be sent.
 
-    Attributes:
-        jobs: how many, by status: scheduled, queued, processing.
-        oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
-        to_publish: queued jobs whose message is still to be sent; the oldest of them has been queued for so long.
+    The oldest of each has been queued for so many seconds; 0 when there is none.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
@@ -243,7 +231,6 @@ class Backlog(NamedTuple):
     Attributes:
         kinds: by kind: those asked for and those of other workers, even without a job.
         others: all other kinds together; None: they have no live jobs.
-        dead_messages: messages that could not be used.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
 
@@ -278,10 +265,7 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
-    """Return what waits: ``most`` kinds are counted each, these first, then those of other workers.
-
-    Producers invent kinds as they like, so only those that workers are for are counted each.
-    """
+    """Return what waits: ``most`` kinds are counted each, these first, then those of other workers."""
     named = list(kinds[:most])
     if len(named) < most:
         served = {"besides": named, "most": most - len(named)}
@@ -301,6 +285,7 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
             case status:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.jobs[status] = row.number
-                waiting.oldest_seconds = row.oldest if status == "queued" else waiting.oldest_seconds
+                if status == "queued":
+                    waiting.oldest_seconds = row.oldest
     others = found.pop(None, None)
     return Backlog(found, others, dead_messages, refused_rows)

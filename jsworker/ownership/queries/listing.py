@@ -81,13 +81,14 @@ SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "st
 # As a table of its own: along the index of the ids, whose order may be asked for, stand any number of other jobs.
 _RUNS = """
 WITH runs AS MATERIALIZED (
-  SELECT id, {since} AS since FROM jsworker.jobs AS j
+  SELECT id, fencing_token, kind, {since} AS since FROM jsworker.jobs AS j
   WHERE status || '' = 'processing' AND {is_of_kind} AND {is_so_old}
 )
-SELECT id FROM runs WHERE {after} IS NULL OR {behind} ORDER BY {order} LIMIT :limit
+SELECT id, fencing_token, kind, NULL AS place FROM runs
+WHERE {after} IS NULL OR {behind} ORDER BY {order} LIMIT :limit
 """
 _PAGE = """
-SELECT id, fencing_token, kind, {place} AS place, {meant} AS meant FROM jsworker.jobs AS j
+SELECT id, fencing_token, kind, {place} AS place FROM jsworker.jobs AS j
 WHERE {which} AND ({after} IS NULL OR ({behind}))
 ORDER BY {order} LIMIT :limit
 """
@@ -98,9 +99,8 @@ def _runs(order: str, behind: str, since: str = "NULL") -> TextClause:
     return filled(_RUNS, since=since, order=order, behind=behind, **parts)
 
 
-def _page(which: str, order: str, behind: str, *, place: str = "NULL", meant: str = "true") -> TextClause:
-    """Return a statement for those jobs of ``which`` that come next in the order of an index."""
-    return filled(_PAGE, which=which, order=order, behind=behind, place=place, meant=meant, after=_AFTER)
+def _page(which: str, order: str, behind: str, place: str = "NULL") -> TextClause:
+    return filled(_PAGE, which=which, order=order, behind=behind, place=place, after=_AFTER)
 
 
 # The first range is there for the index, which is not searched by a row of values whose first is not unique.
@@ -131,15 +131,9 @@ PLACES = {
 }
 """Where such a listing goes on; others go on by the ids."""
 
-# Pages of all jobs of a status, in the order of an index, with those marked that a filter means.
+# Of those that a filter means; running ones are read at once.
 PAGES = {
-    "processing": _page(
-        "status || '' = 'processing'",
-        "worker_id, id",
-        f"worker_id >= CAST(:place AS text) AND (worker_id, id) > (CAST(:place AS text), {_AFTER})",
-        place="worker_id",
-        meant=f"{_IS_OF_KIND} AND {_IS_SO_OLD}",
-    ),
+    "processing": LISTED["processing"],
     "scheduled": _page(
         f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
         "kind, run_at, id",
@@ -356,13 +350,16 @@ async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) ->
     return [rows[job_id] for job_id in ids if job_id in rows]
 
 
-async def _walk(database: Database, status: str, kind: str | None, age: RunAge) -> AsyncIterator[list[Row]]:
+async def _walk(
+    database: Database, status: str, kind: str | None, age: RunAge
+) -> AsyncIterator[Sequence[Row]]:
     page = (PAGES if kind is None else PAGES_OF_KIND)[status]
+    length = None if status == "processing" else PAGE
     beginning = dict.fromkeys(("after", "place", "place_kind"))
-    values = {"kind": kind, "limit": PAGE, **beginning, **age.values()}
+    values = {"kind": kind, "limit": length, **beginning, **age.values()}
     while True:
         rows = await database.run_along_index(page, values)
-        yield [row for row in rows if row.meant]
-        if len(rows) < PAGE:
+        yield rows
+        if len(rows) != length:
             return
         values |= {"after": rows[-1].id, "place": rows[-1].place, "place_kind": rows[-1].kind}

@@ -103,11 +103,9 @@ class Server:
     """The server and this login.
 
     Attributes:
-        version: as PostgreSQL counts: 180004 is 18.4.
-        standby: it is in recovery, so nothing can be written.
-        sees_all: whether the role may see what other roles' sessions do.
         role_limit, database_limit: connections allowed; -1: no limit.
-        connections: clients connected just now.
+        sees_all: whether the role may see what other roles' sessions do.
+        version: as PostgreSQL counts: 180004 is 18.4.
         settings: PostgreSQL's own, as text in their base units.
     """
 
@@ -140,12 +138,7 @@ class MissingRight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from here to the server.
-
-    Attributes:
-        encrypted: TLS is on, as far as this end of the connection goes.
-        local: it does not leave this machine.
-    """
+    """The way from here to the server: whether this end uses TLS, and whether it stays on this machine."""
 
     encrypted: bool
     local: bool
