@@ -79,17 +79,17 @@ class Database:
             RowRefused: the content of a row was refused; nothing was written.
             DatabaseRefused: anything else that PostgreSQL refused.
         """
-        return await self._within_deadline(self._statements, statement, parameters, seconds=seconds)
+        return await self._execute(partial(self._statements.execute, statement, parameters), seconds)
 
     async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
         """Run as ``run`` what reads the first few of many rows in the order of an index."""
-        return await self._within_deadline(self._statements, statement, parameters, along_index=True)
+        return await self._execute(partial(self._statements.execute, statement, parameters, along_index=True))
 
     async def run_by_key(
         self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
     ) -> Sequence[Row]:
         """Run as ``run`` what finds its rows by key, often: its plan is kept, the rows are plain tuples."""
-        return await self._within_deadline(self._by_key, statement, parameters, plain=True, seconds=seconds)
+        return await self._execute(partial(self._by_key.execute, statement, parameters, plain=True), seconds)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""
@@ -99,7 +99,7 @@ class Database:
         self, statement: TextClause, parameters: Parameters | None = None
     ) -> Sequence[Row]:
         """Run as ``run``, on the connection kept for heartbeats."""
-        return await self._within_deadline(self._heartbeats, statement, parameters)
+        return await self._execute(partial(self._heartbeats.execute, statement, parameters))
 
     async def ping(self) -> None:
         """Ask for a sign of life, on the connection kept for heartbeats."""
@@ -129,9 +129,9 @@ class Database:
         try:
             rows = await self.run(_REVISION)
         except DatabaseRefused as error:
-            if error.sqlstate in _NO_SUCH_TABLE:
-                return None
-            raise
+            if error.sqlstate not in _NO_SUCH_TABLE:
+                raise
+            return None
         return rows[0].version_num if rows else None
 
     async def check_migrated(self) -> str:
@@ -147,17 +147,9 @@ class Database:
         for pool in (self._heartbeats, self._by_key, self._statements):
             await pool.close()
 
-    async def _within_deadline(
-        self,
-        pool: Pool,
-        statement: TextClause,
-        parameters: Parameters | None,
-        *,
-        plain: bool = False,
-        along_index: bool = False,
-        seconds: float | None = None,
+    async def _execute(
+        self, call: Callable[[], Coroutine[Any, Any, Sequence[Row]]], seconds: float | None = None
     ) -> Sequence[Row]:
-        call = partial(pool.execute, statement, parameters, plain=plain, along_index=along_index)
         for _ in range(_CONFLICT_TRIES - 1):
             try:
                 return await self.call(call, seconds)

@@ -218,11 +218,9 @@ class FarTime(datetime):
         return far
 
     def __str__(self) -> str:
-        """Return what PostgreSQL calls it, and reads again."""
         return self.text
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Callable[[str], Self], tuple[str]]:
-        """Let it be copied."""
         return type(self).read, (self.text,)
 
     def isoformat(self, *_: Any, **__: Any) -> str:
