@@ -96,7 +96,7 @@ def current_revision(dsn: str) -> str | None:
 
 
 def run_migrations(context: "EnvironmentContext") -> None:
-    """Run what alembic asks for, called by alembic/env.py: by itself in the database of JSWORKER_DATABASE_URL."""
+    """Run what alembic asks for; by alembic's own command in the database of JSWORKER_DATABASE_URL."""
     connection: Connection | None = context.config.attributes.get("connection")
     if connection is not None:
         _migrate(context, connection)
@@ -149,8 +149,7 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
 def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
     """Migrate one revision up, within the connection's transaction; return where it is and whether that is all.
 
-    Nothing but what the last migration has left to be done afterwards, if there is such; and nothing while there are
-    indexes to be built first.
+    Nothing but what the last migration has left to be done, if there is such; nothing before indexes are built.
     """
     _lock(connection)
     ahead, behind = _ways(connection, revision)
@@ -161,10 +160,10 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
 
 
 def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], None]) -> None:
-    """Build the indexes of the next migration on the way to ``revision`` beside those who write, if jobs are many.
+    """Build the indexes of the next migration up to ``revision`` beside those who write, if jobs are many.
 
-    At the end of the way those that are missing or invalid, if they are, are built anew. One upgrade builds at a
-    time, the others wait for it. In autocommit mode: what fails half-way is built anew the next time.
+    At the end those that are missing or invalid are built anew. One upgrade builds at a time, the others wait.
+    In autocommit mode: what fails half-way is built anew the next time.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False
@@ -207,7 +206,7 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
 
 
 def _ways(connection: Connection, revision: str) -> tuple[list[Script], list[Script]]:
-    """Return the migrations on the way to ``revision``, the next one last, and those behind, the last one first."""
+    """Return the migrations up to ``revision``, the next one last, and those behind, the last one first."""
     scripts = ScriptDirectory.from_config(_config(connection))
     current = _current(connection) or "base"
     try:

@@ -1,7 +1,7 @@
 """What the rows show: what waits and for whom, who holds what, what was left behind.
 
-Each statement reads an index that holds only what it asks for, however many jobs have ended, and nearly every count
-ends at a bound.
+Each statement reads an index that holds only what it asks for, however many jobs have ended, and nearly every
+count ends at a bound.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,9 @@ MOST_QUEUES: Final = 100
 _LATE = """
 SELECT count(*) AS jobs, coalesce(max(late.seconds), 0) AS oldest FROM (
   SELECT extract(epoch FROM statement_timestamp() - {due}) AS seconds FROM jsworker.jobs
-  WHERE {which} AND {due} < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
-    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted IN ({attempted}))
+  WHERE {which} AND {due} < statement_timestamp() - make_interval(secs => CAST(:older_than AS float))
+    AND NOT EXISTS (
+      SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted IN ({attempted}))
   ORDER BY {due} LIMIT {bound}) AS late
 """.replace("{bound}", str(BOUND))
 UNPUBLISHED = filled(
@@ -170,7 +171,7 @@ class SilentOwner(NamedTuple):
 
 
 class RefusalGroup(NamedTuple):
-    """Jobs that are set aside because PostgreSQL refuses one transition, for one reason, ``oldest`` seconds ago first."""
+    """Jobs set aside because PostgreSQL refuses one transition for one reason, ``oldest`` seconds ago first."""
 
     attempted: str
     sqlstate: str

@@ -78,7 +78,7 @@ _TIME = "CAST(:place AS timestamptz)"
 SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "stale_for": "last_activity_at"}
 """What running jobs that are chosen by their age are sorted by: the first of these that is asked for."""
 
-# As a table of its own: along the index of the ids, whose order may be asked for, stand any number of other jobs.
+# As a table of its own: along the index of the ids, whose order may be asked for, stand any number of others.
 _RUNS = """
 WITH runs AS MATERIALIZED (
   SELECT id, fencing_token, kind, {since} AS since FROM jsworker.jobs AS j

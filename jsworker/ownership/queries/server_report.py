@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateIndex
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import DIALECT, Connection, arguments_of, backend_of, connect
+from jsworker.ownership.pool import DIALECT, Connection, Row, arguments_of, backend_of, connect
 from jsworker.ownership.schema import metadata
 
 _LINK_SECONDS: Final = 10.0
@@ -69,28 +69,23 @@ UNION ALL
 SELECT NULL, 'USAGE' WHERE NOT has_schema_privilege(to_regnamespace('jsworker'), 'USAGE')
 """)
 
-INDEXES = text("""
-SELECT c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS valid,
+# Triggers fire on a plain connection when they are enabled for the origin or always.
+CATALOG = text("""
+SELECT 'index' AS what, c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS holds,
   pg_get_indexdef(c.oid) AS definition
 FROM pg_index AS i
 JOIN pg_class AS c ON c.oid = i.indexrelid
 JOIN pg_class AS t ON t.oid = i.indrelid
-WHERE t.relnamespace = to_regnamespace('jsworker') ORDER BY c.relname
-""")
-
-CONSTRAINTS = text("""
-SELECT con.conname AS name, t.relname AS "table", con.convalidated AS valid
-FROM pg_constraint AS con
-JOIN pg_class AS t ON t.oid = con.conrelid
+WHERE t.relnamespace = to_regnamespace('jsworker')
+UNION ALL
+SELECT 'constraint', con.conname, t.relname, con.convalidated, NULL
+FROM pg_constraint AS con JOIN pg_class AS t ON t.oid = con.conrelid
 WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
-""")
-
-# They fire on a plain connection when they are enabled for the origin or always.
-TRIGGERS = text("""
-SELECT tg.tgname AS name, tg.tgenabled IN ('O', 'A') AS enabled
-FROM pg_trigger AS tg
-JOIN pg_class AS c ON c.oid = tg.tgrelid
+UNION ALL
+SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A'), NULL
+FROM pg_trigger AS tg JOIN pg_class AS c ON c.oid = tg.tgrelid
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
+ORDER BY what, name
 """)
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
@@ -210,12 +205,14 @@ def wanted_constraints() -> set[str]:
 
 async def read_schema(database: Database) -> Schema:
     """Return how the tables are."""
-    constraints = await database.run(CONSTRAINTS)
+    found: dict[str, list[Row]] = {"index": [], "constraint": [], "trigger": []}
+    for row in await database.run(CATALOG):
+        found[row.what].append(row)
     return Schema(
-        indexes={row.name: IndexState(*row) for row in await database.run(INDEXES)},
-        constraints={row.name for row in constraints},
-        doubtful={row.name: row.table for row in constraints if not row.valid},
-        triggers={row.name: row.enabled for row in await database.run(TRIGGERS)},
+        indexes={row.name: IndexState(*row[1:]) for row in found["index"]},
+        constraints={row.name for row in found["constraint"]},
+        doubtful={row.name: row.table for row in found["constraint"] if not row.holds},
+        triggers={row.name: row.holds for row in found["trigger"]},
     )
 
 
@@ -240,9 +237,7 @@ async def _sharing(first: Connection, second: Connection) -> Sharing:
     """Find out what a pooler lends: two idle clients on one server session prove that it lends less than one."""
     if await backend_of(first) == first.info.backend_pid:  # a pooler reports another one than the server
         return "direct"
-    shared = False
-    for _ in range(_SHARING_ROUNDS):
-        shared = shared or await backend_of(first) == await backend_of(second)
+    shared = any([await backend_of(first) == await backend_of(second) for _ in range(_SHARING_ROUNDS)])
     try:
         await first.execute("BEGIN")
         await first.execute("ROLLBACK")
