@@ -61,7 +61,7 @@ class Database:
         self._given_up: set[asyncio.Task[object]] = set()
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
-        """Return the seconds for a statement with so many further bytes, whose share each of ``tries`` doubles."""
+        """Return the seconds for a statement with so many more bytes, twice as many for them after each try."""
         return self._statement_timeout + size * (1 << min(tries, _MOST_DOUBLINGS)) / _BYTES_A_SECOND
 
     def pools_by_name(self) -> dict[str, Pool]:

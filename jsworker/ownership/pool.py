@@ -1,7 +1,7 @@
 """Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver.
 
-What PostgreSQL can store and Python cannot hold (``infinity``, a year before Christ, a number of five thousand
-digits) is read as what PostgreSQL calls it: a listing shows it, and its neighbours.
+What PostgreSQL can store and Python cannot hold (``infinity``, a year before Christ, a number of 5,000 digits)
+is read as what PostgreSQL calls it: a listing shows it, and its neighbours.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Row: TypeAlias = Any
 
 CONNECT_ARGUMENTS: Final[Parameters] = {
     "prepare_threshold": None,  # prepared statements belong to a session, which a pooler may swap
-    # For each host of the URL, for the next one must have its turn in a statement time-out. The driver's least.
+    # For each host of the URL: the next one must have its turn in a statement time-out. The driver's least.
     "connect_timeout": 2,
     "application_name": "jsworker",
     "keepalives_idle": 10,
@@ -202,7 +202,7 @@ def _sql(statement: TextClause) -> str:
 
 
 class FarTime(datetime):
-    """A time beyond the years 1 to 9999: compares as the nearest one within, and is written as PostgreSQL does.
+    """A time beyond the years 1 to 9999: compares as the nearest within, and is written as PostgreSQL does.
 
     ``text`` is what PostgreSQL calls it, and reads again.
     """
@@ -241,7 +241,7 @@ def _read_anything(connection: Connection) -> None:
 
 
 def read_json(data: str | bytes) -> Any:
-    """Return a JSON value; a number that Python cannot hold becomes text, as does what is nested too deeply."""
+    """Return a JSON value; numbers that Python cannot hold become text, as does what is nested too deeply."""
     try:
         return json.loads(data, parse_int=_integer, parse_float=_number)
     except RecursionError:

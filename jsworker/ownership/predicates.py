@@ -116,7 +116,7 @@ class RunAge:
     Attributes:
         stale_for: seconds, at least, without a heartbeat of its owner.
         running_for: seconds, at least, since its claim.
-        no_progress_for: seconds, at least, since claim, ``update_progress``, ``save_checkpoint`` and ``quiet``.
+        no_progress_for: seconds, at least, since claim, ``update_progress``, ``save_checkpoint``, ``quiet``.
 
     Raises:
         ValueError: one of them is no number of seconds.

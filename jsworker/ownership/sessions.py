@@ -49,7 +49,7 @@ class Attempt:
 
     @contextmanager
     def judged(self) -> Iterator[None]:
-        """Find out whether a server's fault ends the block, even if its code caught that or raised another."""
+        """Find out whether a server's fault ends the block, even if its code hid it behind another error."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Migrating a database to this version's schema: what the command line, tests and alembic itself call."""
+"""Migrating a database to this version's schema: what the command line and alembic itself call."""
 
 import os
 import time
@@ -79,17 +79,6 @@ def upgrade_database(
     return reached
 
 
-def downgrade_database(dsn: str, revision: str) -> str | None:
-    """Migrate a database down to ``revision`` (``base``: to nothing)."""
-
-    def downgrade(connection: Connection) -> str | None:
-        _lock(connection)
-        command.downgrade(_config(connection), revision)
-        return _current(connection)
-
-    return _migrating(dsn, downgrade)
-
-
 def current_revision(dsn: str) -> str | None:
     """Return the revision at which a database is; None when it was never migrated."""
     return _migrating(dsn, _current)
@@ -149,7 +138,7 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
 def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
     """Migrate one revision up, within the connection's transaction; return where it is and whether that is all.
 
-    Nothing but what the last migration has left to be done, if there is such; nothing before indexes are built.
+    Nothing but what the last migration has left to be done, if it has; nothing before indexes are built.
     """
     _lock(connection)
     ahead, behind = _ways(connection, revision)
@@ -162,8 +151,8 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
 def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], None]) -> None:
     """Build the indexes of the next migration up to ``revision`` beside those who write, if jobs are many.
 
-    At the end those that are missing or invalid are built anew. One upgrade builds at a time, the others wait.
-    In autocommit mode: what fails half-way is built anew the next time.
+    At the end those that are missing or invalid are built anew. One upgrade builds at a time, others wait. In
+    autocommit mode: what fails half-way is built anew the next time.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False

@@ -25,7 +25,8 @@ from jsworker.ownership import database as levels
 from jsworker.ownership import upgrading
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import SCHEMA, metadata
-from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
+from jsworker.ownership.upgrading import current_revision, upgrade_database
+from tests.support.migrations import downgrade_database
 
 from .catalog import describe_schema
 from .conftest import TestDatabases

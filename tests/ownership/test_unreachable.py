@@ -14,7 +14,7 @@ from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
-from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
+from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.support.servers import THROWAWAY_SETTINGS
 
 from .calls import ONE, everything_said, opened
@@ -59,7 +59,7 @@ class TestUnreachable:
 
     def test_migrations_say_it_in_the_same_way(self) -> None:
         url = f"postgresql://postgres@127.0.0.1:{free_port()}/postgres"
-        for migrate in (upgrade_database, current_revision, lambda dsn: downgrade_database(dsn, "base")):
+        for migrate in (upgrade_database, current_revision):
             with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL at 127\.0\.0\.1:\d+/postgres is not"):
                 migrate(url)
 

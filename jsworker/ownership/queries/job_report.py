@@ -171,7 +171,7 @@ class SilentOwner(NamedTuple):
 
 
 class RefusalGroup(NamedTuple):
-    """Jobs set aside because PostgreSQL refuses one transition for one reason, ``oldest`` seconds ago first."""
+    """Jobs set aside because PostgreSQL refuses a transition for one reason, first ``oldest`` seconds ago."""
 
     attempted: str
     sqlstate: str
@@ -182,7 +182,7 @@ class RefusalGroup(NamedTuple):
 
 
 class EndedSample(NamedTuple):
-    """The jobs that ended last, ``within`` so many seconds; the oldest of all ended ``oldest`` seconds ago."""
+    """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
     jobs: int
     failed: int

@@ -1,7 +1,7 @@
 """Reading jobs: one with its timeline, or many by a filter. Nothing here decides who owns anything.
 
 However many jobs there are, each statement looks at those that run or at a bounded number of others, through
-an index: a partial one for jobs that wait, run or have failed, whose predicate is repeated word for word; for the
+an index: a partial one for jobs that wait, run or have failed, whose predicate is repeated word for word; for
 others that of the ids, which are UUIDv7, so that their order is the order of creation.
 """
 
