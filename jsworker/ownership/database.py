@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.ownership.pool import Parameters, Pool, Row, driver_url
-from jsworker.ownership.refusals import map_error
+from jsworker.ownership.refusals import CONFLICTS, map_error
 
 T = TypeVar("T")
 
@@ -32,7 +32,6 @@ SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text) AS syst
 """)
 
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
-_CONFLICTS = frozenset({"40001", "40P01"})
 _CONFLICT_TRIES = 5
 _BYTES_A_SECOND = 1_000_000
 """What a connection is expected to carry at least; the more often a statement was given up, the less."""
@@ -154,7 +153,7 @@ class Database:
             try:
                 return await self.call(call, seconds)
             except DatabaseRefused as error:
-                if error.sqlstate not in _CONFLICTS:
+                if error.sqlstate not in CONFLICTS:
                     raise
         return await self.call(call, seconds)
 

@@ -15,10 +15,8 @@ _COMES_BACK = (
     *("too many", "connection slots", "no more connections"),
 )
 """In libpq's words (the last: PgBouncer's): refusals at the door that end by themselves."""
-_READ_ONLY = "25006"
-"""A failover left the connection on a standby."""
-_NOT_TEXT = "22021"
-"""What PostgreSQL says to bytes that are no text; the driver refuses most of them before they are sent."""
+_READ_ONLY = "25006"  # a failover left the connection on a standby
+_NOT_TEXT = "22021"  # of bytes that are no text; the driver refuses most of them before they are sent
 _OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 """Classes of SQLSTATE for a row's content, of a constraint, or of what a trigger did."""
 _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
@@ -26,12 +24,13 @@ _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
 _RAISE = "exec_stmt_raise"
 """The function of PostgreSQL's source that executes a RAISE of PL/pgSQL, whatever SQLSTATE that names."""
 _INSUFFICIENT_PRIVILEGE = "42501"
-_SERVER_CLASSES = ("08", "53", "57P")
-"""Connection lost, resources used up (connection slots, disk), server shut down or not up yet."""
-_IN_FAILED_TRANSACTION = "25P02"
-"""What PostgreSQL says to every statement after one that failed, until that is rolled back."""
-_CONFLICTS = ("40001", "40P01")
-"""Serialisation failure, deadlock."""
+_SERVER_CLASSES = (
+    "08",
+    "53",
+    "57P",
+)  # connection lost, slots or disk used up, server shut down or not up yet
+_IN_FAILED_TRANSACTION = "25P02"  # of every statement after one that failed, until that is rolled back
+CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
 
 
 class RowRefused(DatabaseRefused):
@@ -62,7 +61,7 @@ def server_fault(error: BaseException | None) -> str | None:
     sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
     if sqlstate is None:
         return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
-    known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*_CONFLICTS, _READ_ONLY)
+    known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*CONFLICTS, _READ_ONLY)
     return f"SQLSTATE {sqlstate}" if known else None
 
 
