@@ -76,8 +76,10 @@ WHERE make_interval(secs => CAST(held.seconds AS double precision))
 GROUP BY held.worker_id, w.id ORDER BY count(*) DESC, held.worker_id LIMIT 20
 """)
 
-DEAD_MESSAGES = text("""
-SELECT count(*) AS messages, extract(epoch FROM statement_timestamp() - max(at)) AS newest FROM jsworker.dead_messages
+KEPT = text("""
+SELECT (SELECT id FROM jsworker.installation) AS installation, count(*) AS dead_messages,
+  extract(epoch FROM statement_timestamp() - max(at)) AS newest_dead_message
+FROM jsworker.dead_messages
 """)
 
 REFUSED = text("""
@@ -97,8 +99,6 @@ FROM (
   SELECT j.status, j.finished_at FROM jsworker.jobs AS j
   WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT 1000) AS last
 """)
-
-INSTALLATION = text("SELECT id FROM jsworker.installation")
 
 # Those of stopped workers too, until they are forgotten: their jobs are of a kind that is known.
 SERVED = text("""
@@ -244,22 +244,19 @@ class Backlog(NamedTuple):
 async def read_rows(database: Database, *, late_after: float) -> Rows:
     """Return what the rows show; a due message or a due job is late after so many seconds."""
     late = {"older_than": late_after}
-    installation = await database.run(INSTALLATION)
-    [dead] = await database.run(DEAD_MESSAGES)
+    [kept] = await database.run(KEPT)
     [ended] = await database.run(ENDED)
     [unpublished] = await database.run(UNPUBLISHED, late)
     [overdue] = await database.run(OVERDUE, late)
     workers = [RegisteredWorker(*row) for row in await database.run(WORKERS)]
     served = sorted({kind for worker in workers for kind in worker.kinds})
     return Rows(
-        installation=installation[0].id if installation else None,
+        **kept._asdict(),
         unpublished=Late(*unpublished),
         overdue=Late(*overdue),
         queues=[QueuedKind(*row) for row in await database.run(QUEUED, {"served": served})],
         workers=workers,
         silent_owners=[SilentOwner(*row) for row in await database.run(SILENT_OWNERS)],
-        dead_messages=dead.messages,
-        newest_dead_message=dead.newest,
         ended=EndedSample(*ended),
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
     )
