@@ -18,7 +18,7 @@ from rich.table import Column, Table
 
 from jsworker.core.exit_codes import DONE, FAILED
 from jsworker.core.names import printable
-from jsworker.ownership.queries.reading import FarTime
+from jsworker.ownership.pool import FarTime
 
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""

@@ -11,15 +11,16 @@ from jsworker.core.settings import Settings
 from jsworker.doctor.monitoring import ServerConfiguration, read_configuration
 from jsworker.ownership.database import Database, check_level
 from jsworker.ownership.queries.job_report import Rows, read_rows
-from jsworker.ownership.queries.schema_report import Schema, read_schema
 from jsworker.ownership.queries.server_report import (
     Link,
     MissingRight,
     OpenTransaction,
+    Schema,
     Server,
     read_link,
     read_missing_rights,
     read_oldest_transaction,
+    read_schema,
     read_server,
 )
 from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, StreamReport

@@ -9,9 +9,9 @@ from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import Facts, Unknown
 from jsworker.ownership.database import REVISIONS, check_level
+from jsworker.ownership.queries import server_report
 from jsworker.ownership.queries.job_report import Rows
-from jsworker.ownership.queries.schema_report import Schema, wanted_constraints, wanted_indexes
-from jsworker.ownership.queries.server_report import Link, MissingRight, OpenTransaction, Server
+from jsworker.ownership.queries.server_report import Link, MissingRight, OpenTransaction, Schema, Server
 
 _LEAST_VERSION: Final = 12
 _TRIED_VERSION: Final = 14
@@ -195,7 +195,7 @@ def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
 
 def indexes(schema: Schema) -> Iterator[Remark]:
     """Whether every index is there and valid, and none keeps heartbeats from being HOT updates."""
-    wanted = wanted_indexes()
+    wanted = server_report.wanted_indexes()
     sound = True
     for name, statement in sorted(wanted.items()):
         if name not in schema.indexes:
@@ -220,7 +220,7 @@ def indexes(schema: Schema) -> Iterator[Remark]:
 
 def constraints(schema: Schema) -> Iterator[Remark]:
     """Whether PostgreSQL itself refuses what the protocol forbids."""
-    missing = sorted(wanted_constraints().difference(schema.constraints))
+    missing = sorted(server_report.wanted_constraints().difference(schema.constraints))
     if missing:
         yield error(
             f"{counted(len(missing), 'constraint')} missing ({listed(missing)}): impossible rows get in",

@@ -3,16 +3,16 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.ownership.pool import Parameters, Pool, Row, driver_url
-from jsworker.ownership.refusals import map_error
+from jsworker.ownership.refusals import CONFLICTS, map_error
 
 T = TypeVar("T")
 
@@ -43,36 +43,25 @@ class Database:
 
     Every statement is a transaction by itself (autocommit, READ COMMITTED) and keeps no session state,
     so it works through PgBouncer in transaction mode.
+
+    Attributes:
+        url: for SQLAlchemy engines; its ``repr`` hides the password.
+        place: where the database is, for messages: ``host:port/name``.
     """
 
     def __init__(self, dsn: str, *, statement_timeout: float, pool_size: int = 5) -> None:
         """Prepare the pools; nothing connects yet. ``statement_timeout``: seconds until a statement is given up."""
-        self._url = driver_url(dsn)
+        self.url = driver_url(dsn)
+        self.place = place_of(self.url)
         self._statement_timeout = statement_timeout
-        self._statements = Pool(self._url, size=pool_size, overflow=pool_size, wait=statement_timeout)
-        self._by_key = Pool(
-            self._url, size=pool_size, overflow=pool_size, wait=statement_timeout, keeps_plans=True
-        )
-        self._heartbeats = Pool(self._url, size=1, overflow=2, wait=statement_timeout, keeps_plans=True)
+        self._statements = Pool(self.url, size=pool_size, overflow=pool_size)
+        self._by_key = Pool(self.url, size=pool_size, overflow=pool_size, keeps_plans=True)
+        self._heartbeats = Pool(self.url, size=1, overflow=2, keeps_plans=True)
         self._given_up: set[asyncio.Task[object]] = set()
 
-    @property
-    def url(self) -> URL:
-        """The database's URL for SQLAlchemy engines; its ``repr`` hides the password."""
-        return self._url
-
-    @property
-    def place(self) -> str:
-        """Where the database is, for messages: ``host:port/name``."""
-        return place_of(self._url)
-
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
-        """Return the seconds that a statement may take which carries so many bytes beside the usual.
-
-        Each time that it was given up already (``tries``) the value gets twice as long.
-        """
-        doublings = min(tries, _MOST_DOUBLINGS)
-        return self._statement_timeout + size * (1 << doublings) / _BYTES_A_SECOND
+        """Return the seconds for a statement with so many more bytes, twice as many for them after each try."""
+        return self._statement_timeout + size * (1 << min(tries, _MOST_DOUBLINGS)) / _BYTES_A_SECOND
 
     def pools_by_name(self) -> dict[str, Pool]:
         """Return the pools, to be looked at."""
@@ -89,44 +78,59 @@ class Database:
             RowRefused: the content of a row was refused; nothing was written.
             DatabaseRefused: anything else that PostgreSQL refused.
         """
-        return await self._within_deadline(self._statements, statement, parameters, seconds=seconds)
+        return await self._execute(partial(self._statements.execute, statement, parameters), seconds)
 
     async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
-        """Run one statement like ``run`` that reads the first few of many rows in the order of an index."""
-        return await self._within_deadline(self._statements, statement, parameters, along_index=True)
+        """Run as ``run`` what reads the first few of many rows in the order of an index."""
+        return await self._execute(partial(self._statements.execute, statement, parameters, along_index=True))
 
     async def run_by_key(
         self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
     ) -> Sequence[Row]:
-        """Run one statement like ``run`` that finds its rows by key and runs often: PostgreSQL keeps its plan.
-
-        Returns:
-            Plain tuples, in the order of the statement's columns.
-        """
-        return await self._within_deadline(self._by_key, statement, parameters, plain=True, seconds=seconds)
+        """Run as ``run`` what finds its rows by key, often: its plan is kept, the rows are plain tuples."""
+        return await self._execute(partial(self._by_key.execute, statement, parameters, plain=True), seconds)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""
-        await self._call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
+        await self.call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
 
     async def run_heartbeat(
         self, statement: TextClause, parameters: Parameters | None = None
     ) -> Sequence[Row]:
-        """Run one statement like ``run``, on the connection kept for heartbeats."""
-        return await self._within_deadline(self._heartbeats, statement, parameters)
+        """Run as ``run``, on the connection kept for heartbeats."""
+        return await self._execute(partial(self._heartbeats.execute, statement, parameters))
 
     async def ping(self) -> None:
-        """Ask for a sign of life, on the connection kept for heartbeats; with the errors of ``run``."""
+        """Ask for a sign of life, on the connection kept for heartbeats."""
         await self.run_heartbeat(_PING)
+
+    async def call(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None) -> T:
+        """Return what a call of the driver returns, within a deadline; with the errors of ``run``."""
+        seconds = self._statement_timeout if seconds is None else seconds
+        # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
+        # server; the caller must not wait for that.
+        task: asyncio.Task[T] = asyncio.create_task(call())
+        try:
+            done, _ = await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            self._give_up(task)
+            raise
+        if not done:
+            self._give_up(task)
+            raise DatabaseUnavailable(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
+        try:
+            return task.result()
+        except (psycopg.Error, OSError, UnicodeError) as error:
+            raise map_error(error, self.place) from None
 
     async def migrated_to(self) -> str | None:
         """Return the schema's revision, None when there is none."""
         try:
             rows = await self.run(_REVISION)
         except DatabaseRefused as error:
-            if error.sqlstate in _NO_SUCH_TABLE:
-                return None
-            raise
+            if error.sqlstate not in _NO_SUCH_TABLE:
+                raise
+            return None
         return rows[0].version_num if rows else None
 
     async def check_migrated(self) -> str:
@@ -142,43 +146,16 @@ class Database:
         for pool in (self._heartbeats, self._by_key, self._statements):
             await pool.close()
 
-    async def _within_deadline(
-        self,
-        pool: Pool,
-        statement: TextClause,
-        parameters: Parameters | None,
-        *,
-        plain: bool = False,
-        along_index: bool = False,
-        seconds: float | None = None,
+    async def _execute(
+        self, call: Callable[[], Coroutine[Any, Any, Sequence[Row]]], seconds: float | None = None
     ) -> Sequence[Row]:
-        for last in (False,) * (_CONFLICT_TRIES - 1) + (True,):
+        for _ in range(_CONFLICT_TRIES - 1):
             try:
-                return await self._call(
-                    lambda: pool.execute(statement, parameters, plain=plain, along_index=along_index), seconds
-                )
+                return await self.call(call, seconds)
             except DatabaseRefused as error:
-                if last or error.sqlstate not in {"40001", "40P01"}:
+                if error.sqlstate not in CONFLICTS:
                     raise
-        raise AssertionError
-
-    async def _call(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
-        seconds = self._statement_timeout if seconds is None else seconds
-        # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
-        # server; the caller must not wait for that.
-        task: asyncio.Task[T] = asyncio.create_task(call())
-        try:
-            done, _ = await asyncio.wait({task}, timeout=seconds)
-        except asyncio.CancelledError:
-            self._give_up(task)
-            raise
-        if not done:
-            self._give_up(task)
-            raise DatabaseUnavailable(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
-        try:
-            return task.result()
-        except (SQLAlchemyError, psycopg.Error, OSError, UnicodeError) as error:
-            raise map_error(error, self.place) from None
+        return await self.call(call, seconds)
 
     def _give_up(self, task: asyncio.Task[object]) -> None:
         task.cancel()
@@ -188,7 +165,7 @@ class Database:
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._given_up.discard(task)
         if not task.cancelled():
-            task.exception()
+            task.exception()  # else asyncio logs that nobody asked
 
 
 def place_of(url: URL) -> str:
@@ -222,9 +199,7 @@ def check_level(found: str | None) -> str:
 class DatabaseHistory:
     """What distinguishes one history of a database from another.
 
-    Attributes:
-        system_identifier: made by initdb; copies of a cluster keep it.
-        timeline: begins with 1 and rises with every promotion; None on a standby.
+    Copies of a cluster keep its identifier; the timeline rises with every promotion, None on a standby.
     """
 
     system_identifier: str
@@ -232,7 +207,7 @@ class DatabaseHistory:
 
 
 async def read_history(database: Database) -> DatabaseHistory:
-    """Return which history the database at the other end has; any role may ask, unless an administrator forbids it."""
+    """Return the database's history; any role may ask, unless an administrator forbids it."""
     [row] = await database.run(HISTORY)
     timeline = None if row.timeline is None else int(row.timeline, 16)
     return DatabaseHistory(row.system_identifier, timeline)

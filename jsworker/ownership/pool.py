@@ -1,67 +1,79 @@
-"""Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver."""
+"""Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver.
+
+What PostgreSQL can store and Python cannot hold (``infinity``, a year before Christ, a number of 5,000 digits)
+is read as what PostgreSQL calls it: a listing shows it, and its neighbours.
+"""
 
 import asyncio
+import json
+import math
 import select
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, tzinfo
 from functools import lru_cache
 from traceback import clear_frames
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, SupportsIndex, TypeAlias, cast
 from uuid import UUID
 
 import psycopg
+from psycopg.abc import Buffer, Loader
 from psycopg.errors import ReadOnlySqlTransaction
+from psycopg.pq import Format
 from psycopg.rows import namedtuple_row, tuple_row
+from psycopg.types.json import set_json_loads
+from psycopg.types.numeric import FloatLoader
 from sqlalchemy import TextClause
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-
-from jsworker.ownership.queries.reading import read_anything
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Row: TypeAlias = Any
 """A tuple of what a statement returns, with names unless it was asked for a plain one."""
 
-_CONNECT_TIMEOUT_SECONDS: Final = 2
-"""For each host of the URL: the next one must have its turn within a statement time-out. The driver's least."""
+CONNECT_ARGUMENTS: Final[Parameters] = {
+    "prepare_threshold": None,  # prepared statements belong to a session, which a pooler may swap
+    # For each host of the URL: the next one must have its turn in a statement time-out. The driver's least.
+    "connect_timeout": 2,
+    "application_name": "jsworker",
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""What every connection of jsworker asks of the driver."""
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
-_DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
+_LONGEST_INTEGER: Final = 4_000
+"""Digits; Python refuses to read more than 4,300."""
+DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
 
 class Pool:
     """Autocommit connections, lent for one statement each; the one that was used last comes first.
 
-    SQLAlchemy writes the statements and reads the URL; its own pool would lend for three greenlets a statement,
-    and leave to the garbage collector what was just being made when its caller went away.
+    SQLAlchemy's own pool would lend for three greenlets a statement, and leave to the garbage collector what
+    was just being made when its caller went away.
 
     Attributes:
         limit: connections that may be lent at once.
         in_use: that are lent now.
     """
 
-    def __init__(self, url: URL, *, size: int, overflow: int, wait: float, keeps_plans: bool = False) -> None:
-        """Prepare a pool; nothing connects yet.
+    def __init__(self, url: URL, *, size: int, overflow: int, keeps_plans: bool = False) -> None:
+        """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
 
-        Args:
-            url: where to connect.
-            size: connections that stay open.
-            overflow: further ones, closed after use.
-            wait: seconds until a statement that finds no free connection is given up.
-            keeps_plans: for statements that find their rows by key: PostgreSQL plans them once for each
-                connection and always by index, whatever it believes the size of the table to be. Not behind a
-                pooler, which may run every statement on another session.
+        One that ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once for
+        each connection and always by index, whatever it believes the size of the table to be. Not behind a
+        pooler, which may run every statement on another session.
         """
+        self.limit = size + overflow
+        self.in_use = 0
         self._to_connect = arguments_of(url) | {"autocommit": True}
         self._keeps_plans = keeps_plans
         self._size = size
-        self.limit = size + overflow
-        self.in_use = 0
-        self._wait = wait
-        self._lendable = asyncio.Semaphore(size + overflow)
+        self._lendable = asyncio.Semaphore(self.limit)
         self._idle: list[Connection] = []
         self._closed = False
 
@@ -78,7 +90,7 @@ class Pool:
         With ``along_index`` its order is read from an index, whatever the planner expects to have to sort.
 
         Raises:
-            psycopg.Error, SQLAlchemyError, OSError, UnicodeError: as the driver and SQLAlchemy raise them.
+            psycopg.Error, OSError, UnicodeError: as the driver raises them.
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
@@ -105,11 +117,7 @@ class Pool:
 
         So is one to a server that has become read only: another may be the primary by now.
         """
-        if self._lendable.locked():
-            await self._wait_for_one()
-        else:
-            await self._lendable.acquire()
-        try:
+        async with self._lendable:
             lent = await self._idle_or_new()
             self.in_use += 1
             is_usable = True
@@ -124,8 +132,6 @@ class Pool:
                     await lent.close()
                 else:
                     self._idle.append(lent)
-        finally:
-            self._lendable.release()
 
     async def _idle_or_new(self) -> Connection:
         while self._idle:
@@ -133,18 +139,8 @@ class Pool:
             if not _has_unasked_input(lent):
                 return lent
             await lent.close()
-        return await self._connect()
-
-    async def _wait_for_one(self) -> None:
-        try:
-            async with asyncio.timeout(self._wait):
-                await self._lendable.acquire()
-        except TimeoutError:
-            raise PoolTimeoutError(f"no free connection within {self._wait:g} s") from None
-
-    async def _connect(self) -> Connection:
         connection = await connect(self._to_connect)
-        read_anything(connection)
+        _read_anything(connection)
         if self._keeps_plans:
             try:
                 await _keep_plans(connection)
@@ -165,22 +161,8 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
 
 def arguments_of(url: URL) -> dict[str, Any]:
     """Return what the driver needs to connect to a URL."""
-    arguments: dict[str, Any]
-    _, arguments = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
-    return arguments | connect_arguments()
-
-
-def connect_arguments() -> dict[str, Any]:
-    """Return what every connection of jsworker asks of the driver."""
-    # prepare_threshold None: prepared statements belong to a session, which a pooler may swap.
-    return {
-        "prepare_threshold": None,
-        "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
-        "application_name": "jsworker",
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-    }
+    _, arguments = DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
+    return {**arguments, **CONNECT_ARGUMENTS}
 
 
 def driver_url(dsn: str) -> URL:
@@ -193,9 +175,14 @@ def uuid_array(ids: Iterable[UUID]) -> str:
     return f"{{{','.join([each.hex for each in ids])}}}"
 
 
+async def backend_of(connection: Connection) -> int:
+    """Return which process of the server answers; a pooler has told the client another one."""
+    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
+    return int(pid)
+
+
 async def _keep_plans(connection: Connection) -> None:
-    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [None]
-    if pid == connection.info.backend_pid:  # a pooler reports another one than the server
+    if await backend_of(connection) == connection.info.backend_pid:
         await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         connection.prepare_threshold = 0
 
@@ -211,4 +198,94 @@ def _has_unasked_input(connection: Connection) -> bool:
 
 @lru_cache(maxsize=256)
 def _sql(statement: TextClause) -> str:
-    return str(statement.compile(dialect=_DIALECT))
+    return str(statement.compile(dialect=DIALECT))
+
+
+class FarTime(datetime):
+    """A time beyond the years 1 to 9999: compares as the nearest within, and is written as PostgreSQL does.
+
+    ``text`` is what PostgreSQL calls it, and reads again.
+    """
+
+    text: str
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return the time that PostgreSQL calls this."""
+        is_past = text.startswith("-") or text.endswith("BC")
+        far = cls(MINYEAR, 1, 1, tzinfo=UTC) if is_past else cls(MAXYEAR, 12, 31, 23, 59, 59, 999_999, UTC)
+        far.text = text
+        return far
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Callable[[str], Self], tuple[str]]:
+        return type(self).read, (self.text,)
+
+    def isoformat(self, *_: Any, **__: Any) -> str:
+        """Return what PostgreSQL calls it: ISO 8601 has no name for it."""
+        return self.text
+
+    def astimezone(self, _zone: tzinfo | None = None) -> Self:
+        """Return the same time: it is too far away for a zone to matter."""
+        return self
+
+
+def _read_anything(connection: Connection) -> None:
+    for name, loader in _LOADERS.items():
+        connection.adapters.register_loader(name, loader)
+    connection.adapters.register_loader("numeric", FloatLoader)  # what extract() returns
+    connection.adapters.register_dumper(FarTime, _FarTimeDumper)
+    set_json_loads(read_json, connection)
+
+
+def read_json(data: str | bytes) -> Any:
+    """Return a JSON value; numbers that Python cannot hold become text, as does what is nested too deeply."""
+    try:
+        return json.loads(data, parse_int=_integer, parse_float=_number)
+    except RecursionError:
+        return data.decode() if isinstance(data, bytes) else data
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else digits
+
+
+def _number(digits: str) -> float | str:
+    number = float(digits)
+    return number if math.isfinite(number) else digits
+
+
+def _loader(name: str, read_text: Callable[[str], Any]) -> type[Loader]:
+    """Return a loader that reads as the driver's own does, and what that refuses by ``read_text``."""
+    oid_of_type = psycopg.adapters.types[name].oid
+    usual = cast("type[Loader]", psycopg.adapters.get_loader(oid_of_type, Format.TEXT))
+
+    class Lenient(psycopg.adapt.Loader):
+        def __init__(self, oid: int, context: Any = None) -> None:
+            super().__init__(oid, context)
+            self._load = usual(oid, context).load
+
+        def load(self, data: Buffer) -> Any:
+            if bytes(data[-8:]) != b"infinity":  # which the driver takes for no time at all in an interval
+                try:
+                    return self._load(data)
+                except (psycopg.DataError, OverflowError):
+                    pass  # ``suppress`` takes longer than the reading, for each row of a claim
+            return read_text(bytes(data).decode())
+
+    return Lenient
+
+
+class _FarTimeDumper(psycopg.adapt.Dumper):
+    oid = psycopg.adapters.types["timestamptz"].oid
+
+    def dump(self, obj: datetime) -> bytes:
+        return str(obj).encode()
+
+
+_LOADERS: Final = {
+    "timestamptz": _loader("timestamptz", FarTime.read),
+    "interval": _loader("interval", str),
+}

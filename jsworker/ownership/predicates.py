@@ -5,7 +5,7 @@ search may use them, for a statement that names its rows must reach them by thei
 """
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -111,13 +111,12 @@ _LONGEST_SECONDS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class RunAge:
-    """Which running jobs are meant: those of which all of this holds, by the database's clock.
+    """Which running jobs are meant: those of which all holds that is not None, by the database's clock.
 
     Attributes:
-        stale_for: seconds for which its owner gave no heartbeat, at least; None: whatever it gave.
-        running_for: seconds for which it has run, at least; None: however long it has.
-        no_progress_for: seconds, at least, without progress: since its claim, ``update_progress``,
-            ``save_checkpoint`` or ``quiet``; None: whatever it did.
+        stale_for: seconds, at least, without a heartbeat of its owner.
+        running_for: seconds, at least, since its claim.
+        no_progress_for: seconds, at least, since claim, ``update_progress``, ``save_checkpoint``, ``quiet``.
 
     Raises:
         ValueError: one of them is no number of seconds.
@@ -128,13 +127,12 @@ class RunAge:
     no_progress_for: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in asdict(self).items():
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{field.name}={value!r} must be a number of seconds, 0 or more")
+                raise ValueError(f"{name}={value!r} must be a number of seconds, 0 or more")
 
     def __bool__(self) -> bool:
-        return any(value is not None for value in self.values().values())
+        return self != ANY_AGE
 
     def values(self) -> dict[str, float | None]:
         """Return the parameters of ``as_old_as_chosen``."""

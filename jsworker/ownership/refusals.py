@@ -5,27 +5,18 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import psycopg
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import DBAPIError
 
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
 from jsworker.ownership.pool import Row
 
 _COMES_BACK = (
-    "starting up",
-    "shutting down",
-    "recovery mode",
-    "accepting connections",
-    "terminating connection",
-    "too many",
-    "connection slots",
-    "no more connections",
+    *("starting up", "shutting down", "recovery mode", "accepting connections", "terminating connection"),
+    *("too many", "connection slots", "no more connections"),
 )
 """In libpq's words (the last: PgBouncer's): refusals at the door that end by themselves."""
-_READ_ONLY = "25006"
-"""A failover left the connection on a standby."""
-_NOT_TEXT = "22021"
-"""What PostgreSQL says to bytes that are no text; the driver refuses most of them before they are sent."""
+_READ_ONLY = "25006"  # a failover left the connection on a standby
+_NOT_TEXT = "22021"  # of bytes that are no text; the driver refuses most of them before they are sent
 _OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 """Classes of SQLSTATE for a row's content, of a constraint, or of what a trigger did."""
 _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
@@ -33,29 +24,26 @@ _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
 _RAISE = "exec_stmt_raise"
 """The function of PostgreSQL's source that executes a RAISE of PL/pgSQL, whatever SQLSTATE that names."""
 _INSUFFICIENT_PRIVILEGE = "42501"
-_SERVER_CLASSES = ("08", "53", "57P")
-"""Connection lost, resources used up (connection slots, disk), server shut down or not up yet."""
-_IN_FAILED_TRANSACTION = "25P02"
-"""What PostgreSQL says to every statement after one that failed, until that is rolled back."""
-_CONFLICTS = ("40001", "40P01")
-"""Serialisation failure, deadlock."""
+_SERVER_CLASSES = (
+    "08",
+    "53",
+    "57P",
+)  # connection lost, slots or disk used up, server shut down or not up yet
+_IN_FAILED_TRANSACTION = "25P02"  # of every statement after one that failed, until that is rolled back
+CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
 
 
 class RowRefused(DatabaseRefused):
     """A row's own content was refused: by its types, by a constraint, or by what a trigger did.
 
     The statement would be taken without that row, so this says nothing about the database's health.
-
-    Attributes:
-        constraint: the name of the constraint, None when it was none.
     """
 
     def __init__(self, sqlstate: str, constraint: str | None) -> None:
         self.sqlstate = sqlstate
         self.constraint = constraint
-        super().__init__(
-            f"PostgreSQL refused a row: SQLSTATE {sqlstate}" + (f", {constraint}" * bool(constraint))
-        )
+        named = f", {constraint}" if constraint else ""
+        super().__init__(f"PostgreSQL refused a row: SQLSTATE {sqlstate}{named}")
 
 
 T = TypeVar("T")
@@ -71,10 +59,10 @@ def server_fault(error: BaseException | None) -> str | None:
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    if sqlstate is not None:
-        known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*_CONFLICTS, _READ_ONLY)
-        return f"SQLSTATE {sqlstate}" if known else None
-    return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
+    if sqlstate is None:
+        return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
+    known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*CONFLICTS, _READ_ONLY)
+    return f"SQLSTATE {sqlstate}" if known else None
 
 
 def is_answer_of_its_own(error: BaseException) -> bool:
@@ -106,23 +94,17 @@ def is_behind(cause: BaseException, error: BaseException) -> bool:
 
 def map_error(error: Exception, place: str) -> JsworkerError:
     """Return jsworker's error for a driver's: SQLSTATE and constraint, never the row (its DETAIL holds payloads)."""
-    if isinstance(error, (PoolTimeoutError, InvalidRequestError)):
-        return DatabaseUnavailable(
-            f"no free connection to PostgreSQL at {place} within the statement time-out"
-        )
     cause = error.orig if isinstance(error, DBAPIError) else error
-    sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    if sqlstate is None and isinstance(cause, (psycopg.DataError, UnicodeError)):
-        return RowRefused(_NOT_TEXT, None)
-    if sqlstate is None:
-        return _unconnected(cause, place)
-    if isinstance(cause, psycopg.Error) and _is_of_a_row(cause, sqlstate):
-        return RowRefused(sqlstate, cause.diag.constraint_name)
+    if not isinstance(cause, psycopg.Error) or cause.sqlstate is None:
+        is_no_text = isinstance(cause, psycopg.DataError | UnicodeError)
+        return RowRefused(_NOT_TEXT, None) if is_no_text else _unconnected(cause, place)
+    sqlstate, diagnosis = cause.sqlstate, cause.diag
+    if _is_of_a_row(cause, sqlstate):
+        return RowRefused(sqlstate, diagnosis.constraint_name)
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
         return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
-    refused = DatabaseRefused(
-        f"PostgreSQL at {place} refused a statement: {_primary(cause)} (SQLSTATE {sqlstate})"
-    )
+    reason = (diagnosis.message_primary or "no reason given")[:200]
+    refused = DatabaseRefused(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")
     refused.sqlstate = sqlstate
     return refused
 
@@ -132,6 +114,17 @@ def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
     if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
         return True
     return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
+
+
+def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
+    said = str(cause).strip()
+    for line in said.splitlines():
+        _, fatal, reason = line.partition("FATAL:")
+        if fatal and not any(word in reason for word in _COMES_BACK):
+            return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
+    first = said.splitlines()[0] if said else type(cause).__name__
+    unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
+    return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
 
 
 @contextmanager
@@ -149,23 +142,6 @@ def operators_rights(call: str) -> Iterator[None]:
         raise refused from None
 
 
-def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
-    said = str(cause) if cause is not None else "connection lost"
-    for line in said.splitlines():
-        _, fatal, reason = line.partition("FATAL:")
-        if fatal and not any(word in reason for word in _COMES_BACK):
-            return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
-    first = said.strip().splitlines()[0] if said.strip() else type(cause).__name__
-    unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
-    return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
-
-
-def _primary(cause: BaseException | None) -> str:
-    if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
-        return cause.diag.message_primary[:200]
-    return "no reason given"
-
-
 async def in_halves(
     members: Sequence[T],
     write: Callable[[Sequence[T]], Awaitable[Sequence[Row]]],
@@ -174,10 +150,8 @@ async def in_halves(
 ) -> tuple[list[Row], Refused[T]]:
     """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
 
-    With a ``size`` no statement writes more than so many.
-
-    Returns:
-        The rows that ``write`` returned, and the refused members with the refusal of each.
+    With a ``size`` no statement writes more than so many. Returns the rows that ``write`` returned, and the
+    refused members with the refusal of each.
     """
     rows: list[Row] = []
     refused: Refused[T] = []
@@ -188,9 +162,9 @@ async def in_halves(
         try:
             rows += await write(batch)
         except RowRefused as error:
-            middle = len(batch) // 2
-            if middle == 0:
+            if len(batch) == 1:
                 refused.append((batch[0], error))
             else:
+                middle = len(batch) // 2
                 batches[:0] = [batch[:middle], batch[middle:]]
     return rows, refused

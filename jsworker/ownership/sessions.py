@@ -14,13 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership.pool import arguments_of, connect, connect_arguments
-from jsworker.ownership.refusals import (
-    is_answer_of_its_own,
-    is_behind,
-    is_read_only,
-    server_fault,
-)
+from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
+from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
 from jsworker.ownership.transitions.settle import Completion, complete_statement
 from jsworker.ownership.transitions.timeline import REJECTED
 
@@ -33,11 +28,13 @@ class Attempt:
     Attributes:
         fault: the server's fault that ended it, in words; None: none did.
         committing: whether its COMMIT may have been sent.
+        connection: on which it runs; None: it has not begun.
     """
 
     def __init__(self) -> None:
         self.fault: str | None = None
         self.committing = False
+        self.connection: Connection | None = None
         self._seen: tuple[BaseException, str] | None = None
         self._is_outlived = False
 
@@ -51,27 +48,32 @@ class Attempt:
             if self.committing:
                 self.fault = words
 
-    def judge(self, error: Exception, connection: Connection | None) -> None:
-        """Find out whether the block ended for a server's fault, even if its code caught that or raised another."""
-        if self._seen is None:
-            return
-        cause, words = self._seen
-        # Rolled back to a savepoint, a transaction has outlived a deadlock.
-        if is_behind(cause, error) or not (self._is_outlived or _is_usable(connection)):
-            self.fault = words
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Find out whether a server's fault ends the block, even if its code hid it behind another error."""
+        try:
+            yield
+        except Exception as error:
+            if self.connection is None:
+                self.fault = server_fault(error)
+            elif self._seen is not None:
+                cause, words = self._seen
+                # Rolled back to a savepoint, a transaction has outlived a deadlock.
+                if is_behind(cause, error) or not (self._is_outlived or _is_usable(self.connection)):
+                    self.fault = words
+            raise
 
 
 class Sessions:
     """Pools for the jobs' own transactions, apart from the worker's: a job that hoards connections harms itself."""
 
     def __init__(self, url: URL, *, worker_id: str, size: int) -> None:
-        """Prepare the pools; nothing connects yet.
+        """Prepare two pools, for coroutines and for threads; an unused one connects nothing.
 
         Args:
             url: the database.
             worker_id: the owner of the jobs that are completed here.
-            size: connections in each of the two pools, one for coroutines and one for threads: the worker's
-                job slots. An unused pool connects nothing.
+            size: connections of each: the worker's job slots.
         """
         self._worker_id = worker_id
         options: dict[str, Any] = {
@@ -85,7 +87,7 @@ class Sessions:
         self._async_engine = create_async_engine(
             url, async_creator=partial(connect, arguments_of(url)), **options
         )
-        self._engine = create_engine(url, connect_args=connect_arguments(), **options)
+        self._engine = create_engine(url, connect_args=dict(CONNECT_ARGUMENTS), **options)
         _listen_for_faults(self._async_engine.sync_engine)
         _listen_for_faults(self._engine)
 
@@ -102,19 +104,14 @@ class Sessions:
         async with AsyncSession(self._async_engine, expire_on_commit=False) as session:
             async with session.begin():
                 try:
-                    connection = await session.connection(execution_options={_ATTEMPT: attempt})
-                except Exception as error:
-                    attempt.fault = server_fault(error)
-                    raise
-                try:
-                    yield session
-                    ended = completion()
-                    result = await session.execute(complete_statement(self._worker_id, ended))
+                    with attempt.judged():
+                        connection = await session.connection(execution_options={_ATTEMPT: attempt})
+                        attempt.connection = connection.sync_connection
+                        yield session
+                        ended = completion()
+                        result = await session.execute(complete_statement(self._worker_id, ended))
                 except asyncio.CancelledError:
                     await session.invalidate()  # a rollback would wait for a server that may be silent
-                    raise
-                except Exception as error:
-                    attempt.judge(error, connection.sync_connection)
                     raise
                 if result.first() is not None:
                     attempt.committing = True
@@ -133,18 +130,11 @@ class Sessions:
         attempt = attempt or Attempt()
         with Session(self._engine, expire_on_commit=False) as session:
             with session.begin():
-                try:
-                    connection = session.connection(execution_options={_ATTEMPT: attempt})
-                except Exception as error:
-                    attempt.fault = server_fault(error)
-                    raise
-                try:
+                with attempt.judged():
+                    attempt.connection = session.connection(execution_options={_ATTEMPT: attempt})
                     yield session
                     ended = completion()
                     result = session.execute(complete_statement(self._worker_id, ended))
-                except Exception as error:
-                    attempt.judge(error, connection)
-                    raise
                 if result.first() is not None:
                     attempt.committing = True
                     return
@@ -174,17 +164,14 @@ def _listen_for_faults(engine: Engine) -> None:
             context.is_disconnect = True  # a failover left the pool's connections on a standby: drop them all
 
 
-def _is_usable(connection: Connection | None) -> bool:
-    if connection is None or connection.closed or connection.invalidated:
+def _is_usable(connection: Connection) -> bool:
+    if connection.closed or connection.invalidated:
         return False
     driver = connection.connection.driver_connection
-    return driver is not None and driver.info.transaction_status in (
-        TransactionStatus.IDLE,
-        TransactionStatus.INTRANS,
-    )
+    usable = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
+    return driver is not None and driver.info.transaction_status in usable
 
 
 def _lost(ended: Completion) -> OwnershipLost:
-    return OwnershipLost(
-        f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
-    )
+    says = f"job {ended.id}: token {ended.token} no longer owns it; the transaction is rolled back"
+    return OwnershipLost(says)

@@ -167,8 +167,6 @@ def entry(
     if worker_id is not None:
         values["worker_id"] = worker_id
     rows = sa.select(*values.values())
-    return (
-        sa.insert(job_events)
-        .from_select(list(values), rows if when is None else rows.where(when))
-        .cte("entry")
-    )
+    if when is not None:
+        rows = rows.where(when)
+    return sa.insert(job_events).from_select(list(values), rows).cte("entry")

@@ -1,4 +1,4 @@
-"""Migrating a database to this version's schema: what the command line, tests and alembic itself call."""
+"""Migrating a database to this version's schema: what the command line and alembic itself call."""
 
 import os
 import time
@@ -14,14 +14,16 @@ from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from alembic import command
-from jsworker.core.errors import DatabaseRefused, MigrationMissing, SettingsError
+from jsworker.core.errors import DatabaseRefused, SettingsError
 from jsworker.ownership.database import place_of
-from jsworker.ownership.pool import connect_arguments, driver_url
+from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.schema import SCHEMA, metadata
 
@@ -36,8 +38,7 @@ _DEADLOCK: Final = "40P01"
 _HOLDERS: Final = text("""
 SELECT DISTINCT a.pid, a.usename, CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS integer) AS seconds
 FROM pg_locks AS l
-JOIN pg_class AS c ON c.oid = l.relation
-JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'jsworker'
+JOIN pg_class AS c ON c.oid = l.relation AND c.relnamespace = to_regnamespace('jsworker')
 JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.granted AND c.relkind = 'r' AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - interval '1 s'
 ORDER BY seconds DESC LIMIT 3
@@ -70,17 +71,12 @@ def upgrade_database(
     )
     build = partial(_build_indexes, revision=revision, tell=tell)
     upgrade = partial(_upgrade_by_one, revision=revision)
-    reached: str | None
-    while True:
+    done = False
+    reached: str | None = None
+    while not done:
         turns(_migrating, dsn, build, in_transaction=False)
         reached, done = turns(_migrating, dsn, upgrade)
-        if done:
-            return reached
-
-
-def downgrade_database(dsn: str, revision: str) -> str | None:
-    """Migrate a database down to ``revision`` (``base``: to nothing)."""
-    return _migrating(dsn, partial(_downgrade, revision=revision))
+    return reached
 
 
 def current_revision(dsn: str) -> str | None:
@@ -88,27 +84,23 @@ def current_revision(dsn: str) -> str | None:
     return _migrating(dsn, _current)
 
 
-def head() -> str:
-    """Return the newest revision that this version of jsworker knows."""
-    revision = ScriptDirectory.from_config(_config(None)).get_current_head()
-    if revision is None:
-        raise MigrationMissing("this installation of jsworker holds no migrations")
-    return revision
-
-
 def run_migrations(context: "EnvironmentContext") -> None:
-    """Run what alembic asks for; called by alembic/env.py."""
+    """Run what alembic asks for; by alembic's own command in the database of JSWORKER_DATABASE_URL."""
     connection: Connection | None = context.config.attributes.get("connection")
     if connection is not None:
         _migrate(context, connection)
         return
-    engine = _engine()
-    try:
-        with engine.begin() as opened:
-            _lock(opened)
-            _migrate(context, opened)
-    finally:
-        engine.dispose()
+    dsn = os.environ.get("JSWORKER_DATABASE_URL")
+    if not dsn:
+        raise SettingsError("JSWORKER_DATABASE_URL must be set")
+    with _engine(driver_url(dsn)).begin() as opened:
+        _lock(opened)
+        _migrate(context, opened)
+
+
+def _engine(url: URL) -> Engine:
+    arguments = dict(CONNECT_ARGUMENTS)
+    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
 
 
 def _is_locked(error: BaseException) -> bool:
@@ -116,7 +108,6 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _holders(engine: Engine) -> str:
-    """Return which transactions hold jsworker's tables, the oldest first, in words."""
     with engine.connect() as connection:
         rows = connection.execute(_HOLDERS).all()
     named = ", ".join(f"pid {row.pid} of role {row.usename} for {row.seconds} s" for row in rows)
@@ -126,7 +117,7 @@ def _holders(engine: Engine) -> str:
 def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: bool = True) -> T:
     """Return what a call returns, in one transaction or in autocommit mode."""
     url = driver_url(dsn)
-    engine = create_engine(url, hide_parameters=True, connect_args=connect_arguments())
+    engine = _engine(url)
     if not in_transaction:
         engine = engine.execution_options(isolation_level="AUTOCOMMIT")
     place = place_of(url)
@@ -142,29 +133,26 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
         refused = DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: a table is {_holders(engine)}")
         refused.sqlstate = _LOCK_NOT_AVAILABLE
         raise refused from None
-    finally:
-        engine.dispose()
 
 
-def _upgrade_by_one(connection: Connection, revision: str = "head") -> tuple[str | None, bool]:
+def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
     """Migrate one revision up, within the connection's transaction; return where it is and whether that is all.
 
-    Nothing but what the last migration has left to be done afterwards, if there is such; and nothing while there are
-    indexes to be built first.
+    Nothing but what the last migration has left to be done, if it has; nothing before indexes are built.
     """
     _lock(connection)
-    ahead = _ahead(connection, revision)
-    if ahead and (_ended_the_last(connection) or _to_build(connection, revision)):
+    ahead, behind = _ways(connection, revision)
+    if ahead and (_ended_the_last(connection, behind) or _to_build(connection, revision)):
         return _current(connection), False
     command.upgrade(_config(connection), ahead[-1].revision if ahead else revision)
     return _current(connection), len(ahead) <= 1
 
 
-def _build_indexes(connection: Connection, revision: str = "head", *, tell: Callable[[str], None]) -> None:
-    """Build the indexes of the next migration on the way to ``revision`` beside those who write, if jobs are many.
+def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], None]) -> None:
+    """Build the indexes of the next migration up to ``revision`` beside those who write, if jobs are many.
 
-    At the end of the way those that are missing or invalid, if they are, are built anew. One upgrade builds at a
-    time, the others wait for it. In autocommit mode: what fails half-way is built anew the next time.
+    At the end those that are missing or invalid are built anew. One upgrade builds at a time, others wait. In
+    autocommit mode: what fails half-way is built anew the next time.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False
@@ -188,12 +176,6 @@ def _build_indexes(connection: Connection, revision: str = "head", *, tell: Call
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
 
 
-def _downgrade(connection: Connection, revision: str) -> str | None:
-    _lock(connection)
-    command.downgrade(_config(connection), revision)
-    return _current(connection)
-
-
 def _current(connection: Connection) -> str | None:
     options = {"version_table_schema": SCHEMA}
     return MigrationContext.configure(connection, opts=options).get_current_revision()
@@ -212,42 +194,34 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
         context.run_migrations()
 
 
-def _ahead(connection: Connection, revision: str) -> list[Script]:
-    """Return the migrations on the way to ``revision``, the next one last."""
-    return _scripts(connection, revision, _current(connection) or "base")
-
-
-def _behind(connection: Connection) -> list[Script]:
-    """Return the migrations that the database has behind it, the last one first."""
-    return _scripts(connection, _current(connection) or "base", "base")
-
-
-def _scripts(connection: Connection, upper: str, lower: str) -> list[Script]:
+def _ways(connection: Connection, revision: str) -> tuple[list[Script], list[Script]]:
+    """Return the migrations up to ``revision``, the next one last, and those behind, the last one first."""
     scripts = ScriptDirectory.from_config(_config(connection))
+    current = _current(connection) or "base"
     try:
-        return list(scripts.iterate_revisions(upper, lower))
+        behind = list(scripts.iterate_revisions(current, "base"))
+        return list(scripts.iterate_revisions(revision, current)), behind
     except RevisionError:
-        return []  # one of a newer version, or one that the upgrade itself refuses
+        return [], []  # one of a newer version, or one that the upgrade itself refuses
 
 
 def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
     """Return the statements that drop and build each index that is missing and that no transaction may build."""
-    ahead = _ahead(connection, revision)
+    ahead, behind = _ways(connection, revision)
     statements: list[tuple[str, str]] = []
-    for script in [each.module for each in ahead[-1:] or _behind(connection)]:
-        indexes: Mapping[str, str] = getattr(script, "CONCURRENTLY", {})
+    for module in [script.module for script in ahead[-1:] or behind]:
+        indexes: Mapping[str, str] = getattr(module, "CONCURRENTLY", {})
         missing = [
-            name for name in indexes if not connection.exec_driver_sql(script.IS_VALID, (name,)).scalar()
+            name for name in indexes if not connection.exec_driver_sql(module.IS_VALID, (name,)).scalar()
         ]
-        if missing and not (ahead and not connection.exec_driver_sql(script.ARE_MANY).scalar()):
-            statements += [(script.DROP_CONCURRENTLY[name], indexes[name]) for name in missing]
+        if missing and not (ahead and not connection.exec_driver_sql(module.ARE_MANY).scalar()):
+            statements += [(module.DROP_CONCURRENTLY[name], indexes[name]) for name in missing]
     return statements
 
 
-def _ended_the_last(connection: Connection) -> bool:
-    """Tell whether the migration at which the database is had left something, which is done by now."""
-    script = ScriptDirectory.from_config(_config(connection)).get_revision(_current(connection) or "base")
-    afterwards = getattr(script and script.module, "afterwards", None)
+def _ended_the_last(connection: Connection, behind: list[Script]) -> bool:
+    """Do what the last migration has left to be done afterwards; tell whether there was anything."""
+    afterwards = getattr(behind[0].module, "afterwards", None) if behind else None
     return afterwards is not None and afterwards(connection)
 
 
@@ -265,24 +239,8 @@ def _lock(connection: Connection) -> None:
 
 
 def _config(connection: Connection | None) -> Config:
-    config = Config(_ini())
-    config.attributes["connection"] = connection
-    return config
-
-
-def _ini() -> Path:
     package = Path(__file__).resolve().parent.parent
     installed = package / "alembic.ini"
-    return installed if installed.is_file() else package.parent / "alembic.ini"
-
-
-def _engine() -> Engine:
-    """Return an engine for the alembic command, on the database of JSWORKER_DATABASE_URL.
-
-    Raises:
-        SettingsError: the variable is not set.
-    """
-    dsn = os.environ.get("JSWORKER_DATABASE_URL")
-    if not dsn:
-        raise SettingsError("JSWORKER_DATABASE_URL must be set")
-    return create_engine(driver_url(dsn), hide_parameters=True, connect_args=connect_arguments())
+    config = Config(installed if installed.is_file() else package.parent / "alembic.ini")
+    config.attributes["connection"] = connection
+    return config

@@ -5,7 +5,7 @@ import secrets
 import psycopg
 import pytest
 
-from jsworker.ownership import upgrading
+from jsworker.ownership.database import REVISIONS
 from tests.support.servers import TestServers
 
 from .commands import Cli
@@ -18,7 +18,7 @@ def empty_database(servers: TestServers, monkeypatch: pytest.MonkeyPatch, cli: C
     return url
 
 
-HEAD = upgrading.head()
+HEAD = REVISIONS[-1]
 RUN_UPGRADE = "the database has no jsworker schema: run `jsworker db upgrade`"
 
 

@@ -25,13 +25,15 @@ from jsworker.ownership import database as levels
 from jsworker.ownership import upgrading
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import SCHEMA, metadata
-from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
+from jsworker.ownership.upgrading import current_revision, upgrade_database
+from tests.support.migrations import downgrade_database
 
 from .catalog import describe_schema
 from .conftest import TestDatabases
 from .polling import eventually
 from .rows import Sql, insert_job, read_job
 
+HEAD = levels.REVISIONS[-1]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,22 +68,22 @@ def connected(url: str) -> Iterator[Sql]:
 
 def test_upgrade_downgrade_upgrade(empty_url: str) -> None:
     assert current_revision(empty_url) is None
-    assert upgrade_database(empty_url) == upgrading.head()
+    assert upgrade_database(empty_url) == HEAD
     with connected(empty_url) as sql:
         first = describe_schema(sql)
         assert downgrade_database(empty_url, "base") is None
         assert not any(describe_schema(sql).values())
         assert current_revision(empty_url) is None
-        assert upgrade_database(empty_url) == upgrading.head()
+        assert upgrade_database(empty_url) == HEAD
         assert describe_schema(sql) == first
-    assert current_revision(empty_url) == upgrading.head()
+    assert current_revision(empty_url) == HEAD
 
 
 def test_an_upgrade_of_the_newest_schema_keeps_every_row(at_revision: AtRevision) -> None:
     url = at_revision("head")
     with connected(url) as sql:
         insert_job(sql)
-        assert upgrade_database(url) == upgrading.head()
+        assert upgrade_database(url) == HEAD
         assert sql.execute("SELECT 1 FROM jsworker.jobs").rowcount == 1
 
 
@@ -101,19 +103,23 @@ def test_alembic_finds_no_difference_between_metadata_and_migration(database_url
     engine.dispose()
 
 
-def test_metadata_creates_what_the_migration_creates(empty_url: str, observer: Sql) -> None:
+def test_metadata_creates_the_tables_that_the_migration_creates(empty_url: str, observer: Sql) -> None:
     engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE SCHEMA jsworker")
         metadata.create_all(connection)
     engine.dispose()
     migrated = describe_schema(observer)
-    assert len(migrated["triggers"]) == 3
-    assert len(migrated["functions"]) == 3
     with connected(empty_url) as sql:
         created = describe_schema(sql)
-    for part, rows in migrated.items():
-        assert created[part] == rows, part
+    for part in ("columns", "constraints", "indexes"):
+        assert created[part] == migrated[part], part
+    assert [row[:3] for row in created["relations"]] == [row[:3] for row in migrated["relations"]]
+    # These are the migrations' alone.
+    assert len(migrated["triggers"]) == 3
+    assert len(migrated["functions"]) == 3
+    options = {name: options for name, *_, options in migrated["relations"] if options}
+    assert options == {"jobs": ["fillfactor=60"], "workers": ["fillfactor=70"]}
 
 
 def test_a_difference_is_found(at_revision: AtRevision, observer: Sql) -> None:
@@ -148,7 +154,7 @@ async def test_a_second_upgrade_waits_for_the_first(empty_url: str, migrate: Cal
     engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
     with connected(empty_url) as sql:
         with engine.begin() as first:
-            upgrading._upgrade_by_one(first)
+            upgrading._upgrade_by_one(first, "head")
             second = asyncio.create_task(asyncio.to_thread(migrate, empty_url))
             waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             await eventually(lambda: sql.execute(waiting).rowcount == 1, "the second upgrade waits")
@@ -169,7 +175,7 @@ async def test_an_open_transaction_keeps_a_migration_waiting_and_nobody_else(at_
             other.execute("SET statement_timeout = '5s'")
             insert_job(other)  # behind the migration's lock, which it gives up after a second
             assert not migrating.done()
-        assert await migrating == upgrading.head()
+        assert await migrating == HEAD
 
 
 def test_a_transaction_that_does_not_end_is_named(
@@ -218,7 +224,7 @@ def test_in_one_transaction_they_are_not_validated_beside_jobs(at_revision: AtRe
     with pytest.raises(CommandError, match=r"keep workers from their jobs .*: run `jsworker db upgrade`"):
         migrate_by_command(url)
     assert current_revision(url) == before
-    assert upgrade_database(url) == upgrading.head()
+    assert upgrade_database(url) == HEAD
 
 
 def test_rows_beyond_the_bounds_are_brought_to_the_nearest(at_revision: AtRevision) -> None:
@@ -264,7 +270,7 @@ async def test_a_row_that_is_written_while_the_bounds_are_set_is_brought_to_the_
             migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, url))
             waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'jsworker.jobs'::regclass"
             await eventually(lambda: other.execute(waits).rowcount == 1, "the migration waits for the table")
-        assert await migrating == upgrading.head()
+        assert await migrating == HEAD
         assert read_job(other, job_id)["dispatch"] == 2**52 - 1
 
 
@@ -280,7 +286,7 @@ def test_a_row_that_slipped_through_is_told_to_alembic_and_mended_by_the_upgrade
         sql.execute(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT jobs_numbers {rule}".encode())
         with pytest.raises(CommandError, match=r"beyond the bounds .*: run `jsworker db upgrade`"):
             migrate_by_command(url)
-        assert upgrade_database(url) == upgrading.head()
+        assert upgrade_database(url) == HEAD
         assert read_job(sql, job_id)["dispatch"] == 2**52 - 1
         assert describe_schema(sql)["triggers"] == describe_schema(observer)["triggers"]
 
@@ -398,7 +404,7 @@ def test_every_migration_is_a_transaction_of_its_own(at_revision: AtRevision) ->
 def test_four_upgrades_at_once(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as threads:
         reached = list(threads.map(upgrade_database, [empty_url] * 4))
-    assert reached == [upgrading.head()] * 4
+    assert reached == [HEAD] * 4
 
 
 def test_the_alembic_command_line_migrates(empty_url: str, observer: Sql) -> None:
@@ -448,14 +454,14 @@ class TestLevel:
         assert [each.revision for each in scripts.walk_revisions()] == list(reversed(levels.REVISIONS))
 
     def test_this_version(self) -> None:
-        levels.check_level(upgrading.head())
+        levels.check_level(HEAD)
 
     def test_never_migrated(self) -> None:
         with pytest.raises(MigrationMissing, match="no jsworker schema: run `jsworker db upgrade`"):
             levels.check_level(None)
 
     def test_older(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        older = upgrading.head()
+        older = HEAD
         monkeypatch.setattr(levels, "REVISIONS", (older, "9999"))
         with pytest.raises(
             MigrationMissing,
@@ -466,15 +472,6 @@ class TestLevel:
     def test_newer_is_left_to_work(self) -> None:
         levels.check_level("9999")
 
-    def test_an_installation_without_migrations(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "alembic" / "versions").mkdir(parents=True)
-        (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = %(here)s/alembic\n")
-        monkeypatch.setattr(upgrading, "_ini", lambda: tmp_path / "alembic.ini")
-        with pytest.raises(MigrationMissing, match="holds no migrations"):
-            upgrading.head()
-
 
 async def test_a_worker_refuses_an_empty_database_and_takes_a_migrated_one(empty_url: str) -> None:
     database = Database(empty_url, statement_timeout=3.0)
@@ -482,5 +479,5 @@ async def test_a_worker_refuses_an_empty_database_and_takes_a_migrated_one(empty
         await database.check_migrated()
     await asyncio.to_thread(upgrade_database, empty_url)
     await database.check_migrated()
-    assert await database.migrated_to() == upgrading.head()
+    assert await database.migrated_to() == HEAD
     await database.close()

@@ -15,8 +15,7 @@ from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.backlog import BACKLOG
-from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES
+from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
     control,
@@ -437,7 +436,7 @@ class TestManyKinds:
         assert "zzz-served" in kinds  # the last by name, and a worker is for it
 
     def test_queues_of_the_doctor(self, many_kinds: Connection) -> None:
-        parameters = {"bound": BOUND, "most": MOST_QUEUES, "served": ["zzz-served", "idle"]}
+        parameters = {"served": ["zzz-served", "idle"]}
         assert rows_read(many_kinds, inspection.QUEUED, parameters) <= 10_000
         kinds = [row.kind for row in many_kinds.execute(inspection.QUEUED, parameters)]
         assert len(kinds) == MOST_QUEUES + 1
@@ -464,25 +463,23 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "newest": (listing.NEWEST, {"status": None, "window": 500}, {"jobs_pkey"}),
     "newest of a kind": (listing.NEWEST, {"status": None, "kind": KIND, "window": 500}, {"jobs_pkey"}),
     "completed": (listing.NEWEST, {"status": "completed", "window": 500}, {"jobs_pkey"}),
-    "failed": (listing.FAILED, {"status": "failed"}, {"jobs_failed"}),
+    "failed": (listing.LISTED["failed"], {"status": "failed"}, {"jobs_failed"}),
     "cancelled of a kind": (
-        listing.FAILED_OF_KIND,
+        listing.LISTED_OF_KIND["cancelled"],
         {"status": "cancelled", "kind": "other-kind"},
         {"jobs_failed_of_kind"},
     ),
-    "next due": (listing.NEXT_DUE, {}, {"jobs_due"}),
-    "next due of a kind": (listing.NEXT_DUE_OF_KIND, {"kind": KIND}, {"jobs_due_of_kind"}),
+    "next due": (listing.LISTED["scheduled"], {}, {"jobs_due"}),
+    "next due of a kind": (listing.LISTED_OF_KIND["scheduled"], {"kind": KIND}, {"jobs_due_of_kind"}),
     "last queued": (listing.LAST_QUEUED, {}, {"jobs_queued"}),
     "last queued of a kind": (listing.LAST_QUEUED, {"kind": KIND}, {"jobs_queued"}),
-    "running": (listing.RUNNING, {"most": 200}, {"jobs_owned"}),
     **{
-        f"page of {status} {of}": (page, {"kind": kind, "worker_id": WORKER, "place_kind": KIND}, {index})
-        for of, kind in (("jobs", None), ("a kind", KIND))
-        for status, page, index in (
-            ("processing", listing.PAGES["processing"], "jobs_owned"),
-            ("scheduled", listing.PAGES["scheduled"], "jobs_due_of_kind"),
-            ("queued", listing.PAGES["queued"], "jobs_queued"),
-            ("failed", listing._page_of("failed", kind), "jobs_failed" + "_of_kind" * (kind is not None)),
+        f"page of {status} {of}": (pages[status], {"kind": kind, "place_kind": KIND}, {index})
+        for of, kind, pages in (("jobs", None, listing.PAGES), ("a kind", KIND, listing.PAGES_OF_KIND))
+        for status, index in (
+            ("scheduled", "jobs_due_of_kind"),
+            ("queued", "jobs_queued"),
+            ("failed", "jobs_failed" + "_of_kind" * (kind is not None)),
         )
     },
 }
@@ -500,21 +497,23 @@ class TestListings:
         middle = {"place": self.EACH // 2}
         place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
         place = dict.fromkeys(place) if is_first else place
-        times = {"run_at": place["place"], "queued_at": place["place"]}
-        parameters = {"kind": None, **ANY_AGE.values(), "limit": 200, **place, **times} | own
+        parameters = {"kind": None, "digits": None, **ANY_AGE.values(), "limit": 200, **place} | own
         listed.execute(text(ALONG_INDEX))
         paths = access_paths(listed, statement, parameters)
         assert paths - {"jobs_pkey"} == wanted - {"jobs_pkey"}
         listed.execute(text(ALONG_INDEX))
         assert rows_read(listed, statement, parameters) <= 2_000
 
-    @pytest.mark.parametrize("age", listing.OLDEST_RUNS)
+    @pytest.mark.parametrize("order", ["processing", *listing.SINCE])
     @pytest.mark.parametrize("is_first", [True, False])
-    def test_by_their_age_only_running_jobs_are_read(
-        self, listed: Connection, age: str, *, is_first: bool
+    def test_only_running_jobs_are_read_for_a_list_of_them(
+        self, listed: Connection, order: str, *, is_first: bool
     ) -> None:
         place = dict(listed.execute(MIDDLE, {"place": 1}).mappings().one())
         place = dict.fromkeys(place) if is_first else place
-        parameters = {"kind": None, **ANY_AGE.values(), age: 0.0, "limit": 200, **place}
-        assert access_paths(listed, listing.OLDEST_RUNS[age], parameters) == {"jobs_owned"}
-        assert rows_read(listed, listing.OLDEST_RUNS[age], parameters) <= 2 * self.EACH
+        ages = ANY_AGE.values() | {age: 0.0 for age in listing.SINCE if age == order}
+        parameters = {"kind": None, **ages, "limit": 200, **place}
+        listed.execute(text(ALONG_INDEX))
+        assert access_paths(listed, listing.LISTED[order], parameters) == {"jobs_owned"}
+        listed.execute(text(ALONG_INDEX))
+        assert rows_read(listed, listing.LISTED[order], parameters) <= 2 * self.EACH

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership import pool
@@ -126,18 +125,16 @@ async def test_only_so_many_connections_stay_open(database_url: str, sql: Sql) -
 
 
 async def test_whoever_waits_too_long_for_a_connection_is_told(database_url: str) -> None:
-    waiting = pool.Pool(
-        make_url(database_url).set(drivername="postgresql+psycopg"), size=1, overflow=0, wait=0.1
-    )
+    database = Database(database_url, statement_timeout=0.3, pool_size=1)
     try:
-        long = asyncio.create_task(waiting.execute(text("SELECT pg_sleep(1)"), None))
+        long = [asyncio.create_task(database.run(text("SELECT pg_sleep(1)"), seconds=5.0)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(PoolTimeoutError, match=r"no free connection within 0\.1 s"):
-            await waiting.execute(SLEEP, None)
-        await long
-        await waiting.execute(SLEEP, None)  # and the place is free again
+        with pytest.raises(DatabaseUnavailable, match=r"did not answer within 0\.3 s"):
+            await database.run(SLEEP)
+        await asyncio.gather(*long)
+        await database.run(SLEEP, seconds=5.0)  # and the place is free again
     finally:
-        await waiting.close()
+        await database.close()
 
 
 async def test_a_statement_that_is_given_up_costs_its_connection_and_no_place(
@@ -181,9 +178,7 @@ async def test_a_connection_that_is_being_made_is_closed_when_its_caller_goes_aw
     gc.disable()
     try:
         for milliseconds in range(30):
-            making = pool.Pool(
-                pool.driver_url(database_url), size=1, overflow=0, wait=1.0, keeps_plans=keeps_plans
-            )
+            making = pool.Pool(pool.driver_url(database_url), size=1, overflow=0, keeps_plans=keeps_plans)
             caller = asyncio.create_task(kept(errors, making.execute(MODE, None)))
             await asyncio.wait({caller}, timeout=milliseconds / 1000)  # wherever that finds it
             caller.cancel()

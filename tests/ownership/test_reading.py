@@ -14,9 +14,9 @@ from sqlalchemy import text
 from jsworker.cli.jobs import _row
 from jsworker.cli.output import iso, print_json, since, until
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import FarTime, read_json
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.backlog import backlog
-from jsworker.ownership.queries.reading import FarTime, read_json
+from jsworker.ownership.queries.job_report import backlog
 
 from .conftest import TestDatabases
 from .rows import KIND, Sql, insert_job

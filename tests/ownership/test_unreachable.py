@@ -7,7 +7,6 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.embedded import EmbeddedPostgres
@@ -15,7 +14,7 @@ from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
-from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
+from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.support.servers import THROWAWAY_SETTINGS
 
 from .calls import ONE, everything_said, opened
@@ -60,7 +59,7 @@ class TestUnreachable:
 
     def test_migrations_say_it_in_the_same_way(self) -> None:
         url = f"postgresql://postgres@127.0.0.1:{free_port()}/postgres"
-        for migrate in (upgrade_database, current_revision, lambda dsn: downgrade_database(dsn, "base")):
+        for migrate in (upgrade_database, current_revision):
             with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL at 127\.0\.0\.1:\d+/postgres is not"):
                 migrate(url)
 
@@ -194,11 +193,6 @@ class TestWords:
         mapped = map_error(error, "db:5432/app")
         assert isinstance(mapped, DatabaseRefused)
         assert str(mapped) == 'PostgreSQL at db:5432/app refused the login: role "x" does not exist'
-
-    def test_a_pool_without_a_free_connection(self) -> None:
-        mapped = map_error(PoolTimeoutError("QueuePool limit of size 5 overflow 5 reached"), "db:5432/app")
-        assert isinstance(mapped, DatabaseUnavailable)
-        assert str(mapped) == "no free connection to PostgreSQL at db:5432/app within the statement time-out"
 
     def test_a_connection_that_says_nothing(self) -> None:
         mapped = map_error(psycopg.OperationalError(), "db:5432/app")

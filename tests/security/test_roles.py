@@ -13,10 +13,11 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_report import read_rows
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.transitions import control, prune, workers
-from jsworker.ownership.upgrading import current_revision, downgrade_database, upgrade_database
+from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
 from tests.security.guarded import LOGINS, ROLES, Guarded, apply_roles, guard, make_logins
+from tests.support.migrations import downgrade_database
 from tests.support.servers import TestServers, as_role
 
 OWN_DATABASE = ROLES.with_name("own-database.sql")

@@ -12,12 +12,13 @@ from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import REVISIONS
-from jsworker.ownership.upgrading import downgrade_database, upgrade_database
+from jsworker.ownership.upgrading import upgrade_database
 from jsworker.supervisor.children import FleetView, PlaceView
 from jsworker.supervisor.probes import readyz
 from jsworker.telemetry.figures import write_readiness
 from jsworker.telemetry.http import Response
 from jsworker.worker.worker import Worker
+from tests.support.migrations import downgrade_database
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 

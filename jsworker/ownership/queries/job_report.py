@@ -1,72 +1,67 @@
-"""What the rows show: what waits and for whom, who holds what, what was left behind. Counts end at a bound."""
+"""What the rows show: what waits and for whom, who holds what, what was left behind.
+
+Each statement reads an index that holds only what it asks for, however many jobs have ended, and nearly every
+count ends at a bound.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import queued_indexed
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.workers import IS_ALIVE
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
-
 MOST_QUEUES: Final = 100
 """Kinds whose queue is looked at; those that workers are for are looked at all the same."""
 
-_SAMPLE: Final = 1_000
-"""Rows that are looked at of a table too long to read."""
-
 # The predicates are those of the partial indexes, word for word. statement_timestamp() can be looked up in an
 # index; clock_timestamp() would be compared with every row.
-UNPUBLISHED = text("""
-SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
-  SELECT extract(epoch FROM statement_timestamp() - publish_after) AS seconds FROM jsworker.jobs
-  WHERE CAST(needs_publish AS integer) = 1
-    AND publish_after < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
-    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r
-                    WHERE r.job_id = jobs.id AND r.attempted IN ('publish', 'mark'))
-  ORDER BY publish_after LIMIT :bound) AS late
-""")
-
-OVERDUE = text("""
-SELECT count(*) AS jobs, max(late.seconds) AS oldest FROM (
-  SELECT extract(epoch FROM statement_timestamp() - run_at) AS seconds FROM jsworker.jobs
-  WHERE status || '' = 'scheduled'
-    AND run_at < statement_timestamp() - make_interval(secs => CAST(:older_than AS double precision))
-    AND NOT EXISTS (SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted = 'promote')
-  ORDER BY run_at LIMIT :bound) AS late
-""")
+_LATE = """
+SELECT count(*) AS jobs, coalesce(max(late.seconds), 0) AS oldest FROM (
+  SELECT extract(epoch FROM statement_timestamp() - {due}) AS seconds FROM jsworker.jobs
+  WHERE {which} AND {due} < statement_timestamp() - make_interval(secs => CAST(:older_than AS float))
+    AND NOT EXISTS (
+      SELECT FROM jsworker.refused_rows AS r WHERE r.job_id = jobs.id AND r.attempted IN ({attempted}))
+  ORDER BY {due} LIMIT {bound}) AS late
+""".replace("{bound}", str(BOUND))
+UNPUBLISHED = filled(
+    _LATE, due="publish_after", which="CAST(needs_publish AS integer) = 1", attempted="'publish', 'mark'"
+)
+OVERDUE = filled(_LATE, due="run_at", which="status || '' = 'scheduled'", attempted="'promote'")
 
 QUEUED = filled(
     """
 WITH RECURSIVE {kinds}, several AS (
-  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most) AS first
+  SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT {most}) AS first
   UNION SELECT unnest(CAST(:served AS text[]))
 ), queues AS MATERIALIZED (
 SELECT k.kind,
   (SELECT count(*) FROM (
-     SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT :bound) AS few) AS jobs,
-  extract(epoch FROM statement_timestamp() - (
+     SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind LIMIT {bound}) AS few) AS jobs,
+  coalesce(extract(epoch FROM statement_timestamp() - (
     SELECT j.queued_at FROM jsworker.jobs AS j WHERE j.status || '' = 'queued' AND j.kind = k.kind
-    ORDER BY j.queued_at LIMIT 1)) AS oldest
+    ORDER BY j.queued_at LIMIT 1)), 0) AS oldest
 FROM several AS k)
 SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 """,
     kinds=KINDS_BY_LEAPS.replace("{which}", ""),
     queued=condition(queued_indexed),
+    most=str(MOST_QUEUES),
+    bound=str(BOUND),
 )
 
 WORKERS = text(f"""
 SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
   coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout
-FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT :sample
-""")  # noqa: S608 -- a constant of registry.py
+FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT 1000
+""")  # noqa: S608 -- a constant
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -81,8 +76,10 @@ WHERE make_interval(secs => CAST(held.seconds AS double precision))
 GROUP BY held.worker_id, w.id ORDER BY count(*) DESC, held.worker_id LIMIT 20
 """)
 
-DEAD_MESSAGES = text("""
-SELECT count(*) AS messages, extract(epoch FROM statement_timestamp() - max(at)) AS newest FROM jsworker.dead_messages
+KEPT = text("""
+SELECT (SELECT id FROM jsworker.installation) AS installation, count(*) AS dead_messages,
+  extract(epoch FROM statement_timestamp() - max(at)) AS newest_dead_message
+FROM jsworker.dead_messages
 """)
 
 REFUSED = text("""
@@ -100,22 +97,49 @@ SELECT count(*) AS jobs, count(*) FILTER (WHERE last.status = 'failed') AS faile
     ORDER BY j.finished_at LIMIT 1)) AS oldest
 FROM (
   SELECT j.status, j.finished_at FROM jsworker.jobs AS j
-  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT :sample) AS last
+  WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT 1000) AS last
 """)
 
-INSTALLATION = text("SELECT id FROM jsworker.installation")
+# Those of stopped workers too, until they are forgotten: their jobs are of a kind that is known.
+SERVED = text("""
+SELECT DISTINCT kind FROM (
+  SELECT kinds FROM jsworker.workers ORDER BY last_seen_at DESC LIMIT 1000
+) AS w CROSS JOIN LATERAL unnest(w.kinds) AS kind
+WHERE kind IS NOT NULL AND kind <> ALL(CAST(:besides AS text[])) ORDER BY kind LIMIT :most
+""")
+
+_WAITING = {
+    "queued": "status || '' = 'queued'",
+    "scheduled": "status || '' = 'scheduled'",
+    "processing": "status || '' = 'processing'",
+    "outbox": "CAST(needs_publish AS integer) = 1",
+}
+# Epochs are subtracted, for older servers cannot subtract infinite times, and bounded by three centuries.
+_BY_KIND = """
+SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, '{what}' AS what, count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.jobs WHERE {which} GROUP BY 1
+"""
+# A foreign key may keep any number of ended jobs, whose rows are refused to be pruned.
+_OTHERS = """
+SELECT attempted, 'refused rows', count(*), NULL
+FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY attempted
+UNION ALL
+SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
+"""
+_COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
+BACKLOG = text("UNION ALL".join([*_COUNTS, _OTHERS]))
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(NamedTuple):
     """Jobs for which something should have been done, up to ``BOUND``; ``oldest``: seconds that the first waits."""
 
     jobs: int
     oldest: float
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedKind:
+class QueuedKind(NamedTuple):
     """Jobs of a kind that wait for a worker, counted up to ``BOUND``; ``oldest`` in seconds."""
 
     kind: str
@@ -128,22 +152,16 @@ class RegisteredWorker:
     """A worker's row; ``alive``: see ``list_workers``."""
 
     id: str
-    kinds: tuple[str, ...]
+    kinds: Sequence[str]
     concurrency: int
     version: str
     state: str
     alive: bool
-    kinds_without_timeout: tuple[str, ...] = ()
+    kinds_without_timeout: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SilentOwner:
-    """Who holds running jobs and shows no sign of life.
-
-    Attributes:
-        registered: whether it has a row in the registry.
-        never_stale: among its jobs are some that no time-out takes back.
-    """
+class SilentOwner(NamedTuple):
+    """Who holds running jobs and shows no sign of life; some of the jobs may be taken back by no time-out."""
 
     worker_id: str
     jobs: int
@@ -152,16 +170,8 @@ class SilentOwner:
     never_stale: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalGroup:
-    """Jobs that are set aside because PostgreSQL refuses to write their rows, all for one reason.
-
-    Attributes:
-        attempted: the transition that was to be made.
-        constraint: None: it was none.
-        job_id: one of them.
-        oldest: seconds since the first of these refusals.
-    """
+class RefusalGroup(NamedTuple):
+    """Jobs set aside because PostgreSQL refuses a transition for one reason, first ``oldest`` seconds ago."""
 
     attempted: str
     sqlstate: str
@@ -171,15 +181,8 @@ class RefusalGroup:
     oldest: float
 
 
-@dataclass(frozen=True, slots=True)
-class EndedSample:
-    """The jobs that ended last.
-
-    Attributes:
-        jobs, failed: of a sample of them.
-        within: seconds that this sample spans; None: no job has ended.
-        oldest: seconds since the end of the oldest job that is still there.
-    """
+class EndedSample(NamedTuple):
+    """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
     jobs: int
     failed: int
@@ -195,55 +198,92 @@ class Rows:
         installation: id that pairs this database with its stream; None: it was never asked for.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
-        queues: by kind; from ``MOST_QUEUES`` on there may be others.
         newest_dead_message: seconds; None: there is none.
-        refused: jobs that are set aside, by the reason.
     """
 
     installation: UUID | None
     unpublished: Late
     overdue: Late
-    queues: tuple[QueuedKind, ...]
-    workers: tuple[RegisteredWorker, ...]
-    silent_owners: tuple[SilentOwner, ...]
+    queues: Sequence[QueuedKind]
+    workers: Sequence[RegisteredWorker]
+    silent_owners: Sequence[SilentOwner]
     dead_messages: int
     newest_dead_message: float | None
     ended: EndedSample
-    refused: tuple[RefusalGroup, ...] = ()
+    refused: Sequence[RefusalGroup] = ()
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One kind's live jobs by status, and those queued ones whose message is still to be sent.
+
+    The oldest of each has been queued for so many seconds; 0 when there is none.
+    """
+
+    jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
+    oldest_seconds: float = 0.0
+    to_publish: int = 0
+    to_publish_oldest_seconds: float = 0.0
+
+
+class Backlog(NamedTuple):
+    """What waits in the whole table.
+
+    Attributes:
+        kinds: by kind: those asked for and those of other workers, even without a job.
+        others: all other kinds together; None: they have no live jobs.
+        refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
+    """
+
+    kinds: dict[str, Waiting]
+    others: Waiting | None
+    dead_messages: int
+    refused_rows: dict[str, int]
 
 
 async def read_rows(database: Database, *, late_after: float) -> Rows:
     """Return what the rows show; a due message or a due job is late after so many seconds."""
-    late = {"older_than": late_after, "bound": BOUND}
-    sample = {"sample": _SAMPLE}
-    installation = await database.run(INSTALLATION)
-    [dead] = await database.run(DEAD_MESSAGES)
-    [ended] = await database.run(ENDED, sample)
-    workers = tuple(
-        RegisteredWorker(
-            **row._asdict()
-            | {"kinds": tuple(row.kinds), "kinds_without_timeout": tuple(row.kinds_without_timeout)}
-        )
-        for row in await database.run(WORKERS, sample)
-    )
+    late = {"older_than": late_after}
+    [kept] = await database.run(KEPT)
+    [ended] = await database.run(ENDED)
+    [unpublished] = await database.run(UNPUBLISHED, late)
+    [overdue] = await database.run(OVERDUE, late)
+    workers = [RegisteredWorker(*row) for row in await database.run(WORKERS)]
     served = sorted({kind for worker in workers for kind in worker.kinds})
-    queued = {"bound": BOUND, "most": MOST_QUEUES, "served": served}
     return Rows(
-        installation=installation[0].id if installation else None,
-        unpublished=_late(await database.run(UNPUBLISHED, late)),
-        overdue=_late(await database.run(OVERDUE, late)),
-        queues=tuple(
-            QueuedKind(row.kind, row.jobs, row.oldest or 0.0) for row in await database.run(QUEUED, queued)
-        ),
+        **kept._asdict(),
+        unpublished=Late(*unpublished),
+        overdue=Late(*overdue),
+        queues=[QueuedKind(*row) for row in await database.run(QUEUED, {"served": served})],
         workers=workers,
-        silent_owners=tuple(SilentOwner(*row) for row in await database.run(SILENT_OWNERS)),
-        dead_messages=dead.messages,
-        newest_dead_message=dead.newest,
+        silent_owners=[SilentOwner(*row) for row in await database.run(SILENT_OWNERS)],
         ended=EndedSample(*ended),
-        refused=tuple(RefusalGroup(*row) for row in await database.run(REFUSED)),
+        refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
     )
 
 
-def _late(rows: Sequence[Row]) -> Late:
-    [row] = rows
-    return Late(row.jobs, row.oldest or 0.0)
+async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
+    """Return what waits: ``most`` kinds are counted each, these first, then those of other workers."""
+    named = list(kinds[:most])
+    if len(named) < most:
+        served = {"besides": named, "most": most - len(named)}
+        named += [row.kind for row in await database.run(SERVED, served)]
+    found: dict[Any, Waiting] = {kind: Waiting() for kind in named}
+    dead_messages = 0
+    refused_rows: dict[str, int] = {}
+    for row in await database.run(BACKLOG, {"kinds": named}):
+        match row.what:
+            case "dead messages":
+                dead_messages = row.number
+            case "refused rows":
+                refused_rows[row.kind] = row.number
+            case "outbox":
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, row.oldest
+            case status:
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.jobs[status] = row.number
+                if status == "queued":
+                    waiting.oldest_seconds = row.oldest
+    others = found.pop(None, None)
+    return Backlog(found, others, dead_messages, refused_rows)

@@ -1,13 +1,14 @@
 """Reading jobs: one with its timeline, or many by a filter. Nothing here decides who owns anything.
 
-However many jobs there are, each statement looks at a bounded number of rows, through an index: a partial one for
-jobs that wait, run or have failed, whose predicate is repeated word for word; for the others that of the ids, which
-are UUIDv7, so that their order is the order of creation.
+However many jobs there are, each statement looks at those that run or at a bounded number of others, through
+an index: a partial one for jobs that wait, run or have failed, whose predicate is repeated word for word; for
+others that of the ids, which are UUIDv7, so that their order is the order of creation.
 """
 
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -22,12 +23,10 @@ from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
-FEW: Final = 2_000
-"""Running jobs that are sorted by their ids; more are listed by their workers."""
 PAGE: Final = 500
 """Jobs that one statement looks at for those that a filter means."""
 COUNTED: Final = 2_000
-"""Jobs of a status that are looked at to count those that a filter means."""
+"""Where counting the jobs that a filter means ends."""
 _FETCHED: Final = 5_000
 
 COLUMNS = text("""
@@ -38,40 +37,19 @@ SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
-
 NEWEST = text("""
 WITH looked_at AS MATERIALIZED (
   SELECT id, status, kind FROM jsworker.jobs
   WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
   ORDER BY id DESC LIMIT :window
-), meant AS (
-  SELECT id FROM looked_at
-  WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
-  ORDER BY id DESC LIMIT :limit
 )
-SELECT ARRAY(SELECT id FROM meant ORDER BY id DESC) AS ids, (SELECT count(*) FROM looked_at) AS looked_at,
-  (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
-""")
-
-ENDING_IN = text("""
-WITH looked_at AS MATERIALIZED (
-  SELECT id FROM jsworker.jobs
-  WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
-  ORDER BY id DESC LIMIT :window
-)
-SELECT ARRAY(SELECT id FROM looked_at WHERE right(CAST(id AS text), length(:digits)) = :digits ORDER BY id) AS ids,
+SELECT ARRAY(
+    SELECT id FROM looked_at
+    WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+      AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
+    ORDER BY id DESC LIMIT :limit) AS ids,
   (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
 """)
-
-# The first range is there for the index, which is not searched by a row of values whose first is not unique.
-_NEXT_DUE = """
-SELECT id FROM jsworker.jobs
-WHERE {status} AND (CAST(:after AS uuid) IS NULL OR (
-  run_at >= CAST(:place AS timestamptz) AND (run_at, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid))))
-ORDER BY run_at, id LIMIT :limit
-"""
-NEXT_DUE = filled(_NEXT_DUE, status="status || '' = 'scheduled'")
-NEXT_DUE_OF_KIND = filled(_NEXT_DUE, status="'' || status = 'scheduled' AND kind = :kind")
 
 # Each kind's last ones, and of these the last.
 LAST_QUEUED = filled(
@@ -92,41 +70,89 @@ ORDER BY page.queued_at DESC, page.id DESC LIMIT :limit
     queued=condition(queued_indexed),
 )
 
-RUNNING = text("""
-SELECT id, kind FROM jsworker.jobs WHERE status || '' = 'processing' ORDER BY worker_id LIMIT :most
-""")
-
+_IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
 _IS_SO_OLD = sql(as_old_as_chosen)
-_OLDEST_RUNS = """
-SELECT id FROM jsworker.jobs AS j
-WHERE status || '' = 'processing' AND (CAST(:kind AS text) IS NULL OR kind = :kind) AND {is_so_old}
-  AND (CAST(:after AS uuid) IS NULL OR ({since}, id) > (CAST(:place AS timestamptz), CAST(:after AS uuid)))
-ORDER BY {since}, id LIMIT :limit
-"""
+_AFTER = "CAST(:after AS uuid)"
+_TIME = "CAST(:place AS timestamptz)"
+
 SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "stale_for": "last_activity_at"}
 """What running jobs that are chosen by their age are sorted by: the first of these that is asked for."""
-OLDEST_RUNS = {age: filled(_OLDEST_RUNS, is_so_old=_IS_SO_OLD, since=since) for age, since in SINCE.items()}
 
-_FAILED = """
-SELECT id FROM jsworker.jobs
-WHERE {failed} AND status = :status AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
-ORDER BY id DESC LIMIT :limit
+# As a table of its own: along the index of the ids, whose order may be asked for, stand any number of others.
+_RUNS = """
+WITH runs AS MATERIALIZED (
+  SELECT id, fencing_token, kind, {since} AS since FROM jsworker.jobs AS j
+  WHERE status || '' = 'processing' AND {is_of_kind} AND {is_so_old}
+)
+SELECT id, fencing_token, kind, NULL AS place FROM runs
+WHERE {after} IS NULL OR {behind} ORDER BY {order} LIMIT :limit
 """
-_FAILED_AT_ALL = "status || '' IN ('failed', 'cancelled')"
-_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
-FAILED = filled(_FAILED, failed=_FAILED_AT_ALL)
-FAILED_OF_KIND = filled(_FAILED, failed=_FAILED_OF_KIND)
+_PAGE = """
+SELECT id, fencing_token, kind, {place} AS place FROM jsworker.jobs AS j
+WHERE {which} AND ({after} IS NULL OR ({behind}))
+ORDER BY {order} LIMIT :limit
+"""
 
+
+def _runs(order: str, behind: str, since: str = "NULL") -> TextClause:
+    parts = {"is_of_kind": _IS_OF_KIND, "is_so_old": _IS_SO_OLD, "after": _AFTER}
+    return filled(_RUNS, since=since, order=order, behind=behind, **parts)
+
+
+def _page(which: str, order: str, behind: str, place: str = "NULL") -> TextClause:
+    return filled(_PAGE, which=which, order=order, behind=behind, place=place, after=_AFTER)
+
+
+# The first range is there for the index, which is not searched by a row of values whose first is not unique.
+_BEHIND_DUE = f"run_at >= {_TIME} AND (run_at, id) > ({_TIME}, {_AFTER})"
+_IS_FAILED = "status || '' IN ('failed', 'cancelled')"
+_IS_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
+
+_FAILED = _page(f"{_IS_FAILED} AND status = :status", "id DESC", f"id < {_AFTER}")
+_FAILED_OF_KIND = _page(f"{_IS_FAILED_OF_KIND} AND status = :status", "id DESC", f"id < {_AFTER}")
+
+LISTED = {
+    "scheduled": _page("status || '' = 'scheduled'", "run_at, id", _BEHIND_DUE),
+    "queued": LAST_QUEUED,
+    "processing": _runs("id DESC", f"id < {_AFTER}"),
+    "failed": _FAILED,
+    "cancelled": _FAILED,
+    **{age: _runs("since, id", f"(since, id) > ({_TIME}, {_AFTER})", since) for age, since in SINCE.items()},
+}
+"""By status, or by the age that was asked for."""
+LISTED_OF_KIND = LISTED | {
+    "scheduled": _page("'' || status = 'scheduled' AND kind = :kind", "run_at, id", _BEHIND_DUE),
+    "failed": _FAILED_OF_KIND,
+    "cancelled": _FAILED_OF_KIND,
+}
 PLACES = {
     order: text(f"SELECT {place} AS place FROM jsworker.jobs AS j WHERE id = :after")  # noqa: S608 -- constants
-    for order, place in {
-        "processing": "worker_id",
-        "scheduled": "run_at",
-        "queued": "queued_at",
-        **SINCE,
-    }.items()
+    for order, place in {"scheduled": "run_at", "queued": "queued_at", **SINCE}.items()
 }
-"""Where a listing goes on, by status or by age."""
+"""Where such a listing goes on; others go on by the ids."""
+
+# Of those that a filter means; running ones are read at once.
+PAGES = {
+    "processing": LISTED["processing"],
+    "scheduled": _page(
+        f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
+        "kind, run_at, id",
+        f"(kind, run_at, id) > (:place_kind, {_TIME}, {_AFTER})",
+        place="run_at",
+    ),
+    # One without a time at which it was queued stands last of its kind, where no place leads on from it.
+    "queued": _page(
+        f"status || '' = 'queued' AND {_IS_OF_KIND}",
+        "kind, queued_at, id",
+        f"(kind, queued_at, id) > (:place_kind, {_TIME}, {_AFTER})",
+        place="queued_at",
+    ),
+    "failed": _page(f"{_IS_FAILED} AND status = 'failed'", "id", f"id > {_AFTER}"),
+}
+"""By status; the order is that in which a filter acts on several."""
+PAGES_OF_KIND = PAGES | {
+    "failed": _page(f"{_IS_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}")
+}
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
@@ -139,50 +165,8 @@ SEEN = text("""
 SELECT id, status, fencing_token FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
-# Pages of all jobs of a status, in the order of an index, with those marked that a filter means.
-_PAGE = """
-SELECT id, fencing_token, kind, worker_id, run_at, queued_at, {meant} AS meant FROM jsworker.jobs AS j
-WHERE {status} AND (CAST(:after AS uuid) IS NULL OR ({place}))
-ORDER BY {order} LIMIT :limit
-"""
-_IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
-_AFTER = "CAST(:after AS uuid)"
-_IN_ORDER_OF_IDS = {"order": "id", "place": f"id > {_AFTER}", "meant": "true"}
 
-PAGES = {
-    "processing": filled(
-        _PAGE,
-        status="status || '' = 'processing'",
-        order="worker_id, id",
-        place=f"worker_id >= :worker_id AND (worker_id, id) > (:worker_id, {_AFTER})",
-        meant=f"{_IS_OF_KIND} AND {_IS_SO_OLD}",
-    ),
-    "scheduled": filled(
-        _PAGE,
-        status=f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
-        order="kind, run_at, id",
-        place=f"(kind, run_at, id) > (:place_kind, CAST(:run_at AS timestamptz), {_AFTER})",
-        meant="true",
-    ),
-    # One without a time at which it was queued stands last of its kind, where no place leads on from it.
-    "queued": filled(
-        _PAGE,
-        status=f"status || '' = 'queued' AND {_IS_OF_KIND}",
-        order="kind, queued_at, id",
-        place=f"(kind, queued_at, id) > (:place_kind, CAST(:queued_at AS timestamptz), {_AFTER})",
-        meant="true",
-    ),
-    "failed": filled(_PAGE, status=f"{_FAILED_AT_ALL} AND status = 'failed'", **_IN_ORDER_OF_IDS),
-}
-"""By status; the order is that in which a filter acts on several."""
-FAILED_PAGE_OF_KIND = filled(_PAGE, status=f"{_FAILED_OF_KIND} AND status = 'failed'", **_IN_ORDER_OF_IDS)
-
-_COUNT = "SELECT count(*) AS looked_at, count(*) FILTER (WHERE meant) AS jobs FROM ({page}) AS page"
-_COUNTS = {page: filled(_COUNT, page=page.text) for page in (*PAGES.values(), FAILED_PAGE_OF_KIND)}
-
-
-@dataclass(frozen=True, slots=True)
-class SeenJob:
+class SeenJob(NamedTuple):
     """A job as it was when somebody decided to act on it."""
 
     id: UUID
@@ -201,23 +185,11 @@ class Page:
     after: UUID | None
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """How many jobs a filter means; there may be more when it is not exact, for not all were looked at."""
 
     jobs: int
     is_exact: bool
-
-
-class _Found(NamedTuple):
-    """What a statement found: ids in their order, and where to go on; None: there are no more.
-
-    Running jobs go on by their workers, behind this owner's; the job itself may have ended by then.
-    """
-
-    ids: Sequence[UUID]
-    after: UUID | None
-    owner: str | None = None
 
 
 async def list_jobs(
@@ -232,14 +204,12 @@ async def list_jobs(
 ) -> Page:
     """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
 
-    Thousands of running jobs are listed by their workers; those that are chosen by their age the oldest first.
-
     Args:
         status, kind: only such jobs. Completed jobs of a kind, or all of a kind, are searched for from the newest
             on, for there is no index of them.
         after: begin behind this job.
         seconds: end a search after so long with what was found; None: never.
-        age: only running jobs that are so old.
+        age: only running jobs that are so old, the oldest first.
 
     Raises:
         JobNotFound: the place of ``after`` in a queue is not known any more.
@@ -248,15 +218,15 @@ async def list_jobs(
     if limit < 1:
         raise ValueError(f"limit {limit} must be 1 or more")
     if age:
-        found = await _find_oldest(database, age, kind, limit, after)
-        return Page(await _fetch(database, found.ids, "processing"), found.after)
-    ends_at = math.inf if seconds is None else time.monotonic() + seconds
-    found = await _find(database, status, kind, limit, _Found([], after))
-    ids = [*found.ids]
-    while found.after is not None and len(ids) < limit and time.monotonic() < ends_at:
-        found = await _find(database, status, kind, limit - len(ids), found)
-        ids += found.ids
-    return Page(await _fetch(database, ids, status), found.after)
+        status = "processing"
+    values = {"status": status, "kind": kind, "limit": limit, "after": after, **age.values()}
+    if status is None or status == "completed":
+        ids, after = await _search(database, values, math.inf if seconds is None else seconds)
+    else:
+        order = next((name for name in SINCE if values[name] is not None), status)
+        ids = await _find(database, order, values)
+        after = ids[-1] if len(ids) == limit else None
+    return Page(await _fetch(database, ids, status), after)
 
 
 async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
@@ -268,12 +238,11 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
     """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
     ends_at = time.monotonic() + seconds
-    values = {"digits": digits, "after": None, "window": WINDOW}
-    while True:
-        [row] = await database.run_along_index(ENDING_IN, values)
-        if row.ids or row.looked_at < WINDOW or time.monotonic() >= ends_at:
-            return list(row.ids)
-        values["after"] = row.last
+    everything = {"status": None, "kind": None, "after": None, "limit": WINDOW}
+    async for ids, _ in _windows(database, everything, digits):
+        if ids or time.monotonic() >= ends_at:
+            return ids
+    return []
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
@@ -289,7 +258,7 @@ async def matching(
     kind: str | None = None,
     age: RunAge = ANY_AGE,
     acting: bool = False,
-) -> AsyncIterator[list[tuple[UUID, int]]]:
+) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
     Args:
@@ -312,14 +281,14 @@ async def matching(
 async def count_matching(
     database: Database, *, statuses: Sequence[str], kind: str | None = None, age: RunAge = ANY_AGE
 ) -> Count:
-    """Return how many jobs a filter means, counted among a limited number of each status."""
-    jobs, is_exact = 0, True
-    for status in statuses:
-        values = _values(kind, age) | {"limit": COUNTED + 1}
-        [row] = await database.run_along_index(_COUNTS[_page_of(status, kind)], values)
-        jobs += row.jobs
-        is_exact = is_exact and row.looked_at <= COUNTED
-    return Count(jobs, is_exact)
+    """Return how many jobs a filter means, counted up to a limit."""
+    jobs = 0
+    async with aclosing(matching(database, statuses=statuses, kind=kind, age=age)) as pages:
+        async for page in pages:
+            jobs += len(page)
+            if jobs > COUNTED:
+                return Count(COUNTED + 1, is_exact=False)
+    return Count(jobs, is_exact=True)
 
 
 async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
@@ -328,103 +297,69 @@ async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
     return {row.id: SeenJob(row.id, row.status, row.fencing_token) for row in rows}
 
 
-async def _find(
-    database: Database, status: str | None, kind: str | None, limit: int, begun: _Found
-) -> _Found:
-    """Look for jobs by one statement, or two, behind what was found before."""
-    after = begun.after
-    values = {"status": status, "kind": kind, "limit": limit, "after": after, "window": max(WINDOW, limit)}
-    match status:
-        case "processing":
-            return await _find_running(database, kind, limit, begun)
-        case "scheduled":
-            statement = NEXT_DUE if kind is None else NEXT_DUE_OF_KIND
-            values["place"] = await _place(database, status, status, after)
-        case "queued":
-            statement = LAST_QUEUED
-            values["place"] = await _place(database, status, status, after)
-        case "failed" | "cancelled":
-            statement = FAILED if kind is None else FAILED_OF_KIND
-        case _:
-            [row] = await database.run_along_index(NEWEST, values)
-            if len(row.ids) == limit:
-                return _Found(row.ids, row.ids[-1])
-            return _Found(row.ids, row.last if row.looked_at == values["window"] else None)
-    return _full(await database.run_along_index(statement, values), limit)
+async def _search(
+    database: Database, values: dict[str, Any], seconds: float
+) -> tuple[list[UUID], UUID | None]:
+    """Search all jobs from the newest on; return also where to go on, None when all were looked at."""
+    ends_at = time.monotonic() + seconds
+    limit, ids = values["limit"], []
+    async for found, behind in _windows(database, values):
+        ids += found
+        if len(ids) >= limit:
+            return ids[:limit], ids[limit - 1]
+        if time.monotonic() >= ends_at:
+            return ids, behind
+    return ids, None
 
 
-async def _find_running(database: Database, kind: str | None, limit: int, begun: _Found) -> _Found:
-    """Look for running jobs: the newest first if they are few, else by their workers, as was begun."""
-    after, owner = begun.after, begun.owner
-    if owner is None:
-        running = await database.run_along_index(RUNNING, {"most": FEW + 1})
-        if len(running) <= FEW:
-            ids = sorted((row.id for row in running if kind in (None, row.kind)), reverse=True)
-            ids = [job_id for job_id in ids if after is None or job_id < after]
-            return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
-        owner = await _place(database, "processing", "processing", after)
-    length = max(PAGE, limit)
-    values = _values(kind, ANY_AGE) | {"after": after, "worker_id": owner, "limit": length}
-    rows = await database.run_along_index(PAGES["processing"], values)
-    ids = [row.id for row in rows if row.meant][:limit]
-    if len(ids) == limit:
-        return _Found(ids, ids[-1])
-    if len(rows) < length:
-        return _Found(ids, None)
-    return _Found(ids, rows[-1].id, rows[-1].worker_id)
+async def _windows(
+    database: Database, values: dict[str, Any], digits: str | None = None
+) -> AsyncIterator[tuple[list[UUID], UUID | None]]:
+    """Look at all jobs from the newest on; yield those that are meant, and where to go on."""
+    window = max(WINDOW, values["limit"])
+    behind = values["after"]
+    while True:
+        place = {"digits": digits, "after": behind, "window": window}
+        [row] = await database.run_along_index(NEWEST, values | place)
+        behind = row.last if row.looked_at == window else None
+        yield row.ids, behind
+        if behind is None:
+            return
 
 
-async def _find_oldest(
-    database: Database, age: RunAge, kind: str | None, limit: int, after: UUID | None
-) -> _Found:
-    order = next(name for name in SINCE if age.values()[name] is not None)
-    place = await _place(database, order, "processing", after)
-    values = {"kind": kind, "limit": limit, "after": after, "place": place, **age.values()}
-    return _full(await database.run(OLDEST_RUNS[order], values), limit)
-
-
-async def _place(database: Database, order: str, status: str, after: UUID | None) -> Any:
-    if after is None:
-        return None
-    rows = await database.run(PLACES[order], {"after": after})
-    if not rows or rows[0].place is None:
-        raise JobNotFound(f"no place in the listing of {status} jobs is known of job {after}")
-    return rows[0].place
-
-
-def _full(rows: Sequence[Row], limit: int) -> _Found:
-    ids = [row.id for row in rows]
-    return _Found(ids, ids[-1] if len(ids) == limit else None)
+async def _find(database: Database, order: str, values: dict[str, Any]) -> list[UUID]:
+    place: Any = None
+    if values["after"] is not None and order in PLACES:
+        rows = await database.run(PLACES[order], {"after": values["after"]})
+        place = rows[0].place if rows else None
+        if place is None:
+            raise JobNotFound(
+                f"no place in the listing of {values['status']} jobs is known of job {values['after']}"
+            )
+    statement = (LISTED if values["kind"] is None else LISTED_OF_KIND)[order]
+    return [row.id for row in await database.run_along_index(statement, values | {"place": place})]
 
 
 async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:
     """Return jobs in the order of their ids given; what has another status by now is left out."""
     rows: dict[UUID, dict[str, Any]] = {}
-    for start in range(
-        0, len(ids) or 1, _FETCHED
-    ):  # for none too: a role that may not read jobs gets an error
+    for start in range(0, len(ids) or 1, _FETCHED):  # for none too: who may not read jobs gets an error
         for row in await database.run(COLUMNS, {"ids": list(ids[start : start + _FETCHED])}):
             if status in (None, row.status):
                 rows[row.id] = row._asdict()
     return [rows[job_id] for job_id in ids if job_id in rows]
 
 
-async def _walk(database: Database, status: str, kind: str | None, age: RunAge) -> AsyncIterator[list[Row]]:
-    values = _values(kind, age) | {"limit": PAGE}
+async def _walk(
+    database: Database, status: str, kind: str | None, age: RunAge
+) -> AsyncIterator[Sequence[Row]]:
+    page = (PAGES if kind is None else PAGES_OF_KIND)[status]
+    length = None if status == "processing" else PAGE
+    beginning = dict.fromkeys(("after", "place", "place_kind"))
+    values = {"kind": kind, "limit": length, **beginning, **age.values()}
     while True:
-        rows = await database.run_along_index(_page_of(status, kind), values)
-        yield [row for row in rows if row.meant]
-        if len(rows) < PAGE:
+        rows = await database.run_along_index(page, values)
+        yield rows
+        if len(rows) != length:
             return
-        last = rows[-1]
-        values |= {"after": last.id, "worker_id": last.worker_id, "run_at": last.run_at}
-        values |= {"place_kind": last.kind, "queued_at": last.queued_at}
-
-
-def _page_of(status: str, kind: str | None) -> TextClause:
-    return FAILED_PAGE_OF_KIND if status == "failed" and kind is not None else PAGES[status]
-
-
-def _values(kind: str | None, age: RunAge) -> dict[str, Any]:
-    beginning = dict.fromkeys(("after", "worker_id", "run_at", "place_kind", "queued_at"))
-    return {"kind": kind, **age.values(), **beginning}
+        values |= {"after": rows[-1].id, "place": rows[-1].place, "place_kind": rows[-1].kind}

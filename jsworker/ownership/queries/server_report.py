@@ -1,51 +1,47 @@
-"""What PostgreSQL reports of itself and of this login: settings, rights, other sessions, the way to it."""
+"""What PostgreSQL reports of itself, of this login and of the tables, and how these must be."""
 
-import asyncio
 import ipaddress
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import CheckConstraint, text
+from sqlalchemy.engine import URL
+from sqlalchemy.schema import CreateIndex
 
-from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Connection, arguments_of, connect
-from jsworker.ownership.refusals import map_error
-from jsworker.ownership.schema import SCHEMA
+from jsworker.ownership.pool import DIALECT, Connection, Row, arguments_of, backend_of, connect
+from jsworker.ownership.schema import metadata
 
 _LINK_SECONDS: Final = 10.0
 _SHARING_ROUNDS: Final = 5
 
-NEEDED_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "jobs": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "job_events": ("SELECT", "INSERT", "DELETE"),
-    "workers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "installation": ("SELECT", "INSERT"),
-    "dead_messages": ("SELECT", "INSERT", "DELETE"),
-    "refused_rows": ("SELECT", "INSERT", "UPDATE", "DELETE"),
-    "untold_resets": ("SELECT", "INSERT", "UPDATE (at)", "DELETE"),
-    "alembic_version": ("SELECT",),
+_NEEDED_RIGHTS: Final = {
+    "jobs": "SELECT INSERT UPDATE DELETE",
+    "job_events": "SELECT INSERT DELETE",
+    "workers": "SELECT INSERT UPDATE DELETE",
+    "installation": "SELECT INSERT",
+    "dead_messages": "SELECT INSERT DELETE",
+    "refused_rows": "SELECT INSERT UPDATE DELETE",
+    "untold_resets": "SELECT INSERT DELETE",
+    "alembic_version": "SELECT",
 }
-"""What the statements of a worker need of each table, or of the one column in brackets."""
-
-_SETTINGS: Final = (
-    *("server_version", "fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only"),
-    *("max_connections", "superuser_reserved_connections", "reserved_connections"),
-)
+"""What the statements of a worker need of each table."""
+_NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
 SERVER = text("""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
   pg_is_in_recovery() AS standby,
   pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS sees_all,
   CAST(current_setting('server_version_num') AS integer) AS version,
-  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections
+  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+  (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
+    'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
+    'max_connections', 'superuser_reserved_connections', 'reserved_connections')) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)
-
-SETTINGS = text("SELECT name, setting FROM pg_settings WHERE name = ANY(CAST(:names AS text[]))")
 
 # What has neither a snapshot nor written anything keeps no dead row alive, however long it is idle.
 OLDEST = text("""
@@ -66,13 +62,31 @@ SELECT c.relname AS "table", needed.privilege || coalesce(' (' || needed.of_colu
 FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[]), CAST(:columns AS text[]))
   AS needed(name, privilege, of_column)
 JOIN pg_class AS c ON c.relname = needed.name AND c.relkind IN ('r', 'p')
-JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = :schema
+  AND c.relnamespace = to_regnamespace('jsworker')
 WHERE NOT CASE WHEN needed.of_column IS NULL THEN has_table_privilege(c.oid, needed.privilege)
   ELSE has_column_privilege(c.oid, needed.of_column, needed.privilege) END
 UNION ALL
-SELECT NULL, 'USAGE' FROM pg_namespace AS n WHERE n.nspname = :schema AND NOT has_schema_privilege(n.oid, 'USAGE')
+SELECT NULL, 'USAGE' WHERE NOT has_schema_privilege(to_regnamespace('jsworker'), 'USAGE')
 """)
 
+# Triggers fire on a plain connection when they are enabled for the origin or always.
+CATALOG = text("""
+SELECT 'index' AS what, c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS holds,
+  pg_get_indexdef(c.oid) AS definition
+FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_class AS t ON t.oid = i.indrelid
+WHERE t.relnamespace = to_regnamespace('jsworker')
+UNION ALL
+SELECT 'constraint', con.conname, t.relname, con.convalidated, NULL
+FROM pg_constraint AS con JOIN pg_class AS t ON t.oid = con.conrelid
+WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
+UNION ALL
+SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A'), NULL
+FROM pg_trigger AS tg JOIN pg_class AS c ON c.oid = tg.tgrelid
+WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
+ORDER BY what, name
+""")
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
 """Whether a pooler is between, and what it lends: a server connection for a statement, for a transaction, or
@@ -84,11 +98,9 @@ class Server:
     """The server and this login.
 
     Attributes:
-        version: as PostgreSQL counts: 180004 is 18.4.
-        standby: it is in recovery, so nothing can be written.
-        sees_all: whether the role may see what other roles' sessions do.
         role_limit, database_limit: connections allowed; -1: no limit.
-        connections: clients connected just now.
+        sees_all: whether the role may see what other roles' sessions do.
+        version: as PostgreSQL counts: 180004 is 18.4.
         settings: PostgreSQL's own, as text in their base units.
     """
 
@@ -103,8 +115,7 @@ class Server:
     settings: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class OpenTransaction(NamedTuple):
     """A transaction that keeps dead rows from being removed; ``pid`` is None for a prepared one."""
 
     pid: int | None
@@ -113,8 +124,7 @@ class OpenTransaction:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class MissingRight:
+class MissingRight(NamedTuple):
     """A privilege that a worker needs and this role lacks; ``table`` is None for the schema."""
 
     table: str | None
@@ -123,23 +133,41 @@ class MissingRight:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from here to the server.
-
-    Attributes:
-        encrypted: TLS is on, as far as this end of the connection goes.
-        local: it does not leave this machine.
-    """
+    """The way from here to the server: whether this end uses TLS, and whether it stays on this machine."""
 
     encrypted: bool
     local: bool
     sharing: Sharing
 
 
+class IndexState(NamedTuple):
+    """An index, with the statement that makes it."""
+
+    name: str
+    table: str
+    valid: bool
+    definition: str
+
+
+class Schema(NamedTuple):
+    """The tables as they are.
+
+    Attributes:
+        constraints: names of CHECK constraints.
+        doubtful: those that old rows may break, each with its table.
+        triggers: those on ``jobs`` by name, and whether each fires.
+    """
+
+    indexes: Mapping[str, IndexState]
+    constraints: Collection[str]
+    doubtful: Mapping[str, str]
+    triggers: Mapping[str, bool]
+
+
 async def read_server(database: Database) -> Server:
     """Return what the server reports of itself and of this login."""
     [row] = await database.run(SERVER)
-    settings = await database.run(SETTINGS, {"names": list(_SETTINGS)})
-    return Server(**row._asdict(), settings={each.name: each.setting for each in settings})
+    return Server(**row._asdict())
 
 
 async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
@@ -150,63 +178,69 @@ async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
 
 async def read_missing_rights(database: Database) -> list[MissingRight]:
     """Return what this role lacks of what a worker needs, on the tables that there are."""
-    needed = [(table, privilege) for table, rights in NEEDED_RIGHTS.items() for privilege in rights]
-    parted = [(table, *privilege.rstrip(")").partition(" (")) for table, privilege in needed]
-    values = {
-        "tables": [table for table, _, _, _ in parted],
-        "privileges": [privilege for _, privilege, _, _ in parted],
-        "columns": [column or None for _, _, _, column in parted],
-        "schema": SCHEMA,
+    of_tables = [(table, right, None) for table, rights in _NEEDED_RIGHTS.items() for right in rights.split()]
+    tables, privileges, columns = zip(*of_tables, _NEEDED_OF_A_COLUMN, strict=True)
+    values = {"tables": list(tables), "privileges": list(privileges), "columns": list(columns)}
+    return [MissingRight(*row) for row in await database.run(RIGHTS, values)]
+
+
+def wanted_indexes() -> dict[str, str]:
+    """Return every index that the tables must have by name, with the statement that makes it."""
+    return {
+        str(index.name): " ".join(str(CreateIndex(index).compile(dialect=DIALECT)).split())
+        for table in metadata.tables.values()
+        for index in table.indexes
     }
-    return [MissingRight(row.table, row.privilege) for row in await database.run(RIGHTS, values)]
+
+
+def wanted_constraints() -> set[str]:
+    """Return the names of the CHECK constraints that the tables must have."""
+    return {
+        str(constraint.name)
+        for table in metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint)
+    }
+
+
+async def read_schema(database: Database) -> Schema:
+    """Return how the tables are."""
+    found: dict[str, list[Row]] = {"index": [], "constraint": [], "trigger": []}
+    for row in await database.run(CATALOG):
+        found[row.what].append(row)
+    return Schema(
+        indexes={row.name: IndexState(*row[1:]) for row in found["index"]},
+        constraints={row.name for row in found["constraint"]},
+        doubtful={row.name: row.table for row in found["constraint"] if not row.holds},
+        triggers={row.name: row.holds for row in found["trigger"]},
+    )
 
 
 async def read_link(database: Database) -> Link:
-    """Connect twice and return what the connections show of the way.
-
-    Raises:
-        DatabaseUnavailable, DatabaseRefused: as ``Database.run`` does.
-    """
-    try:
-        async with asyncio.timeout(_LINK_SECONDS), AsyncExitStack() as stack:
-            # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
-            arguments = arguments_of(database.url) | {"autocommit": True}
-            first, second = [await stack.enter_async_context(await connect(arguments)) for _ in range(2)]
-            return await _read_link(first, second)
-    except TimeoutError:
-        raise DatabaseUnavailable(
-            f"PostgreSQL at {database.place} did not answer within {_LINK_SECONDS:g} s"
-        ) from None
-    except (psycopg.Error, OSError, UnicodeError) as error:
-        raise map_error(error, database.place) from None
+    """Connect twice and return what the connections show of the way; with the errors of ``Database.run``."""
+    return await database.call(partial(_read_link, database.url), _LINK_SECONDS)
 
 
-async def _read_link(first: Connection, second: Connection) -> Link:
-    info = first.info
-    local = info.host.startswith("/") or (
-        bool(info.hostaddr) and ipaddress.ip_address(info.hostaddr.partition("%")[0]).is_loopback
-    )
-    pooled = await _backend(first) != info.backend_pid  # a pooler reports another one than the server
-    return Link(
-        encrypted=bool(first.pgconn.ssl_in_use),
-        local=local,
-        sharing=await _sharing(first, second) if pooled else "direct",
-    )
+async def _read_link(url: URL) -> Link:
+    # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
+    arguments = arguments_of(url) | {"autocommit": True}
+    async with await connect(arguments) as first, await connect(arguments) as second:
+        return Link(bool(first.pgconn.ssl_in_use), _is_local(first), await _sharing(first, second))
+
+
+def _is_local(connection: Connection) -> bool:
+    address = connection.info.hostaddr.partition("%")[0]
+    return connection.info.host.startswith("/") or bool(address and ipaddress.ip_address(address).is_loopback)
 
 
 async def _sharing(first: Connection, second: Connection) -> Sharing:
     """Find out what a pooler lends: two idle clients on one server session prove that it lends less than one."""
-    shared = False
-    for _ in range(_SHARING_ROUNDS):
-        shared = shared or await _backend(first) == await _backend(second)
+    if await backend_of(first) == first.info.backend_pid:  # a pooler reports another one than the server
+        return "direct"
+    shared = any([await backend_of(first) == await backend_of(second) for _ in range(_SHARING_ROUNDS)])
     try:
         await first.execute("BEGIN")
         await first.execute("ROLLBACK")
     except psycopg.errors.ProtocolViolation:
         return "statement"
     return "transaction" if shared else "unclear"
-
-
-async def _backend(connection: Connection) -> int:
-    [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
-    return int(pid)

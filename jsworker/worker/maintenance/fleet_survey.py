@@ -6,7 +6,7 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
-from jsworker.ownership.queries.backlog import Backlog, Waiting, backlog
+from jsworker.ownership.queries.job_report import Backlog, Waiting, backlog
 from jsworker.stream.api import ConsumerState
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
 from jsworker.worker.context import WorkerContext
