@@ -6,7 +6,6 @@ That each setting is right, and fits the others, was checked when they were load
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
@@ -70,7 +69,6 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
         postgresql_checks.encryption,
         postgresql_checks.pooler,
         postgresql_checks.connections,
-        postgresql_checks.transactions,
     ),
     "tables": (postgresql_checks.indexes, postgresql_checks.constraints),
     "jobs": (
@@ -86,10 +84,8 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
     ),
     "nats": (
         nats_checks.connection,
-        nats_checks.jetstream,
         nats_checks.encryption,
         nats_checks.publishing,
-        nats_checks.sync_interval,
         nats_checks.stream,
         nats_checks.pairing,
         nats_checks.replicas,
@@ -98,36 +94,20 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
         nats_checks.service,
     ),
 }
-"""By area. A check is called what its function is called, and needs the facts that its parameters name."""
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check, called by its area, a dot, and what is checked.
-
-    The judge gets the facts that its parameters name, or all of them as ``facts``; as long as one of those
-    that it names is unknown, the check is not made.
-    """
-
-    name: str
-    judge: Judge
-
-    def findings(self, facts: Facts) -> list[Finding]:
-        """Return what this check finds."""
-        return [Finding(self.name, *remark) for remark in self._remarks(facts)]
-
-    def _remarks(self, facts: Facts) -> Iterable[Remark]:
-        needs = inspect.signature(self.judge).parameters
-        given: list[Any] = [facts if name == "facts" else getattr(facts, name) for name in needs]
-        unknown = next((each for each in given if isinstance(each, Unknown)), None)
-        return self.judge(*given) if unknown is None else [unchecked(unknown.because)]
-
-
-CHECKS: Final = tuple(
-    Check(f"{area}.{judge.__name__}", judge) for area, judges in _JUDGES.items() for judge in judges
-)
+CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
+"""By name. A check gets the facts that its parameters name, or all of them as ``facts``; as long as one of
+them is unknown, it is not made.
+"""
 
 
 def examine(facts: Facts) -> list[Finding]:
     """Return what all checks find, in their order."""
-    return [finding for check in CHECKS for finding in check.findings(facts)]
+    return [Finding(name, *remark) for name, judge in CHECKS.items() for remark in _remarks(judge, facts)]
+
+
+def _remarks(judge: Judge, facts: Facts) -> Iterable[Remark]:
+    needs = inspect.signature(judge).parameters
+    given: list[Any] = [facts if name == "facts" else getattr(facts, name) for name in needs]
+    unknown = next((each for each in given if isinstance(each, Unknown)), None)
+    return judge(*given) if unknown is None else [unchecked(unknown.because)]

@@ -7,7 +7,7 @@ from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import LATE_SECONDS, served_kinds
-from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows, SilentOwner
+from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows
 
 _FEW_ENDED: Final = 20
 _MANY_FAILED: Final = 0.1
@@ -16,6 +16,7 @@ _RECENT_SECONDS: Final = 3_600.0
 _REFERENCED: Final = "23503"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
+_CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
 def outbox(rows: Rows) -> Iterator[Remark]:
@@ -60,7 +61,7 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
     if not kinds:
         yield ok("every kind of the workers that are alive has a timeout or a progress_timeout of its own")
         return
-    whose = f"no timeout or progress_timeout of their own: {listed([printable(kind, 64) for kind in kinds])}"
+    whose = f"no timeout or progress_timeout of their own: {printable(listed(kinds), 600)}"
     do = "Give the classes a timeout, or a progress_timeout to those that call update_progress."
     if settings.job_timeout is None:
         yield warning(f"{whose}; JSWORKER_JOB_TIMEOUT is none: a run that hangs is never taken back", do)
@@ -76,13 +77,13 @@ def queues(rows: Rows) -> Iterator[Remark]:
         kind = printable(queue.kind, 64)
         jobs = counted(queue.jobs, "queued job", bound=BOUND)
         says = f"{jobs} of kind {kind}, the oldest waiting for {seconds(queue.oldest)}"
-        if queue.kind not in served:
+        if queue.kind in served:
+            yield ok(says)
+        else:
             yield warning(
                 f"{says}, and no worker for it",
                 f"Run a worker for {kind}, or cancel them: `jsworker cancel --status queued --kind {kind}`.",
             )
-        else:
-            yield ok(says)
     if len(rows.queues) >= MOST_QUEUES:
         yield info(
             f"no more than {counted(len(rows.queues), 'kind')} were looked at; jobs of others may wait too",
@@ -96,7 +97,14 @@ def queues(rows: Rows) -> Iterator[Remark]:
 def owners(rows: Rows) -> Iterator[Remark]:
     """Whether running jobs have an owner that lives."""
     for owner in rows.silent_owners:
-        yield _silent(owner)
+        known = "" if owner.registered else ", which is not in the registry"
+        yield warning(
+            f"{counted(owner.jobs, 'running job', bound=10_000)} of worker {printable(owner.worker_id, 120)}"
+            f"{known}, silent for {seconds(owner.seconds_silent)}",
+            f"Some have no stale threshold and may wait for a day, or for ever: {_CLEAR} takes them back."
+            if owner.never_stale
+            else f"Workers take them back by themselves, so run one; at once: {_CLEAR}.",
+        )
     if not rows.silent_owners:
         yield ok("every running job has an owner that shows signs of life")
 
@@ -106,12 +114,12 @@ def dead_messages(rows: Rows) -> Iterator[Remark]:
     if rows.newest_dead_message is None:
         yield ok("no dead messages")
         return
-    says = (
+    judge = warning if rows.newest_dead_message < _RECENT_SECONDS else info
+    yield judge(
         f"{counted(rows.dead_messages, 'dead message')}, the newest {seconds(rows.newest_dead_message)} old: "
-        "they could not be read, or named no job"
+        "they could not be read, or named no job",
+        "Look at them: `jsworker dead-messages`; then `jsworker dead-messages replay ID`, or drop.",
     )
-    do = "Look at them: `jsworker dead-messages`; then `jsworker dead-messages replay ID`, or drop."
-    yield warning(says, do) if rows.newest_dead_message < _RECENT_SECONDS else info(says, do)
 
 
 def refused_rows(rows: Rows) -> Iterator[Remark]:
@@ -138,17 +146,16 @@ def refused_rows(rows: Rows) -> Iterator[Remark]:
 def failures(rows: Rows) -> Iterator[Remark]:
     """Whether many of the jobs that ended last have failed."""
     ended = rows.ended
-    if ended.within is None:
-        yield ok("no job has ended yet")
-        return
-    if not ended.failed:
-        yield ok(f"none of the last {counted(ended.jobs, 'ended job')} failed")
-        return
     last = counted(ended.jobs, "ended job")
-    says = f"{ended.failed:,} of the last {last} failed, within {seconds(ended.within)}"
-    do = "Look at them: `jsworker jobs --status failed`; `jsworker retry --status failed` queues them again."
+    if ended.within is None or not ended.failed:
+        yield ok(f"none of the last {last} failed")
+        return
     many = ended.jobs >= _FEW_ENDED and ended.failed >= _MANY_FAILED * ended.jobs
-    yield warning(says, do) if many else info(says, do)
+    judge = warning if many else info
+    yield judge(
+        f"{ended.failed:,} of the last {last} failed, within {seconds(ended.within)}",
+        "Look at them: `jsworker jobs --status failed`; `jsworker retry --status failed` queues them again.",
+    )
 
 
 def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
@@ -165,14 +172,3 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
         )
     else:
         yield ok(f"the oldest ended job is {seconds(oldest)} old")
-
-
-def _silent(owner: SilentOwner) -> Remark:
-    name = printable(owner.worker_id, 120)
-    known = "" if owner.registered else ", which is not in the registry"
-    jobs = counted(owner.jobs, "running job", bound=10_000)
-    clear = "`jsworker clear --stale-for SECONDS --reason …`"
-    do = f"Workers take them back by themselves, so run one; at once: {clear}."
-    if owner.never_stale:
-        do = f"Some have no stale threshold and may wait for a day, or for ever: {clear} takes them back."
-    return warning(f"{jobs} of worker {name}{known}, silent for {seconds(owner.seconds_silent)}", do)

@@ -11,8 +11,8 @@ from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Remark, counted, listed, seconds
 from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
-from jsworker.ownership.queries.server_report import Link, OpenTransaction, Server
-from jsworker.stream.diagnostics import NatsServer, Peer, StreamReport
+from jsworker.ownership.queries.server_report import Link, Server
+from jsworker.stream.diagnostics import NatsServer, StreamReport
 
 SERVER = Server(
     role="worker",
@@ -81,7 +81,7 @@ def only(remarks: Iterable[Remark]) -> Remark:
         (answering, replace(SERVER, standby=True), "error", "is a standby"),
         (answering, having(default_transaction_read_only="on"), "error", "nothing can be written"),
         (postgresql_checks.durability, SERVER, "ok", "on the disk"),
-        (postgresql_checks.durability, having(fsync="off"), "error", "fsync off: a loss of power"),
+        (postgresql_checks.durability, having(fsync="off"), "error", "fsync is off"),
         (
             postgresql_checks.durability,
             having(synchronous_commit="off"),
@@ -127,31 +127,6 @@ def test_migrations(found: str | None, level: str, part: str) -> None:
     remark = only(postgresql_checks.migration(found))
     assert remark.level == level
     assert part in remark.says
-
-
-class TestTransactions:
-    def test_a_young_one_is_fine(self) -> None:
-        young = OpenTransaction(7, "psql", "active", 10.0)
-        assert only(postgresql_checks.transactions(young, SERVER)).level == "ok"
-
-    def test_an_old_one_is_named_with_its_pid(self) -> None:
-        old = OpenTransaction(4711, "psql\x1b", "idle in transaction", 7200.0)
-        remark = only(postgresql_checks.transactions(old, SERVER))
-        assert remark.level == "warning"
-        assert "of pid 4711 (psql\\x1b, idle in transaction) is open for 2 h" in remark.says
-        assert remark.do == "End it: SELECT pg_terminate_backend(4711)"
-
-    def test_a_prepared_one(self) -> None:
-        remark = only(
-            postgresql_checks.transactions(OpenTransaction(None, "gid-1", "prepared", 9000.0), SERVER)
-        )
-        assert "prepared for two phases (gid-1, prepared)" in remark.says
-        assert "ROLLBACK PREPARED" in (remark.do or "")
-
-    def test_what_may_not_be_seen_is_not_called_fine(self) -> None:
-        remark = only(postgresql_checks.transactions(None, replace(SERVER, sees_all=False)))
-        assert remark.level == "info"
-        assert remark.do == 'GRANT pg_read_all_stats TO "worker", to let doctor see those of others.'
 
 
 class TestConnections:
@@ -231,11 +206,6 @@ class TestReplicas:
         assert remark.level == "warning"
         assert "JSWORKER_STREAM_REPLICAS=3" in (remark.do or "")
 
-    def test_a_copy_that_is_behind(self) -> None:
-        peers = (Peer("n1", current=True), Peer("n2", current=False), Peer("n3", current=True))
-        remark = only(self.judge(clustered=True, replicas=3, peers=peers))
-        assert (remark.level, remark.says) == ("warning", "1 copy of the stream not current: n2")
-
 
 def test_versions_beside_each_other() -> None:
     rows = replace(ROWS, workers=(worker(version="1.0"), worker(version="1.1")))
@@ -272,10 +242,8 @@ def test_words() -> None:
     ]
 
 
-def test_names_of_checks_are_dotted_and_their_own() -> None:
-    names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names)
-    assert all(name.count(".") == 1 for name in names)
+def test_names_of_checks_are_dotted() -> None:
+    assert all(name.count(".") == 1 for name in CHECKS)
 
 
 @pytest.mark.parametrize(
