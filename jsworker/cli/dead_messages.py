@@ -1,7 +1,7 @@
 """``jsworker dead-messages``: messages that could not be read, or that named a job that does not exist."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,12 +10,12 @@ from rich.table import Column
 from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app
 from jsworker.cli.output import (
     ActionOutcome,
-    OutcomeReport,
     cell,
     print_json,
     print_table,
     refused,
     remark,
+    report,
     since,
 )
 from jsworker.cli.selection import check_choice, confirm, connected_database
@@ -32,8 +32,6 @@ from jsworker.stream.jetstream import Stream, ensured_stream
 
 _BATCH = 500
 _CONNECT_SECONDS = 3.0
-
-Action = Callable[[Database, Sequence[int]], AsyncIterator[ActionOutcome]]
 
 app = new_app()
 
@@ -63,10 +61,8 @@ def dead_messages(
         return 0
     check_choice(f"dead-messages {action}", ids, filtered=everything, filters="--all", yes=yes)
     chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
-    with OutcomeReport(as_json=as_json) as report:
-        if chosen:
-            asyncio.run(_act(_replay if action == "replay" else _drop, chosen, report))
-    return report.exit_code
+    outcomes = _replay(chosen) if action == "replay" else _drop(chosen)
+    return asyncio.run(report(outcomes, as_json=as_json))
 
 
 def _list(limit: int, *, as_json: bool) -> None:
@@ -110,27 +106,27 @@ async def _found(limit: int) -> list[dict[str, Any]]:
         return await dead.list_dead(database, limit=limit)
 
 
-async def _act(action: Action, ids: Sequence[int], report: OutcomeReport) -> None:
+async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
-        async for outcome in action(database, ids):
-            report.add(outcome)
-
-
-async def _drop(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
-    dropped = set(await dead.drop_dead(database, ids))
+        dropped = set(await dead.drop_dead(database, ids))
     for message_id in ids:
         yield ActionOutcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
 
 
-async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
+async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
+    if not ids:
+        return
     settings = load_settings()
-    async with ensured_stream(
-        settings,
-        await installation_id(database),
-        events=Events(),
-        client_name="jsworker dead-messages",
-        seconds=_CONNECT_SECONDS,
-    ) as stream:
+    async with (
+        connected_database() as database,
+        ensured_stream(
+            settings,
+            await installation_id(database),
+            events=Events(),
+            client_name="jsworker dead-messages",
+            seconds=_CONNECT_SECONDS,
+        ) as stream,
+    ):
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
             messages = {each.id: each for each in await dead.read_dead(database, batch)}

@@ -12,20 +12,8 @@ from uuid import UUID
 from rich.table import Column, Table
 from rich.text import Text
 
-from jsworker.cli.options import (
-    After,
-    Json,
-    Limit,
-    NoProgressFor,
-    OnlyKind,
-    OnlyStatus,
-    RunningFor,
-    Stack,
-    StaleFor,
-    argument,
-    flag,
-    new_app,
-)
+from jsworker.cli import options
+from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
     cell,
     console,
@@ -76,7 +64,12 @@ _CAUSES: Final = {
     "operator": "an operator said so",
 }
 _ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released"})
+_BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "fenced", "rejected"})
+"""Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
+    "released": "handed back: {reason}",
+    "cancelled": "cancelled",
+    "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had failed: {failed_for}",
     "cancel_requested": "{owner} was asked to stop it",
     "skipped": "{who} skipped a message about it: {owner} has it",
@@ -84,22 +77,28 @@ _ENTRIES: Final = {
     "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
     "republished": "its message was lost, and published again",
 }
-"""Other entries; names in braces are those of their details."""
+"""Names in braces are those of the details; who wrote it, and the error's first line."""
+_NOTES: Final = {
+    "rejected": "its late {write} was refused",
+    "fenced": "it stopped itself, because its heartbeats were not answered",
+    "skipped": "{who} skipped a message about it",
+}
+"""What is added to the line of a run."""
 
-app = new_app()
+app = options.new_app()
 
 
 @app.command()
 def jobs(
     *,
-    status: OnlyStatus = None,
-    kind: OnlyKind = None,
-    stale_for: StaleFor = None,
-    running_for: RunningFor = None,
-    no_progress_for: NoProgressFor = None,
-    limit: Limit = 50,
-    after: After = None,
-    as_json: Json = False,
+    status: options.OnlyStatus = None,
+    kind: options.OnlyKind = None,
+    stale_for: options.StaleFor = None,
+    running_for: options.RunningFor = None,
+    no_progress_for: options.NoProgressFor = None,
+    limit: options.Limit = 50,
+    after: options.After = None,
+    as_json: options.Json = False,
 ) -> None:
     """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
 
@@ -162,7 +161,7 @@ def _row(job: Mapping[str, Any]) -> list[Text | str]:
         Text(job["status"], _COLOURS[job["status"]]),
         f"{job['attempts']}/{'-' if most is None else most}",
         since(job["created_at"]),
-        Text(", ".join(part for part in [*map(_refusal, job["refused"]), *_detail(job)] if part)),
+        Text(", ".join(filter(None, [*map(_refusal, job["refused"]), *_detail(job)]))),
     ]
 
 
@@ -187,21 +186,16 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             if job["cancel_requested"]:
                 yield "asked to stop"
         case "completed":
-            if job["claimed_at"] and job["finished_at"]:
-                took = (job["finished_at"] - job["claimed_at"]).total_seconds()
+            if (took := _took(job)) is not None:
                 yield f"took {seconds_in_words(took)}" if took >= 1 else f"took {took * 1000:.0f}ms"
         case "failed":
-            yield ": ".join(
-                part for part in (cell(job["failure_reason"]), headline(job["last_error"])) if part
-            )
-        case _:
-            return
+            yield ": ".join(filter(None, (cell(job["failure_reason"]), headline(job["last_error"]))))
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
     """Yield how far a job says it is: stage and share, then its own words."""
     share = None if job["progress"] is None else f"{job['progress']:.0%}"
-    yield " ".join(part for part in (cell(job["stage"]), share) if part)
+    yield " ".join(filter(None, (cell(job["stage"]), share)))
     yield cell(job["message"])
 
 
@@ -214,8 +208,8 @@ def job(
     full_traceback: Annotated[
         bool, flag("The same, from jsworker's own frames on.", "--full-traceback")
     ] = False,
-    stack: Stack = False,
-    as_json: Json = False,
+    stack: options.Stack = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show one job: how it stands and why, its error, payload and result; then its runs and its timeline.
 
@@ -240,7 +234,8 @@ def job(
         return
     timeline, refused = found.pop("timeline"), found.pop("refused")
     if traceback or full_traceback:
-        _print_traceback(found, whole=full_traceback)
+        error = found["last_error"] or "there was no error"
+        print_line(_lines(error if full_traceback else from_users_code(error)))
         return
     _print_grid(_columns(found) if all_columns else _summary(found))
     for mark in refused:
@@ -263,14 +258,6 @@ async def _job(named: str) -> dict[str, Any]:
         return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
 
 
-def _print_traceback(found: Mapping[str, Any], *, whole: bool) -> None:
-    error = found["last_error"]
-    if not error:
-        print_line("there was no error")
-        return
-    print_line(_lines(error if whole else from_users_code(error)))
-
-
 def _print_grid(rows: Iterator[tuple[str, Text]]) -> None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
@@ -287,7 +274,7 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     if found["status"] == "processing":
         heard = since(found["last_activity_at"])
         yield "worker", Text(f"{cell(found['worker_id'])}, last heartbeat {heard} ago")
-    if progress := ", ".join(part for part in _progress(found) if part):
+    if progress := ", ".join(filter(None, _progress(found))):
         yield "progress", Text(progress)
     if found["last_error"]:
         place = last_place(found["last_error"])
@@ -346,10 +333,10 @@ def _print_timeline(timeline: Sequence[Mapping[str, Any]]) -> None:
         Column("RUN", justify="right"),
         Column("WHAT HAPPENED", overflow="fold", min_width=20),
     ]
-    rows = (
-        [moment(event["at"], milliseconds=True), cell(event["fencing_token"]), _entry(event)]
+    rows = [
+        (moment(event["at"], milliseconds=True), cell(event["fencing_token"]), _entry(event))
         for event in timeline
-    )
+    ]
     print_table(columns, rows)
 
 
@@ -372,17 +359,21 @@ def _lines(text: str) -> str:
 
 
 def _entry(event: Mapping[str, Any]) -> str:
-    detail = event["detail"] or {}
-    if event["event"] in _ENDS:
-        return f"{_end(event)}{_again(detail)}"
-    if event["event"] == "claimed":
+    detail, name = event["detail"] or {}, event["event"]
+    if name in _ENDS:
+        return f"{_end(event)}{_again(detail.get('run_at'))}"
+    if name == "claimed":
         return _claim(event, detail)
-    words = _ENTRIES.get(event["event"])
-    if words is None:
-        pairs = [f"{cell(name)}={cell(value)}" for name, value in detail.items()]
-        return ", ".join(part for part in (cell(event["event"]), headline(event["error"]), *pairs) if part)
-    details = {name: cell(value) for name, value in detail.items()}
-    return words.format_map(defaultdict(lambda: "?", details, who=cell(event["worker_id"]) or "an operator"))
+    if name in _ENTRIES:
+        return _filled(_ENTRIES[name], event)
+    pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
+    return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
+
+
+def _filled(words: str, event: Mapping[str, Any]) -> str:
+    details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
+    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
+    return words.format_map(defaultdict(lambda: "?", details))
 
 
 def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
@@ -391,34 +382,30 @@ def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
     return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
 
 
-def _again(detail: Mapping[str, Any]) -> str:
-    if detail.get("run_at") is None:
+def _again(run_at: Any) -> str:
+    if run_at is None:
         return ""
     try:
-        return f"; to run again from {moment(datetime.fromisoformat(str(detail['run_at'])))}"
+        return f"; to run again from {moment(datetime.fromisoformat(str(run_at)))}"
     except ValueError:  # infinity, say
-        return f"; to run again from {cell(detail['run_at'])}"
+        return f"; to run again from {cell(run_at)}"
 
 
 def _run(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
     events = [event for event in timeline if event["fencing_token"] == token]
-    last = token == found["fencing_token"]
-    ends = [event for event in events if event["event"] in _ENDS]
-    end = _end(ends[0]) if ends else _present(found) if last else "ended without a trace"
-    by = f" by {cell(owner)}" if (owner := _owner(events, found if last else {})) else ""
-    notes = "".join(f"; {note}" for note in map(_note, events) if note)
-    return f"run {token}{by}: {end}{notes}"
+    owner = next(filter(None, map(_owner, events)), None)
+    end = next((_end(event) for event in events if event["event"] in _ENDS), None)
+    if token == found["fencing_token"]:
+        owner = owner or found["worker_id"] or found["completed_by"]
+        end = end or _present(found)
+    by = f" by {cell(owner)}" if owner else ""
+    notes = [_filled(_NOTES[event["event"]], event) for event in events if event["event"] in _NOTES]
+    return "; ".join([f"run {token}{by}: {end or 'ended without a trace'}", *notes])
 
 
-def _owner(events: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str | None:
-    for event in events:
-        if event["event"] in {"claimed", "error", "failed", "released", "fenced", "rejected"}:
-            return str(event["worker_id"])
-        if event["event"] in {"reset", "skipped", "cancel_requested"} and (event["detail"] or {}).get(
-            "owner"
-        ):
-            return str(event["detail"]["owner"])
-    return found.get("worker_id") or found.get("completed_by")
+def _owner(event: Mapping[str, Any]) -> str | None:
+    owner: str | None = (event["detail"] or {}).get("owner")
+    return event["worker_id"] if event["event"] in _BY_OWNER else owner
 
 
 def _end(event: Mapping[str, Any]) -> str:
@@ -430,41 +417,25 @@ def _end(event: Mapping[str, Any]) -> str:
                 cause += f" ({cell(detail['reason'])})"
             counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
             return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
-        case "released":
-            return f"handed back: {cell(detail.get('reason'))}"
-        case "cancelled":
-            return "cancelled"
-        case "error":
-            return f"attempt failed: {headline(event['error'])}"
-        case _:
+        case "failed":
             reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
             return f"failed for good{reason}: {headline(event['error'])}"
+        case name:
+            return _filled(_ENTRIES[name], event)
 
 
 def _present(found: Mapping[str, Any]) -> str:
     match found["status"]:
         case "processing":
             return "still running"
-        case "completed" if (took := _seconds_between(found["claimed_at"], found["finished_at"])) is not None:
+        case "completed" if (took := _took(found)) is not None:
             return f"completed after {took:.3g} s"
         case status:
             return str(status)
 
 
-def _seconds_between(start: Any, end: Any) -> float | None:
-    if isinstance(start, datetime) and isinstance(end, datetime):
-        return max((end - start).total_seconds(), 0.0)
-    return None
-
-
-def _note(event: Mapping[str, Any]) -> str:
-    detail = event["detail"] or {}
-    match event["event"]:
-        case "rejected":
-            return f"its late {cell(detail.get('write'))} was refused"
-        case "fenced":
-            return "it stopped itself, because its heartbeats were not answered"
-        case "skipped":
-            return f"{cell(event['worker_id'])} skipped a message about it"
-        case _:
-            return ""
+def _took(job: Mapping[str, Any]) -> float | None:
+    if job["claimed_at"] is None or job["finished_at"] is None:
+        return None
+    took: timedelta = job["finished_at"] - job["claimed_at"]
+    return max(took.total_seconds(), 0.0)

@@ -27,26 +27,16 @@ from jsworker.core.settings import Settings, load_settings, unknown_variables, v
 
 _ALIASES = {"watchdog_timeout": "--heartbeat-timeout"}
 _MARKDOWN = re.compile(r"[\\`*_<]")
-_OTHERS = "Other settings"
 _PANELS = {
-    "Servers and logins (better set by variables: options show in lists of processes)": (
-        *("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token"),
-        *("nats_creds_file", "nats_nkey_seed_file", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
-        "nats_inbox_prefix",
-    ),
-    "Stream": ("stream", "subject_prefix", "stream_replicas", "ack_wait"),
-    "Jobs": (
-        *("concurrency", "processes", "max_attempts", "max_stalls", "job_timeout", "progress_timeout"),
-        *("max_payload_bytes", "max_result_bytes", "max_checkpoint_bytes", "retention", "event_loop"),
-    ),
-    "Recovery": (
-        *("heartbeat_interval", "crash_threshold", "stale_threshold", "scan_interval", "relay_interval"),
-        *("recovery", "recover_on_start", "statement_timeout", "watchdog_timeout", "startup_timeout"),
-        *("shutdown_timeout", "grace_period"),
-    ),
-    "Who this worker is": ("worker_id", "hostname", "pod_uid", "container"),
-    "Health and logs": ("http_host", "http_port", "log_format", "log_level"),
+    "database_url": "Servers and logins (better set by variables: options show in lists of processes)",
+    "stream": "Stream",
+    "concurrency": "Jobs",
+    "heartbeat_interval": "Recovery",
+    "max_attempts": "Jobs",
+    "worker_id": "Who this worker is",
+    "http_host": "Health and logs",
 }
+"""Where the help shows settings: by the first of those that follow each other there."""
 
 app = new_app()
 
@@ -59,23 +49,20 @@ def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    options = [_parameter(name, field) for name, field in Settings.model_fields.items()]
+    options, panel = [], ""
+    for name, field in Settings.model_fields.items():
+        panel = _PANELS.get(name, panel)
+        options.append(_parameter(name, field, panel))
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]  # inspect reads it
     return command
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     names = [f"--{name.replace('_', '-')}"] + ([_ALIASES[name]] if name in _ALIASES else [])
-    option = typer.Option(
-        *names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=_panel(name)
-    )
+    option = typer.Option(*names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
-
-
-def _panel(name: str) -> str:
-    return next((panel for panel, names in _PANELS.items() if name in names), _OTHERS)
 
 
 def _help(field: FieldInfo) -> str:
