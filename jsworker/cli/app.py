@@ -5,24 +5,22 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 import jsworker
-from jsworker.cli.options import new_app
+from jsworker.cli.options import flag, new_app
 from jsworker.core import exit_codes
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 
 _START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     module: str
     panel: str
     summary: str
@@ -42,8 +40,8 @@ _COMMANDS = {
     ),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
-    "db": _Entry("db", _CARE, "Create or migrate jsworker's tables."),
-    "stream": _Entry("stream", _CARE, "Make the stream and its consumers, or bring them into shape."),
+    "db": _Entry("servers", _CARE, "Create or migrate jsworker's tables."),
+    "stream": _Entry("servers", _CARE, "Make the stream and its consumers, or bring them into shape."),
     "doctor": _Entry("doctor", _CARE, "Check settings, servers, tables and streams, and say what to do."),
 }
 
@@ -72,15 +70,7 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- the shape of an opt
 def _jsworker(
     *,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            metavar="",
-            callback=_print_version,
-            is_eager=True,
-            help="Show the version.",
-            show_default=False,
-        ),
+        bool, flag("Show the version.", "--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Jobs that must not get lost: NATS JetStream delivers them, PostgreSQL decides who owns each one.

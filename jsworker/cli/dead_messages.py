@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,7 +19,7 @@ from jsworker.cli.output import (
     report,
     since,
 )
-from jsworker.cli.selection import check_choice, confirm, connected_database
+from jsworker.cli.selection import ask_database, check_choice, confirm, connected_database
 from jsworker.core.errors import InvalidName, StreamRefused
 from jsworker.core.events import Events
 from jsworker.core.exit_codes import WrongUsage
@@ -66,7 +67,7 @@ def dead_messages(
 
 
 def _list(limit: int, *, as_json: bool) -> None:
-    found = asyncio.run(_found(limit))
+    found = ask_database(partial(dead.list_dead, limit=limit))
     if as_json:
         print_json(found)
         return
@@ -93,17 +94,13 @@ def _row(message: Mapping[str, Any]) -> list[str]:
 
 
 def _all(action: str, *, yes: bool) -> list[int]:
-    ids = [int(message["id"]) for message in asyncio.run(_found(2 * KEPT_MESSAGES))]
+    messages = ask_database(partial(dead.list_dead, limit=2 * KEPT_MESSAGES))
+    ids = [int(message["id"]) for message in messages]
     if not ids:
         remark("there are no dead messages")
     elif not yes:
         confirm(f"{action} {len(ids)} message{'s' * (len(ids) > 1)}?")
     return ids[::-1]
-
-
-async def _found(limit: int) -> list[dict[str, Any]]:
-    async with connected_database() as database:
-        return await dead.list_dead(database, limit=limit)
 
 
 async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:

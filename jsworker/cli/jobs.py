@@ -1,13 +1,12 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -28,10 +27,10 @@ from jsworker.cli.output import (
     since,
     until,
 )
-from jsworker.cli.selection import choose_age, choose_statuses, connected_database, find_job
+from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
 from jsworker.core.names import check_kind, printable
 from jsworker.core.tracebacks import from_users_code, last_place
-from jsworker.ownership.predicates import RunAge
+from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
 from jsworker.ownership.schema import STATUSES
@@ -115,7 +114,7 @@ def jobs(
         check_kind(kind)
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
-    page = asyncio.run(_jobs(status, kind, limit, after, age))
+    page = ask_database(partial(_page, status=status, kind=kind, age=age, limit=limit, after=after))
     if as_json:
         print_json(page.jobs)
         if len(page.jobs) < limit:  # else the caller goes on behind the last one
@@ -138,18 +137,9 @@ def _print_rest(page: Page) -> None:
         remark(f"there may be more: --after {page.after} goes on, --limit shows more at once")
 
 
-async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | None, age: RunAge) -> Page:
-    async with connected_database() as database:
-        page = await listing.list_jobs(
-            database,
-            status=status,
-            kind=kind,
-            limit=limit,
-            after=after,
-            seconds=_SEARCH_SECONDS,
-            age=age,
-        )
-        marks = await marks_of(database, [job["id"] for job in page.jobs])
+async def _page(database: Database, **filters: Any) -> Page:
+    page = await listing.list_jobs(database, seconds=_SEARCH_SECONDS, **filters)
+    marks = await marks_of(database, [job["id"] for job in page.jobs])
     return replace(page, jobs=[job | {"refused": marks.get(job["id"], [])} for job in page.jobs])
 
 
@@ -228,7 +218,7 @@ def job(
 
         show_run(job_id, as_json=as_json)
         return
-    found = asyncio.run(_job(job_id))
+    found = ask_database(partial(_job, named=job_id))
     if as_json:
         print_json(found)
         return
@@ -250,12 +240,11 @@ def job(
         _print_timeline(timeline)
 
 
-async def _job(named: str) -> dict[str, Any]:
-    async with connected_database() as database:
-        found = await find_job(database, named)
-        marks = await marks_of(database, [found["id"]])
-        timeline = await listing.timeline(database, found["id"])
-        return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
+async def _job(database: Database, named: str) -> dict[str, Any]:
+    found = await find_job(database, named)
+    marks = await marks_of(database, [found["id"]])
+    timeline = await listing.timeline(database, found["id"])
+    return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
 
 
 def _print_grid(rows: Iterator[tuple[str, Text]]) -> None:

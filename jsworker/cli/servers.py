@@ -1,4 +1,4 @@
-"""``jsworker stream``: JetStream's stream and consumers, made by a login that may make them."""
+"""``jsworker db`` and ``jsworker stream``: the tables, and JetStream's stream and consumers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,19 +6,54 @@ from enum import Enum
 from typing import Annotated, Any
 
 from jsworker.cli.options import JsonObject, argument, new_app
-from jsworker.cli.output import print_json, print_line
+from jsworker.cli.output import print_json, print_line, remark
 from jsworker.cli.selection import connected_database
 from jsworker.core.events import Event, Events
 from jsworker.core.names import check_kind
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
+from jsworker.ownership import upgrading
+from jsworker.ownership.database import check_level
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import ensured_stream
 
-app = new_app(no_args_is_help=True)
+app = new_app()
+db = new_app(no_args_is_help=True)
+stream = new_app(no_args_is_help=True)
+app.add_typer(db, name="db")
+app.add_typer(stream, name="stream")
 
 
-@app.callback()
+@db.callback()
+def _db() -> None:
+    """Create or migrate jsworker's tables in the database of JSWORKER_DATABASE_URL.
+
+    All of them are in the schema "jsworker".
+    """
+
+
+@db.command()
+def upgrade(*, as_json: JsonObject = False) -> None:
+    """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
+    revision = upgrading.upgrade_database(load_settings().database_dsn(), tell=remark)
+    if as_json:
+        print_json({"revision": revision, "head": upgrading.head()})
+    else:
+        print_line(f"the database is at migration {revision}")
+
+
+@db.command()
+def current(*, as_json: JsonObject = False) -> None:
+    """Show at which migration the database is; exit code 1 when this version cannot work with it."""
+    revision = upgrading.current_revision(load_settings().database_dsn())
+    if as_json:
+        print_json({"revision": revision, "head": upgrading.head()})
+    else:
+        print_line(f"{revision or 'not migrated'} (this version's own: {upgrading.head()})")
+    check_level(revision)
+
+
+@stream.callback()
 def _stream() -> None:
     """Make JetStream's stream and consumers, or bring them into shape.
 
@@ -26,7 +61,7 @@ def _stream() -> None:
     """
 
 
-@app.command()
+@stream.command()
 def ensure(
     kinds: Annotated[list[str], argument("KIND", "Kinds, or MODULE:CLASS of their processors.")],
     *,
