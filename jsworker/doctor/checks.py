@@ -5,7 +5,7 @@ That each setting is right, and fits the others, was checked when they were load
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
@@ -16,19 +16,15 @@ from jsworker.doctor.gather import Facts, Unknown
 Judge = Callable[..., Iterable[Remark]]
 
 
-def variables(settings: Settings) -> Iterator[Remark]:
-    """Names of variables that are no setting."""
-    unknown = unknown_variables()
-    for line in unknown:
+def variables() -> Iterator[Remark]:
+    """Every variable is a setting."""
+    for line in unknown_variables():
         yield warning(line, "Correct the variable's name, or remove it.")
-    if not unknown:
-        yield ok(f"every variable is a setting; log level {settings.log_level}")
 
 
 def recovery(settings: Settings) -> Iterator[Remark]:
-    """Whether workers take back by themselves what dead ones hold."""
-    off = [rule for rule, is_on in settings.recovers_by().items() if not is_on]
-    for rule in off:
+    """Workers take back by themselves what dead ones hold, by every rule."""
+    for rule in (rule for rule, is_on in settings.recovers_by().items() if not is_on):
         yield warning(
             f"recovery by rule {rule} is off: not taken back are {RECOVERY_RULES[rule]}",
             "Use `jsworker clear --stale-for SECONDS --reason …`, or set JSWORKER_RECOVERY=on; "
@@ -40,12 +36,10 @@ def recovery(settings: Settings) -> Iterator[Remark]:
             f"{settings.stale_threshold:g} s of silence only",
             "Leave it at its default, unless workers may not answer each other on NATS.",
         )
-    elif not off:
-        yield ok("workers take back what dead ones hold, by every rule")
 
 
 def shutdown(settings: Settings) -> Iterator[Remark]:
-    """Whether the time that a pod gets to end is known, so that the rule about it was checked."""
+    """The time that a pod gets to end is known, so the rule about it was checked."""
     needs = settings.shutdown_timeout + 2 * settings.statement_timeout
     if settings.grace_period is not None:
         yield ok(f"shutting down takes {needs:g} s at most, the pod gets {settings.grace_period:g} s")
@@ -97,17 +91,21 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
 
 CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
 """By name. A check gets the facts that its parameters name, or all of them as ``facts``; as long as one of
-them is unknown, it is not made.
+them is unknown, it is not made. Its docstring says what holds when it finds nothing.
 """
 
 
 def examine(facts: Facts) -> list[Finding]:
     """Return what all checks find, in their order."""
-    return [Finding(name, *remark) for name, judge in CHECKS.items() for remark in _remarks(judge, facts)]
+    return [Finding(name, *remark) for name, judge in CHECKS.items() for remark in found_by(judge, facts)]
 
 
-def _remarks(judge: Judge, facts: Facts) -> Iterable[Remark]:
+def found_by(judge: Judge, facts: Facts) -> Sequence[Remark]:
+    """Return what one check finds."""
     needs = inspect.signature(judge).parameters
     given: list[Any] = [facts if name == "facts" else getattr(facts, name) for name in needs]
     unknown = next((each for each in given if isinstance(each, Unknown)), None)
-    return judge(*given) if unknown is None else [unchecked(unknown.because)]
+    if unknown is not None:
+        return [unchecked(unknown.because)]
+    holds = (judge.__doc__ or judge.__name__).strip(" .\n")
+    return list(judge(*given)) or [ok(holds[0].lower() + holds[1:])]

@@ -6,7 +6,7 @@ from typing import Final
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
-from jsworker.doctor.gather import LATE_SECONDS, served_kinds
+from jsworker.doctor.gather import served_kinds
 from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows
 
 _FEW_ENDED: Final = 20
@@ -20,7 +20,7 @@ _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
 def outbox(rows: Rows) -> Iterator[Remark]:
-    """Whether scheduled jobs are queued when they are due, and messages of queued jobs published."""
+    """No message and no scheduled job is due for long."""
     if rows.unpublished.jobs:
         yield warning(
             f"{counted(rows.unpublished.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
@@ -33,12 +33,10 @@ def outbox(rows: Rows) -> Iterator[Remark]:
             f"{seconds(rows.overdue.oldest)}: no relay runs",
             "Run a worker, for each has a relay; `jsworker doctor --fix` queues and publishes them now.",
         )
-    if not rows.unpublished.jobs and not rows.overdue.jobs:
-        yield ok(f"no message and no scheduled job is due for more than {LATE_SECONDS:g} s")
 
 
 def workers(rows: Rows) -> Iterator[Remark]:
-    """Whether workers are alive, all with one version."""
+    """Workers are alive, all with one version."""
     alive = [worker for worker in rows.workers if worker.alive]
     versions = sorted({worker.version for worker in alive})
     if len(versions) > 1:
@@ -56,10 +54,9 @@ def workers(rows: Rows) -> Iterator[Remark]:
 
 
 def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
-    """Whether runs have a time limit: one that hangs has heartbeats like others."""
+    """Every kind of the workers that are alive has a timeout or a progress_timeout of its own."""
     kinds = sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds_without_timeout})
     if not kinds:
-        yield ok("every kind of the workers that are alive has a timeout or a progress_timeout of its own")
         return
     whose = f"no timeout or progress_timeout of their own: {printable(listed(kinds), 600)}"
     do = "Give the classes a timeout, or a progress_timeout to those that call update_progress."
@@ -71,7 +68,7 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
 
 
 def queues(rows: Rows) -> Iterator[Remark]:
-    """Whether there are workers for every kind that waits."""
+    """No job waits for a worker."""
     served = served_kinds(rows)
     for queue in rows.queues:
         kind = printable(queue.kind, 64)
@@ -90,12 +87,10 @@ def queues(rows: Rows) -> Iterator[Remark]:
             "Look at them: `jsworker jobs --status queued`; `jsworker cancel --status queued --kind KIND` "
             "takes those that are not to be done.",
         )
-    if not rows.queues:
-        yield ok("no job waits for a worker")
 
 
 def owners(rows: Rows) -> Iterator[Remark]:
-    """Whether running jobs have an owner that lives."""
+    """Every running job has an owner that shows signs of life."""
     for owner in rows.silent_owners:
         known = "" if owner.registered else ", which is not in the registry"
         yield warning(
@@ -105,14 +100,11 @@ def owners(rows: Rows) -> Iterator[Remark]:
             if owner.never_stale
             else f"Workers take them back by themselves, so run one; at once: {_CLEAR}.",
         )
-    if not rows.silent_owners:
-        yield ok("every running job has an owner that shows signs of life")
 
 
 def dead_messages(rows: Rows) -> Iterator[Remark]:
-    """Whether messages came that no worker could use."""
+    """There are no messages that no worker could use."""
     if rows.newest_dead_message is None:
-        yield ok("no dead messages")
         return
     judge = warning if rows.newest_dead_message < _RECENT_SECONDS else info
     yield judge(
@@ -123,7 +115,7 @@ def dead_messages(rows: Rows) -> Iterator[Remark]:
 
 
 def refused_rows(rows: Rows) -> Iterator[Remark]:
-    """Whether PostgreSQL refuses to write the rows of some jobs."""
+    """No job's row is refused by PostgreSQL."""
     for each in rows.refused:
         constraint = "" if each.constraint is None else f", {printable(each.constraint, 120)}"
         jobs = counted(each.jobs, "job")
@@ -139,36 +131,31 @@ def refused_rows(rows: Rows) -> Iterator[Remark]:
                 "A trigger, a constraint or a value of the row; once that is mended, `jsworker doctor --fix` "
                 "tries them again at once.",
             )
-    if not rows.refused:
-        yield ok("PostgreSQL refuses no job's row")
 
 
 def failures(rows: Rows) -> Iterator[Remark]:
-    """Whether many of the jobs that ended last have failed."""
+    """None of the jobs that ended last has failed."""
     ended = rows.ended
-    last = counted(ended.jobs, "ended job")
     if ended.within is None or not ended.failed:
-        yield ok(f"none of the last {last} failed")
         return
     many = ended.jobs >= _FEW_ENDED and ended.failed >= _MANY_FAILED * ended.jobs
     judge = warning if many else info
     yield judge(
-        f"{ended.failed:,} of the last {last} failed, within {seconds(ended.within)}",
+        f"{ended.failed:,} of the last {counted(ended.jobs, 'ended job')} failed, within "
+        f"{seconds(ended.within)}",
         "Look at them: `jsworker jobs --status failed`; `jsworker retry --status failed` queues them again.",
     )
 
 
 def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
-    """Whether ended jobs leave when they have been kept for long enough."""
+    """No ended job is kept for longer than it is to be."""
     oldest, kept = rows.ended.oldest, settings.retention
     if oldest is None or kept is None:
-        yield ok("nothing is to be deleted")
-    elif any(each.attempted == "prune" for each in rows.refused):
+        return
+    if any(each.attempted == "prune" for each in rows.refused):
         yield info("ended jobs are kept that PostgreSQL refuses to delete: see jobs.refused_rows")
     elif oldest > kept + _LAG_SECONDS:
         yield warning(
             f"the oldest ended job is {seconds(oldest)} old, though JSWORKER_RETENTION is {seconds(kept)}",
             "Run a worker, or `jsworker prune`; look for prune.failed in the workers' logs.",
         )
-    else:
-        yield ok(f"the oldest ended job is {seconds(oldest)} old")

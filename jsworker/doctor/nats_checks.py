@@ -56,7 +56,7 @@ def encryption(nats: NatsServer) -> Iterator[Remark]:
 
 
 def publishing(refused: list[str]) -> Iterator[Remark]:
-    """Whether workers find that their messages are stored."""
+    """No worker says that its messages are not stored."""
     if refused:
         yield error(
             f"JetStream stores no messages of {counted(len(refused), 'worker')}, "
@@ -65,8 +65,6 @@ def publishing(refused: list[str]) -> Iterator[Remark]:
             "a limit of the account or of the stream. Once it is gone they publish again by themselves; a "
             "nats-server whose volume was full has to be restarted first.",
         )
-    else:
-        yield ok("no worker says that its messages are not stored")
 
 
 def stream(nats: NatsServer, facts: Facts) -> Iterator[Remark]:
@@ -128,20 +126,18 @@ def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Remark
 
 
 def consumers(facts: Facts) -> Iterator[Remark]:
-    """Whether each consumer delivers what it must, as often as it must, and late enough."""
+    """Each consumer delivers what it must, as often as it must, and late enough."""
     reports, settings = facts.consumers, facts.settings
     if isinstance(reports, Unknown):
         yield _lacking(reports) or unchecked(reports.because)
         return
-    found = [remark for report in reports for remark in _of_consumer(report, settings)]
-    yield from found
+    for report in reports:
+        yield from _of_consumer(report, settings)
     if len(reports) >= MOST_CONSUMERS:
         yield info(
             f"no more than {counted(len(reports), 'consumer')} were looked at; there may be others",
             f"If there are consumers of kinds that are gone: `nats consumer rm {settings.stream} KIND`.",
         )
-    if not found:
-        yield ok(f"{counted(len(reports), 'consumer')} as they must be" if reports else "no consumers yet")
 
 
 def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Remark]:
@@ -167,23 +163,21 @@ def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Remark]
 
 
 def subjects(unconsumed: Mapping[str, int]) -> Iterator[Remark]:
-    """Whether every message has a consumer."""
-    if not unconsumed:
-        yield ok("every message has a consumer")
-        return
-    yield warning(
-        f"{counted(sum(unconsumed.values()), 'message')} of {counted(len(unconsumed), 'subject')} that no "
-        f"consumer takes: {printable(listed(sorted(unconsumed)), 300)}",
-        "Run workers for these kinds, or find who publishes there. Workers remove the messages of kinds "
-        "without a queued job after an hour or two.",
-    )
+    """Every message has a consumer."""
+    if unconsumed:
+        messages = counted(sum(unconsumed.values()), "message")
+        subjects = f"{counted(len(unconsumed), 'subject')} that no consumer takes"
+        yield warning(
+            f"{messages} of {subjects}: {printable(listed(sorted(unconsumed)), 300)}",
+            "Run workers for these kinds, or find who publishes there. Workers remove the messages of kinds "
+            "without a queued job after an hour or two.",
+        )
 
 
 def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Remark]:
-    """Whether each consumer has workers, and each kind of the workers its consumer."""
+    """Every consumer has workers, and every kind of the workers its consumer."""
     served = served_kinds(rows)
-    idle = [report for report in consumers if report.name not in served and not report.requests]
-    for report in idle:
+    for report in (each for each in consumers if each.name not in served and not each.requests):
         waiting = report.pending + report.unanswered
         name = printable(report.name, 64)
         remove = f"`nats consumer rm {settings.stream} {name}`"
@@ -198,15 +192,11 @@ def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> 
                 f"consumer {name} is empty, and no worker of this kind is alive",
                 f"If the kind is gone: {remove}.",
             )
-    missing = sorted(set(served) - {report.name for report in consumers})
-    for kind in missing:
+    for kind in sorted(set(served) - {report.name for report in consumers}):
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",
             "Workers make it again within a minute; `jsworker doctor --fix` does it now.",
         )
-    if not idle and not missing:
-        pending = sum(report.pending for report in consumers)
-        yield ok(f"every consumer has workers; {counted(pending, 'message')} wait to be delivered")
 
 
 def _lacking(unknown: Unknown) -> Remark | None:
