@@ -54,7 +54,9 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, _load(str(name)), rest
+        module = importlib.import_module(f"jsworker.cli.{_COMMANDS[str(name)].module}")
+        found = get_command(module.app)
+        return name, getattr(found, "commands", {}).get(name, found), rest
 
 
 app = new_app(cls=_Commands, no_args_is_help=True)
@@ -97,15 +99,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """Run ``jsworker`` with the arguments of this process."""
-    _prepare_streams()
-    code = run_command(sys.argv[1:])
-    exit_within(EXIT_SECONDS, code)
-    sys.exit(code)
-
-
-def _prepare_streams() -> None:
-    """Make the standard streams usable however the process was started."""
+    """Run ``jsworker`` with the arguments of this process, whichever standard streams it was started with."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was started with this stream closed
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- lasts as long as the process
@@ -113,6 +107,9 @@ def _prepare_streams() -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
     # An error is one line; libraries add nothing to it. A worker sets up logs of its own.
     logging.getLogger().addHandler(logging.NullHandler())
+    code = run_command(sys.argv[1:])
+    exit_within(EXIT_SECONDS, code)
+    sys.exit(code)
 
 
 def exit_code_of(command: Callable[[], Any]) -> int:
@@ -128,9 +125,3 @@ def _report_unexpected(error: Exception) -> int:
     if line:  # no arguments at all: the help has been shown
         typer.echo(f"{line}; see {context.command_path} --help" if context else line, err=True)
     return error.exit_code
-
-
-def _load(name: str) -> Any:
-    module = importlib.import_module(f"jsworker.cli.{_COMMANDS[name].module}")
-    found = get_command(module.app)
-    return getattr(found, "commands", {}).get(name, found)

@@ -52,10 +52,16 @@ def enqueue(
         )
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
-    of_kind, content = _kind(kind), _read_payload(payload)
+    of_kind = load_processor_class(kind) if ":" in kind else check_kind(kind)
+    content = _read_payload(payload)
     options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
     enqueued: list[Enqueued] = []
-    take = enqueued.extend if as_json else _print_ids
+
+    def print_ids(batch: list[Enqueued]) -> None:
+        for each in batch:
+            print_line(str(each.id))
+
+    take = enqueued.extend if as_json else print_ids
     try:
         asyncio.run(
             _enqueue(of_kind, content, count=count, unique_key=unique_key, options=options, take=take)
@@ -63,10 +69,6 @@ def enqueue(
     finally:  # what is committed is committed, whatever came after it
         if as_json:
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
-
-
-def _kind(given: str) -> Kind:
-    return load_processor_class(given) if ":" in given else check_kind(given)
 
 
 def _read_payload(given: str) -> Any:
@@ -92,7 +94,8 @@ async def _enqueue(
 ) -> None:
     async with JobClient.from_env() as client:
         if count > 1:
-            with progress_bar("enqueued", count if _is_watched(count) else 0) as advance:
+            watched = count >= _LARGE_COUNT and sys.stderr.isatty() and not sys.stdout.isatty()
+            with progress_bar("enqueued", count if watched else 0) as advance:
                 for start in range(0, count, _BATCH):
                     payloads = [payload] * min(_BATCH, count - start)
                     take(await client.enqueue_many(kind, payloads, **options))
@@ -107,12 +110,3 @@ async def _enqueue(
     unpublished = client.unpublished_because
     if unpublished and not options["delay"]:
         remark(f"stored, but not published yet, which a worker does: {unpublished}")
-
-
-def _is_watched(count: int) -> bool:
-    return count >= _LARGE_COUNT and sys.stderr.isatty() and not sys.stdout.isatty()
-
-
-def _print_ids(enqueued: list[Enqueued]) -> None:
-    for each in enqueued:
-        print_line(str(each.id))

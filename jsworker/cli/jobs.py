@@ -227,7 +227,10 @@ def job(
         error = found["last_error"] or "there was no error"
         print_line(_lines(error if full_traceback else from_users_code(error)))
         return
-    _print_grid(_columns(found) if all_columns else _summary(found))
+    grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
+    for name, value in _every_column(found) if all_columns else _summary(found):
+        grid.add_row(name, value)
+    console().print(grid)
     for mark in refused:
         again = f"first {since(mark.first_at)} ago, tries: {mark.tries}, again in {until(mark.retry_at)}"
         print_line(f"\n{_refusal(mark)}; {again}")
@@ -237,7 +240,18 @@ def job(
             print_line(_run(token, found, timeline))
     if timeline:
         print_line("")
-        _print_timeline(timeline)
+        columns = [
+            Column("AT", no_wrap=True),
+            Column("RUN", justify="right"),
+            Column("WHAT HAPPENED", overflow="fold", min_width=20),
+        ]
+        print_table(
+            columns,
+            [
+                (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), _entry(each))
+                for each in timeline
+            ],
+        )
 
 
 async def _job(database: Database, named: str) -> dict[str, Any]:
@@ -245,15 +259,6 @@ async def _job(database: Database, named: str) -> dict[str, Any]:
     marks = await marks_of(database, [found["id"]])
     timeline = await listing.timeline(database, found["id"])
     return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
-
-
-def _print_grid(rows: Iterator[tuple[str, Text]]) -> None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(name, value)
-    console().print(grid)
 
 
 def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
@@ -278,6 +283,12 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     for name in ("payload", "checkpoint", "result"):
         if found[name] is not None:
             yield name, Text(_in_words(found[name]))
+
+
+def _every_column(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    for name, value in found.items():
+        if value is not None:
+            yield name, Text(_in_words(value), _COLOURS[value] if name == "status" else "")
 
 
 def _standing(found: Mapping[str, Any]) -> str:
@@ -307,26 +318,6 @@ def _attempts(found: Mapping[str, Any]) -> str:
     most = "" if found["max_attempts"] is None else f" of {found['max_attempts']}"
     stalls = "" if found["max_stalls"] is None else f" of {found['max_stalls']}"
     return f"{found['attempts']}{most}; errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
-
-
-def _columns(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
-    for name, value in found.items():
-        if value is not None:
-            style = _COLOURS[value] if name == "status" else ""
-            yield name, Text(_in_words(value), style)
-
-
-def _print_timeline(timeline: Sequence[Mapping[str, Any]]) -> None:
-    columns = [
-        Column("AT", no_wrap=True),
-        Column("RUN", justify="right"),
-        Column("WHAT HAPPENED", overflow="fold", min_width=20),
-    ]
-    rows = [
-        (moment(event["at"], milliseconds=True), cell(event["fencing_token"]), _entry(event))
-        for event in timeline
-    ]
-    print_table(columns, rows)
 
 
 def _in_words(value: Any) -> str:

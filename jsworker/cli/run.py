@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 import jsworker
-from jsworker.cli.options import new_app
+from jsworker.cli.options import argument, new_app
 from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
 from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
@@ -68,17 +68,12 @@ def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
 def _help(field: FieldInfo) -> str:
     """Return what the setting means, and its default unless that is made at the start or is none."""
     description = _MARKDOWN.sub(r"\\\g<0>", str(field.description))
-    default = None if field.is_required() or field.default_factory else field.default
-    match default:
-        case None:
-            return description
-        case bool():
-            shown = str(default).lower()
-        case float():
-            shown = f"{default:g}"
-        case _:
-            shown = str(default)
-    return f"{description} [default: {shown}]"
+    default = field.default
+    if field.is_required() or field.default_factory or default is None:
+        return description
+    if isinstance(default, bool):
+        default = str(default).lower()
+    return f"{description} [default: {f'{default:g}' if isinstance(default, float) else default}]"
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
@@ -94,9 +89,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 def _plain(annotation: Any) -> Any:
     """Return a type without None and without its rules."""
-    if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, types.UnionType}:
+    if get_origin(annotation) in {Annotated, Union, types.UnionType}:
         return _plain(next(each for each in get_args(annotation) if each is not types.NoneType))
     return annotation
 
@@ -104,12 +97,7 @@ def _plain(annotation: Any) -> Any:
 @app.command()
 @with_setting_options
 def run(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODULE:CLASS", help="Processors, for example my_jobs:AnalyzeRepo.", show_default=False
-        ),
-    ],
+    targets: Annotated[list[str], argument("MODULE:CLASS", "Processors, for example my_jobs:AnalyzeRepo.")],
     **settings: str | None,
 ) -> int:
     """Run workers for your processors until SIGTERM or Ctrl-C.

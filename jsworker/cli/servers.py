@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from enum import Enum
 from typing import Annotated, Any
 
 from jsworker.cli.options import JsonObject, argument, new_app
@@ -73,7 +72,8 @@ def ensure(
     the login aside, before they start; again when a kind is new or JSWORKER_ACK_WAIT has changed.
     """
     settings = load_settings()
-    wanted = list(dict.fromkeys(_kind(given) for given in kinds))
+    named = [load_processor_class(kind).kind if ":" in kind else check_kind(kind) for kind in kinds]
+    wanted = list(dict.fromkeys(named))
     changes = asyncio.run(_ensure(settings, wanted))
     if as_json:
         print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})
@@ -83,10 +83,6 @@ def ensure(
     print_line(f"stream {settings.stream} is ready for {', '.join(wanted)}")
 
 
-def _kind(given: str) -> str:
-    return load_processor_class(given).kind if ":" in given else check_kind(given)
-
-
 async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, Any]]:
     changed: list[Event] = []
     events = Events()
@@ -94,8 +90,7 @@ async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, An
     async with connected_database() as database:
         installation = await installation_id(database)
     async with ensured_stream(settings, installation, kinds, events=events, client_name="jsworker stream"):
-        return [{name: _plain(value) for name, value in event.fields.items()} for event in changed]
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
+        return [
+            {name: getattr(value, "value", value) for name, value in event.fields.items()}
+            for event in changed
+        ]
