@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated
 
@@ -24,14 +23,7 @@ app = new_app()
 _LONGEST_LINE = 600
 _PIPED_COLUMNS = 120
 _STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "bold red"}
-_AREAS = {
-    "fix": "Mended",
-    "settings": "Settings",
-    "postgresql": "PostgreSQL",
-    "tables": "Tables",
-    "jobs": "Jobs",
-    "nats": "NATS",
-}
+_AREAS = {"fix": "Mended", "postgresql": "PostgreSQL", "nats": "NATS"}
 
 
 @app.command()
@@ -48,7 +40,7 @@ def doctor(
     """
     findings = asyncio.run(_findings(load_settings(), fix=fix))
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([finding._asdict() for finding in findings])
     else:
         _print(findings)
     return FAILED if any(finding.level == "error" for finding in findings) else DONE
@@ -66,7 +58,7 @@ def _print(findings: Sequence[Finding]) -> None:
     columns = [Column(no_wrap=True), Column(no_wrap=True), Column(overflow="fold")]
     table = Table(*columns, box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     for area, of_area in groupby(findings, key=lambda finding: finding.check.partition(".")[0]):
-        table.add_row(Text(_AREAS[area], style="bold"))
+        table.add_row(Text(_AREAS.get(area, area.title()), style="bold"))
         for finding in of_area:
             level = Text(f"  {finding.level}", style=_STYLES[finding.level])
             style = "dim" if finding.says.startswith("not checked") else ""

@@ -25,7 +25,7 @@ from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
 from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
 
-_ALIASES = {"watchdog_timeout": "--heartbeat-timeout"}
+_ALIASES = {"watchdog_timeout": ["--heartbeat-timeout"]}
 _MARKDOWN = re.compile(r"[\\`*_<]")
 _PANELS = {
     "database_url": "Servers and logins (better set by variables: options show in lists of processes)",
@@ -52,17 +52,12 @@ def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options, panel = [], ""
     for name, field in Settings.model_fields.items():
         panel = _PANELS.get(name, panel)
-        options.append(_parameter(name, field, panel))
+        names = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, [])]
+        option = typer.Option(*names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=panel)
+        kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[str | None, option]
+        options.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]  # inspect reads it
     return command
-
-
-def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
-    names = [f"--{name.replace('_', '-')}"] + ([_ALIASES[name]] if name in _ALIASES else [])
-    option = typer.Option(*names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=panel)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
 
 
 def _help(field: FieldInfo) -> str:

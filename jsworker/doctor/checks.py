@@ -5,24 +5,24 @@ That each setting is right, and fits the others, was checked when they were load
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
 from jsworker.doctor import job_checks, nats_checks, postgresql_checks
-from jsworker.doctor.finding import Finding, Remark, info, ok, unchecked, warning
+from jsworker.doctor.finding import Finding, error, info, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown
 
-Judge = Callable[..., Iterable[Remark]]
+Judge = Callable[..., Iterable[Finding]]
 
 
-def variables() -> Iterator[Remark]:
+def variables() -> Iterator[Finding]:
     """Every variable is a setting."""
     for line in unknown_variables():
         yield warning(line, "Correct the variable's name, or remove it.")
 
 
-def recovery(settings: Settings) -> Iterator[Remark]:
+def recovery(settings: Settings) -> Iterator[Finding]:
     """Workers take back by themselves what dead ones hold, by every rule."""
     for rule in (rule for rule, is_on in settings.recovers_by().items() if not is_on):
         yield warning(
@@ -38,7 +38,7 @@ def recovery(settings: Settings) -> Iterator[Remark]:
         )
 
 
-def shutdown(settings: Settings) -> Iterator[Remark]:
+def shutdown(settings: Settings) -> Iterator[Finding]:
     """The time that a pod gets to end is known, so the rule about it was checked."""
     needs = settings.shutdown_timeout + 2 * settings.statement_timeout
     if settings.grace_period is not None:
@@ -89,6 +89,13 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
     ),
 }
 
+_CURES: Final = {
+    "postgresql.connection": "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server "
+    "runs, and that its pg_hba.conf lets this role in.",
+    "nats.connection": "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
+}
+"""What to do when what these checks need is unknown."""
+
 CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
 """By name. A check gets the facts that its parameters name, or all of them as ``facts``; as long as one of
 them is unknown, it is not made. Its docstring says what holds when it finds nothing.
@@ -97,15 +104,20 @@ them is unknown, it is not made. Its docstring says what holds when it finds not
 
 def examine(facts: Facts) -> list[Finding]:
     """Return what all checks find, in their order."""
-    return [Finding(name, *remark) for name, judge in CHECKS.items() for remark in found_by(judge, facts)]
+    return [found for name, judge in CHECKS.items() for found in found_by(name, judge, facts)]
 
 
-def found_by(judge: Judge, facts: Facts) -> Sequence[Remark]:
-    """Return what one check finds."""
+def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
+    """Yield what one check finds."""
     needs = inspect.signature(judge).parameters
-    given: list[Any] = [facts if name == "facts" else getattr(facts, name) for name in needs]
+    given: list[Any] = [facts if need == "facts" else getattr(facts, need) for need in needs]
     unknown = next((each for each in given if isinstance(each, Unknown)), None)
-    if unknown is not None:
-        return [unchecked(unknown.because)]
-    holds = (judge.__doc__ or judge.__name__).strip(" .\n")
-    return list(judge(*given)) or [ok(holds[0].lower() + holds[1:])]
+    if unknown is None:
+        holds = (judge.__doc__ or judge.__name__).strip(" .\n")
+        found = list(judge(*given)) or [ok(holds[0].lower() + holds[1:])]
+    elif name in _CURES:
+        found = [error(unknown.because, _CURES[name])]
+    else:
+        found = [unchecked(unknown.because)]
+    for each in found:
+        yield each._replace(check=name)

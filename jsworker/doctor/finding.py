@@ -1,7 +1,6 @@
 """Findings: what a check says, how severe it is, and what to do about it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -10,12 +9,11 @@ Level: TypeAlias = Literal["ok", "info", "warning", "error"]
 _MOST_NAMES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What a check found.
 
     Attributes:
-        check: its dotted name, the area first, as in ``postgresql.migration``.
+        check: its dotted name, the area first, as in ``postgresql.migration``; empty until it is known.
         level: ``error``: something does not work, or jobs are in danger; ``warning``: it will hurt one day;
             ``info``: good to know, or not known; ``ok``.
         says: one line with the figures.
@@ -28,26 +26,18 @@ class Finding:
     do: str | None = None
 
 
-class Remark(NamedTuple):
-    """A finding without the name of its check."""
-
-    level: Level
-    says: str
-    do: str | None = None
+ok = partial(Finding, "", "ok")
+info = partial(Finding, "", "info")
+warning = partial(Finding, "", "warning")
+error = partial(Finding, "", "error")
 
 
-ok = partial(Remark, "ok")
-info = partial(Remark, "info")
-warning = partial(Remark, "warning")
-error = partial(Remark, "error")
-
-
-def unchecked(because: str) -> Remark:
+def unchecked(because: str) -> Finding:
     """Return that a check was not made, and why not."""
     return info(f"not checked because {because}")
 
 
-def encryption(*, encrypted: bool, local: bool, readable: str, do: str) -> Remark:
+def encryption(*, encrypted: bool, local: bool, readable: str, do: str) -> Finding:
     """Judge whether a connection can be read on the way, and say what could be read."""
     if encrypted or local:
         return ok("the connection uses TLS" if encrypted else "the connection does not leave this machine")

@@ -5,7 +5,7 @@ from typing import Final
 
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
-from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
+from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import served_kinds
 from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows
 
@@ -19,7 +19,7 @@ _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
-def outbox(rows: Rows) -> Iterator[Remark]:
+def outbox(rows: Rows) -> Iterator[Finding]:
     """No message and no scheduled job is due for long."""
     if rows.unpublished.jobs:
         yield warning(
@@ -35,7 +35,7 @@ def outbox(rows: Rows) -> Iterator[Remark]:
         )
 
 
-def workers(rows: Rows) -> Iterator[Remark]:
+def workers(rows: Rows) -> Iterator[Finding]:
     """Workers are alive, all with one version."""
     alive = [worker for worker in rows.workers if worker.alive]
     versions = sorted({worker.version for worker in alive})
@@ -53,7 +53,7 @@ def workers(rows: Rows) -> Iterator[Remark]:
         yield info("no worker is alive", _RUN_A_WORKER)
 
 
-def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
+def time_limits(rows: Rows, settings: Settings) -> Iterator[Finding]:
     """Every kind of the workers that are alive has a timeout or a progress_timeout of its own."""
     kinds = sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds_without_timeout})
     if not kinds:
@@ -67,7 +67,7 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
         yield info(f"{whose}; {ends}", do)
 
 
-def queues(rows: Rows) -> Iterator[Remark]:
+def queues(rows: Rows) -> Iterator[Finding]:
     """No job waits for a worker."""
     served = served_kinds(rows)
     for queue in rows.queues:
@@ -89,7 +89,7 @@ def queues(rows: Rows) -> Iterator[Remark]:
         )
 
 
-def owners(rows: Rows) -> Iterator[Remark]:
+def owners(rows: Rows) -> Iterator[Finding]:
     """Every running job has an owner that shows signs of life."""
     for owner in rows.silent_owners:
         known = "" if owner.registered else ", which is not in the registry"
@@ -102,7 +102,7 @@ def owners(rows: Rows) -> Iterator[Remark]:
         )
 
 
-def dead_messages(rows: Rows) -> Iterator[Remark]:
+def dead_messages(rows: Rows) -> Iterator[Finding]:
     """There are no messages that no worker could use."""
     if rows.newest_dead_message is None:
         return
@@ -114,7 +114,7 @@ def dead_messages(rows: Rows) -> Iterator[Remark]:
     )
 
 
-def refused_rows(rows: Rows) -> Iterator[Remark]:
+def refused_rows(rows: Rows) -> Iterator[Finding]:
     """No job's row is refused by PostgreSQL."""
     for each in rows.refused:
         constraint = "" if each.constraint is None else f", {printable(each.constraint, 120)}"
@@ -133,7 +133,7 @@ def refused_rows(rows: Rows) -> Iterator[Remark]:
             )
 
 
-def failures(rows: Rows) -> Iterator[Remark]:
+def failures(rows: Rows) -> Iterator[Finding]:
     """None of the jobs that ended last has failed."""
     ended = rows.ended
     if ended.within is None or not ended.failed:
@@ -147,7 +147,7 @@ def failures(rows: Rows) -> Iterator[Remark]:
     )
 
 
-def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
+def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
     """No ended job is kept for longer than it is to be."""
     oldest, kept = rows.ended.oldest, settings.retention
     if oldest is None or kept is None:

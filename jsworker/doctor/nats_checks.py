@@ -6,7 +6,7 @@ from typing import Final
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor import finding
-from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, unchecked, warning
+from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import Rows
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
@@ -17,35 +17,25 @@ _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))
 _FIX: Final = "Workers change it within a minute; `jsworker doctor --fix` does it now."
 
 
-def connection(facts: Facts) -> Iterator[Remark]:
+def connection(nats: NatsServer) -> Iterator[Finding]:
     """Whether a server answers, has what the stream needs, and is none that lost data."""
-    if isinstance(facts.nats, Unknown):
+    version = ".".join(map(str, nats.version))
+    if nats.version < _LEAST_VERSION:
         yield error(
-            facts.nats.because,
-            "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
-        )
-    else:
-        yield answering(facts.nats)
-
-
-def answering(server: NatsServer) -> Remark:
-    """Judge a server that answers."""
-    version = ".".join(map(str, server.version))
-    if server.version < _LEAST_VERSION:
-        return error(
             f"nats-server {version} is too old: 2.10 has the metadata that pairs a stream with its database",
             "Upgrade the nats-server.",
         )
-    if _LOSING_VERSIONS[0] <= server.version <= _LOSING_VERSIONS[1]:
-        return warning(
+    elif _LOSING_VERSIONS[0] <= nats.version <= _LOSING_VERSIONS[1]:
+        yield warning(
             f"nats-server {version}: 2.10.20 to 2.10.22 lost whole streams when their process crashed",
             "Upgrade the nats-server; 2.10.23 has the repair.",
         )
-    name = f", {printable(server.name, 60)}" if server.name else ""
-    return ok(f"nats-server {version} at {server.place}{name} answers")
+    else:
+        name = f", {printable(nats.name, 60)}" if nats.name else ""
+        yield ok(f"nats-server {version} at {nats.place}{name} answers")
 
 
-def encryption(nats: NatsServer) -> Iterator[Remark]:
+def encryption(nats: NatsServer) -> Iterator[Finding]:
     """Whether the login can be read on the way."""
     yield finding.encryption(
         encrypted=bool(nats.encrypted),
@@ -55,7 +45,7 @@ def encryption(nats: NatsServer) -> Iterator[Remark]:
     )
 
 
-def publishing(refused: list[str]) -> Iterator[Remark]:
+def publishing(refused: list[str]) -> Iterator[Finding]:
     """No worker says that its messages are not stored."""
     if refused:
         yield error(
@@ -67,7 +57,7 @@ def publishing(refused: list[str]) -> Iterator[Remark]:
         )
 
 
-def stream(nats: NatsServer, facts: Facts) -> Iterator[Remark]:
+def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
     """Whether JetStream answers, and the stream is there and keeps what it must keep."""
     report, name = facts.stream, facts.settings.stream
     if isinstance(report, Unknown):
@@ -92,7 +82,7 @@ def stream(nats: NatsServer, facts: Facts) -> Iterator[Remark]:
         yield ok(f"stream {name} is as it must be: {messages}, {report.bytes:,} bytes")
 
 
-def pairing(stream: StreamReport | None, rows: Rows, settings: Settings) -> Iterator[Remark]:
+def pairing(stream: StreamReport | None, rows: Rows, settings: Settings) -> Iterator[Finding]:
     """Whether the stream belongs to this very database."""
     if stream is None:
         yield unchecked("there is no stream")
@@ -111,7 +101,7 @@ def pairing(stream: StreamReport | None, rows: Rows, settings: Settings) -> Iter
         )
 
 
-def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Remark]:
+def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Finding]:
     """Whether the stream survives the loss of a server."""
     if stream is None:
         yield unchecked("there is no stream")
@@ -125,7 +115,7 @@ def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Remark
         yield ok(f"{copies} of the stream; {settings.stream_replicas} asked for")
 
 
-def consumers(facts: Facts) -> Iterator[Remark]:
+def consumers(facts: Facts) -> Iterator[Finding]:
     """Each consumer delivers what it must, as often as it must, and late enough."""
     reports, settings = facts.consumers, facts.settings
     if isinstance(reports, Unknown):
@@ -140,7 +130,7 @@ def consumers(facts: Facts) -> Iterator[Remark]:
         )
 
 
-def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Remark]:
+def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Finding]:
     name = printable(report.name, 64)
     if report.ack_wait <= settings.stale_threshold + 2 * settings.scan_interval:
         yield error(
@@ -162,7 +152,7 @@ def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Remark]
         yield warning(f"consumer {name} is paused", f"`nats consumer resume {settings.stream} {name}`")
 
 
-def subjects(unconsumed: Mapping[str, int]) -> Iterator[Remark]:
+def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:
     """Every message has a consumer."""
     if unconsumed:
         messages = counted(sum(unconsumed.values()), "message")
@@ -174,7 +164,7 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Remark]:
         )
 
 
-def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Remark]:
+def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
     served = served_kinds(rows)
     for report in (each for each in consumers if each.name not in served and not each.requests):
@@ -199,7 +189,7 @@ def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> 
         )
 
 
-def _lacking(unknown: Unknown) -> Remark | None:
+def _lacking(unknown: Unknown) -> Finding | None:
     if "permissions violation" not in unknown.because.lower():
         return None
     return error(
@@ -208,7 +198,7 @@ def _lacking(unknown: Unknown) -> Remark | None:
     )
 
 
-def _silent(unknown: Unknown, nats: NatsServer) -> Remark:
+def _silent(unknown: Unknown, nats: NatsServer) -> Finding:
     if nats.offers_jetstream:
         return error(
             f"JetStream does not answer: {printable(unknown.because, 200)}",

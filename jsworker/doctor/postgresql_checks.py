@@ -7,8 +7,7 @@ from jsworker.core.errors import MigrationMissing
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor import finding
-from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, warning
-from jsworker.doctor.gather import Facts, Unknown
+from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
 from jsworker.ownership.database import REVISIONS, check_level
 from jsworker.ownership.queries.job_report import Rows
 from jsworker.ownership.queries.schema_report import Schema, wanted_constraints, wanted_indexes
@@ -24,7 +23,7 @@ _TRIGGERS: Final = {
     "jobs_live_stay": "a job that waits or runs could be deleted",
 }
 _RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
-_POOLERS: Final[dict[Sharing, Remark]] = {
+_POOLERS: Final[dict[Sharing, Finding]] = {
     "direct": ok("no pooler between: statements that find rows by key are prepared"),
     "transaction": ok("a pooler in transaction mode is between: workers notice it and prepare nothing"),
     "statement": error(
@@ -39,43 +38,32 @@ _POOLERS: Final[dict[Sharing, Remark]] = {
 }
 
 
-def connection(facts: Facts) -> Iterator[Remark]:
+def connection(server: Server, place: str) -> Iterator[Finding]:
     """Whether the server answers, takes writes, and has what the statements need."""
-    if isinstance(facts.server, Unknown):
-        yield error(
-            facts.server.because,
-            "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server runs, and that "
-            "its pg_hba.conf lets this role in.",
-        )
-    else:
-        yield answering(facts.server, facts.place)
-
-
-def answering(server: Server, place: str) -> Remark:
-    """Judge a server that answers."""
     name = f"PostgreSQL {server.settings.get('server_version', 'unknown')}"
     if server.standby:
-        return error(
+        yield error(
             f"{name} at {place} is a standby: nothing can be written",
             "Let JSWORKER_DATABASE_URL name the primary.",
         )
-    if server.settings.get("default_transaction_read_only") == "on":
-        return error(
+    elif server.settings.get("default_transaction_read_only") == "on":
+        yield error(
             "default_transaction_read_only is on: nothing can be written",
             f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
         )
-    if server.version // 10_000 < _LEAST_VERSION:
-        return error(
+    elif server.version // 10_000 < _LEAST_VERSION:
+        yield error(
             f"{name} is too old: {_LEAST_VERSION} has the plan_cache_mode and the MATERIALIZED that "
             "jsworker's statements use",
             _UPGRADE,
         )
-    if server.version // 10_000 < _TRIED_VERSION:
-        return warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
-    return ok(f"{name} at {place} answers and takes writes")
+    elif server.version // 10_000 < _TRIED_VERSION:
+        yield warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
+    else:
+        yield ok(f"{name} at {place} answers and takes writes")
 
 
-def migration(revision: str | None) -> Iterator[Remark]:
+def migration(revision: str | None) -> Iterator[Finding]:
     """Whether the tables are those of this version."""
     try:
         check_level(revision)
@@ -91,7 +79,7 @@ def migration(revision: str | None) -> Iterator[Remark]:
         )
 
 
-def durability(server: Server) -> Iterator[Remark]:
+def durability(server: Server) -> Iterator[Finding]:
     """A commit is on the disk before it is acknowledged."""
     names = ("fsync", "full_page_writes", "synchronous_commit")
     for name in (name for name in names if server.settings.get(name) == "off"):
@@ -101,7 +89,7 @@ def durability(server: Server) -> Iterator[Remark]:
         )
 
 
-def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Remark]:
+def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Finding]:
     """Whether the fleet may open as many connections as it can use."""
     alive = [worker.concurrency for worker in rows.workers if worker.alive]
     fleet = alive or [settings.concurrency] * settings.processes
@@ -121,12 +109,12 @@ def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> I
         yield ok(f"{says}; {server.connections} open now")
 
 
-def pooler(link: Link) -> Iterator[Remark]:
+def pooler(link: Link) -> Iterator[Finding]:
     """Whether a pooler is between, and in a mode that works."""
     yield _POOLERS[link.sharing]
 
 
-def encryption(link: Link) -> Iterator[Remark]:
+def encryption(link: Link) -> Iterator[Finding]:
     """Whether payloads and passwords can be read on the way."""
     yield finding.encryption(
         encrypted=link.encrypted,
@@ -136,7 +124,7 @@ def encryption(link: Link) -> Iterator[Remark]:
     )
 
 
-def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
+def rights(rights: list[MissingRight], server: Server) -> Iterator[Finding]:
     """The role may do all that a worker needs, and not everything."""
     role = f"role {printable(server.role, 60)}"
     by_table: dict[str | None, list[str]] = {}
@@ -155,7 +143,7 @@ def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
         )
 
 
-def indexes(schema: Schema) -> Iterator[Remark]:
+def indexes(schema: Schema) -> Iterator[Finding]:
     """All indexes are there and valid."""
     for name, statement in sorted(wanted_indexes().items()):
         if name not in schema.indexes:
@@ -169,7 +157,7 @@ def indexes(schema: Schema) -> Iterator[Remark]:
             )
 
 
-def constraints(schema: Schema) -> Iterator[Remark]:
+def constraints(schema: Schema) -> Iterator[Finding]:
     """What the protocol forbids is refused by PostgreSQL itself."""
     missing = sorted(wanted_constraints().difference(schema.constraints))
     if missing:

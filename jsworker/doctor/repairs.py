@@ -4,7 +4,6 @@ Nothing here takes a job from its owner, ends one, or touches data that is not j
 repair returns in one line what it did, None when the facts do not ask for it or do not allow it.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from jsworker.client import JobClient
@@ -27,18 +26,16 @@ _PROMOTE_AT_ONCE: Final = 500
 
 async def repair(facts: Facts) -> list[Finding]:
     """Mend what these facts ask for and return what was done."""
-    done = [await _attempt(name, mend, facts) for name, mend in _REPAIRS.items()]
-    nothing = Finding("fix.nothing", "ok", "there was nothing that may be mended without you")
-    return [finding for finding in done if finding is not None] or [nothing]
-
-
-async def _attempt(name: str, mend: Callable[[Facts], Awaitable[str | None]], facts: Facts) -> Finding | None:
-    try:
-        done = await mend(facts)
-    except JsworkerError as error:
-        says = f"could not be mended: {' '.join(str(error).split())}"
-        return Finding(name, "error", says, "See the findings below.")
-    return None if done is None else Finding(name, "ok", done)
+    done: list[Finding] = []
+    for name, mend in _REPAIRS.items():
+        try:
+            says = await mend(facts)
+        except JsworkerError as error:
+            says = f"could not be mended: {' '.join(str(error).split())}"
+            done.append(Finding(name, "error", says, "See the findings below."))
+        else:
+            done += [Finding(name, "ok", says)] if says else []
+    return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
 
 
 async def _ensure_stream(facts: Facts) -> str | None:

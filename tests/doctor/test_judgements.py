@@ -9,7 +9,7 @@ import pytest
 from jsworker.core.settings import Settings
 from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
-from jsworker.doctor.finding import Remark, counted, listed, seconds
+from jsworker.doctor.finding import Finding, counted, listed, seconds
 from jsworker.doctor.gather import Facts
 from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
 from jsworker.ownership.queries.server_report import Link, Server
@@ -64,11 +64,11 @@ def a_settings(**values: Any) -> Settings:
     return Settings(**{"database_url": "postgresql://u@h/d"} | values)
 
 
-def answering(server: Server) -> list[Remark]:
-    return [postgresql_checks.answering(server, "h/d")]
+def answering(server: Server) -> list[Finding]:
+    return list(postgresql_checks.connection(server, "h/d"))
 
 
-def only(remarks: Iterable[Remark]) -> Remark:
+def only(remarks: Iterable[Finding]) -> Finding:
     [remark] = remarks
     return remark
 
@@ -90,7 +90,7 @@ def only(remarks: Iterable[Remark]) -> Remark:
         ),
     ],
 )
-def test_the_server(judge: Callable[..., Iterable[Remark]], server: Server, level: str, part: str) -> None:
+def test_the_server(judge: Callable[..., Iterable[Finding]], server: Server, level: str, part: str) -> None:
     remark = only(judge(server))
     assert remark.level == level
     assert part in remark.says
@@ -195,11 +195,11 @@ def test_encryption(encrypted: int, local: int, level: str) -> None:
     ],
 )
 def test_versions_of_nats(version: tuple[int, int, int], level: str) -> None:
-    assert nats_checks.answering(replace(NATS, version=version)).level == level
+    assert only(nats_checks.connection(replace(NATS, version=version))).level == level
 
 
 class TestReplicas:
-    def judge(self, **changes: Any) -> list[Remark]:
+    def judge(self, **changes: Any) -> list[Finding]:
         return list(nats_checks.replicas(replace(STREAM, **changes), a_settings()))
 
     def test_one_copy_without_a_cluster(self) -> None:
@@ -248,8 +248,9 @@ def test_words() -> None:
 
 def test_a_check_that_finds_nothing_says_what_holds() -> None:
     facts = Facts(settings=a_settings(), place="h/d", server=SERVER)
-    remark = only(checks.found_by(postgresql_checks.durability, facts))
-    assert remark == ("ok", "a commit is on the disk before it is acknowledged", None)
+    found = only(checks.found_by("postgresql.durability", postgresql_checks.durability, facts))
+    says = "a commit is on the disk before it is acknowledged"
+    assert found == ("postgresql.durability", "ok", says, None)
 
 
 def test_names_of_checks_are_dotted() -> None:
