@@ -12,17 +12,19 @@ from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app
 from jsworker.cli.output import (
     ActionOutcome,
     cell,
+    folded,
     print_json,
     print_table,
     refused,
     remark,
     report,
+    right,
     since,
 )
 from jsworker.cli.selection import ask_database, check_choice, confirm, connected_database
 from jsworker.core.errors import InvalidName, StreamRefused
 from jsworker.core.events import Events
-from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.exit_codes import DONE, WrongUsage
 from jsworker.core.names import check_kind, shown
 from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
@@ -58,29 +60,24 @@ def dead_messages(
     if action == "list":
         if ids or everything:
             raise WrongUsage("dead-messages list takes no ids and no --all")
-        _list(limit, as_json=as_json)
-        return 0
+        return _list(limit, as_json=as_json)
     check_choice(f"dead-messages {action}", ids, filtered=everything, filters="--all", yes=yes)
     chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
     outcomes = _replay(chosen) if action == "replay" else _drop(chosen)
     return asyncio.run(report(outcomes, as_json=as_json))
 
 
-def _list(limit: int, *, as_json: bool) -> None:
+def _list(limit: int, *, as_json: bool) -> int:
     found = ask_database(partial(dead.list_dead, limit=limit))
     if as_json:
         print_json(found)
-        return
-    columns = [
-        Column("ID", no_wrap=True, justify="right"),
-        Column("AGE", no_wrap=True, justify="right"),
-        Column("SUBJECT", overflow="fold", max_width=30),
-        Column("BYTES", no_wrap=True, justify="right"),
-        Column("REASON", overflow="fold", min_width=20),
-    ]
+        return DONE
+    subject = Column("SUBJECT", overflow="fold", max_width=30)
+    columns = [right("ID"), right("AGE"), subject, right("BYTES"), folded("REASON", at_least=20)]
     print_table(columns, map(_row, found))
     if len(found) == limit:
         remark(f"these are the newest {limit}; --limit shows more")
+    return DONE
 
 
 def _row(message: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
     cell,
     console,
+    folded,
     headline,
     iso,
     moment,
@@ -23,6 +24,7 @@ from jsworker.cli.output import (
     print_line,
     print_table,
     remark,
+    right,
     seconds_in_words,
     since,
     until,
@@ -120,15 +122,9 @@ def jobs(
         if len(page.jobs) < limit:  # else the caller goes on behind the last one
             _print_rest(page)
         return
-    columns = [
-        Column("ID", no_wrap=True, min_width=36),
-        Column("KIND", no_wrap=True, max_width=20),
-        Column("STATUS", no_wrap=True, min_width=10),
-        Column("TRY", no_wrap=True),
-        Column("AGE", no_wrap=True, justify="right"),
-        Column("DETAIL", overflow="fold", min_width=12),
-    ]
-    print_table(columns, map(_row, page.jobs))
+    ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
+    statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
+    print_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
     _print_rest(page)
 
 
@@ -240,18 +236,11 @@ def job(
             print_line(_run(token, found, timeline))
     if timeline:
         print_line("")
-        columns = [
-            Column("AT", no_wrap=True),
-            Column("RUN", justify="right"),
-            Column("WHAT HAPPENED", overflow="fold", min_width=20),
+        rows = [
+            (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), _entry(each))
+            for each in timeline
         ]
-        print_table(
-            columns,
-            [
-                (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), _entry(each))
-                for each in timeline
-            ],
-        )
+        print_table(["AT", right("RUN"), folded("WHAT HAPPENED", at_least=20)], rows)
 
 
 async def _job(database: Database, named: str) -> dict[str, Any]:
@@ -274,7 +263,11 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         place = last_place(found["last_error"])
         error = headline(found["last_error"]) + (f" at {cell(place)}" if place else "")
         yield "error", Text(error, "red" if found["status"] == "failed" else "")
-    yield "attempts", Text(_attempts(found))
+    most, stalls = (
+        "" if found[name] is None else f" of {found[name]}" for name in ("max_attempts", "max_stalls")
+    )
+    counts = f"errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
+    yield "attempts", Text(f"{found['attempts']}{most}; {counts}")
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
     if found["finished_at"] is not None:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
@@ -312,12 +305,6 @@ def _standing(found: Mapping[str, Any]) -> str:
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
             return "on request"
-
-
-def _attempts(found: Mapping[str, Any]) -> str:
-    most = "" if found["max_attempts"] is None else f" of {found['max_attempts']}"
-    stalls = "" if found["max_stalls"] is None else f" of {found['max_stalls']}"
-    return f"{found['attempts']}{most}; errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
 
 
 def _in_words(value: Any) -> str:

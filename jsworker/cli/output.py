@@ -42,12 +42,23 @@ def remark(line: str) -> None:
     sys.stderr.flush()
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
+    table = Table(*headers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+def right(name: str) -> Column:
+    """Return a column of numbers or distances."""
+    return Column(name, no_wrap=True, justify="right")
+
+
+def folded(name: str, *, at_least: int) -> Column:
+    """Return a column whose text may go on in the next line."""
+    return Column(name, overflow="fold", min_width=at_least)
 
 
 def console(*, piped_columns: int = _UNCUT) -> Console:

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +14,6 @@ from jsworker.core.errors import SettingsError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
-from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import prune as pruning
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended
@@ -91,7 +89,6 @@ def _seconds(older_than: str | None) -> float:
 async def _prune(
     older_than: float, status: str | None, kind: str | None, done: _Done, *, dry_run: bool
 ) -> None:
-    interrupted = asyncio.Event()
     async with connected_database() as database:
         # Read once: jobs that end while this runs are left for the next time, however long it takes.
         before = await pruning.cutoff(database, older_than=older_than)
@@ -99,35 +96,27 @@ async def _prune(
         if dry_run:
             done.jobs = await pruning.count_old(database, ended)
             return
-        _on_interrupt(interrupted)
+        interrupted = _on_interrupt()
         total = await pruning.count_old(database, ended) if sys.stderr.isatty() else 0
+        since, limit = None, FIRST_LIMIT
+        refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
+        done.jobs = done.entries = 0
         with progress_bar("deleted", total) as advance:
-            await _prune_all(database, ended, done, advance, interrupted)
+            while not interrupted.is_set():
+                began = time.monotonic()
+                batch = await pruning.prune(
+                    database, ended, since=since, limit=limit, refused_rows=refused_rows
+                )
+                done.jobs += batch.jobs
+                done.entries += batch.events
+                advance(batch.jobs)
+                if batch.is_last:
+                    break
+                since = batch.last
+                limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
+        done.kept = len(await refused_rows.among("prune"))
     if interrupted.is_set():
         raise asyncio.CancelledError
-
-
-async def _prune_all(
-    database: Database,
-    ended: Ended,
-    done: _Done,
-    advance: Callable[[int], None],
-    interrupted: asyncio.Event,
-) -> None:
-    since, limit = None, FIRST_LIMIT
-    refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
-    done.jobs = done.entries = 0
-    while not interrupted.is_set():
-        began = time.monotonic()
-        batch = await pruning.prune(database, ended, since=since, limit=limit, refused_rows=refused_rows)
-        done.jobs += batch.jobs
-        done.entries += batch.events
-        advance(batch.jobs)
-        if batch.is_last:
-            break
-        since = batch.last
-        limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
-    done.kept = len(await refused_rows.among("prune"))
 
 
 def _print_refused(row: RefusedRow) -> None:
@@ -138,9 +127,9 @@ def _print_refused(row: RefusedRow) -> None:
     )
 
 
-def _on_interrupt(interrupted: asyncio.Event) -> None:
+def _on_interrupt() -> asyncio.Event:
     """Let the present batch end at the first Ctrl-C, so that its rows are counted; the second ends it all."""
-    task = asyncio.current_task()
+    interrupted, task = asyncio.Event(), asyncio.current_task()
 
     def interrupt() -> None:
         if interrupted.is_set() and task is not None:
@@ -150,3 +139,4 @@ def _on_interrupt(interrupted: asyncio.Event) -> None:
         interrupted.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    return interrupted

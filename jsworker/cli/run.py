@@ -108,7 +108,8 @@ def run(
     given = {name: value for name, value in settings.items() if value is not None}
     loaded = load_settings(**given)
     configure_logs(format=loaded.log_format, level=loaded.log_level)
-    _leave_no_core_dumps()
+    # Core dumps would hold payloads and passwords; children inherit it. A job may lift the limit for itself.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
     supervisor = Supervisor(
@@ -121,12 +122,6 @@ def run(
     if ending.words:
         write_line(ending.words)
     return ending.code
-
-
-def _leave_no_core_dumps() -> None:
-    """Keep payloads and passwords out of files; children inherit it. A job may lift the limit for itself."""
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def _command(targets: Sequence[str]) -> list[str]:

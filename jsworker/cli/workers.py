@@ -7,10 +7,18 @@ from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from rich.table import Column
-
 from jsworker.cli.options import Json, Limit, Stack, argument, new_app
-from jsworker.cli.output import cell, print_json, print_line, print_table, remark, seconds_in_words, since
+from jsworker.cli.output import (
+    cell,
+    folded,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    right,
+    seconds_in_words,
+    since,
+)
 from jsworker.cli.selection import ask_database, find_job
 from jsworker.core.errors import JsworkerError
 from jsworker.core.exit_codes import WrongUsage
@@ -57,16 +65,10 @@ def workers(
     if as_json:
         print_json(found)
         return
-    columns = [
-        Column("ID", no_wrap=True),
-        Column("STATE", no_wrap=True),
-        Column("BUSY", no_wrap=True, justify="right"),
-        Column("SEEN", no_wrap=True, justify="right"),
-        Column("UP", no_wrap=True, justify="right"),
-        Column("VERSION", no_wrap=True),
-        Column("KINDS", overflow="fold", min_width=12),
-    ]
-    print_table(columns, map(_row, found))
+    kinds = folded("KINDS", at_least=12)
+    print_table(
+        ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds], map(_row, found)
+    )
     if len(found) == limit:
         remark(f"these are the {limit} last seen; --limit shows more")
 

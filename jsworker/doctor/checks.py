@@ -55,40 +55,11 @@ def shutdown(settings: Settings) -> Iterator[Finding]:
 
 _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
     "settings": (variables, recovery, shutdown),
-    "postgresql": (
-        postgresql_checks.connection,
-        postgresql_checks.migration,
-        postgresql_checks.durability,
-        postgresql_checks.rights,
-        postgresql_checks.encryption,
-        postgresql_checks.pooler,
-        postgresql_checks.connections,
-    ),
-    "tables": (postgresql_checks.indexes, postgresql_checks.constraints),
-    "jobs": (
-        job_checks.workers,
-        job_checks.time_limits,
-        job_checks.outbox,
-        job_checks.queues,
-        job_checks.owners,
-        job_checks.refused_rows,
-        job_checks.failures,
-        job_checks.pruning,
-        job_checks.dead_messages,
-    ),
-    "nats": (
-        nats_checks.connection,
-        nats_checks.encryption,
-        nats_checks.publishing,
-        nats_checks.stream,
-        nats_checks.pairing,
-        nats_checks.replicas,
-        nats_checks.consumers,
-        nats_checks.subjects,
-        nats_checks.service,
-    ),
+    "postgresql": postgresql_checks.CHECKS,
+    "tables": postgresql_checks.TABLE_CHECKS,
+    "jobs": job_checks.CHECKS,
+    "nats": nats_checks.CHECKS,
 }
-
 _CURES: Final = {
     "postgresql.connection": "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server "
     "runs, and that its pg_hba.conf lets this role in.",

@@ -159,3 +159,6 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
             f"the oldest ended job is {seconds(oldest)} old, though JSWORKER_RETENTION is {seconds(kept)}",
             "Run a worker, or `jsworker prune`; look for prune.failed in the workers' logs.",
         )
+
+
+CHECKS: Final = (workers, time_limits, outbox, queues, owners, refused_rows, failures, pruning, dead_messages)

@@ -212,3 +212,6 @@ def _silent(unknown: Unknown, nats: NatsServer) -> Finding:
 
 def _list(differences: Sequence[Difference]) -> str:
     return printable("; ".join(map(str, differences)), 400)
+
+
+CHECKS: Final = (connection, encryption, publishing, stream, pairing, replicas, consumers, subjects, service)

@@ -181,3 +181,7 @@ def _allowed_connections(server: Server) -> int:
     allowed = int(found.get("max_connections", 0)) - sum(int(found.get(name, 0)) for name in names)
     limits = [limit for limit in (server.role_limit, server.database_limit) if limit >= 0]
     return min([allowed, *limits])
+
+
+CHECKS: Final = (connection, migration, durability, rights, encryption, pooler, connections)
+TABLE_CHECKS: Final = (indexes, constraints)
