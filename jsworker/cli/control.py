@@ -28,12 +28,13 @@ from jsworker.core.names import check_kind
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.listing import Count
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.reset import Reset
 
 _BATCH = 500
+_MOST_ASKED_FOR = 2_000
+"""Jobs that are looked for before the question; the others are looked for after it."""
 _TRIES = 3
 _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
@@ -157,25 +158,24 @@ def _perform(
 
 
 def _ask(verb: str, wanted: _Filter) -> tuple[Found, _Filter | None]:
-    """Return what was agreed to: the jobs themselves, unless they are too many to be counted."""
-    found, count = asyncio.run(_look(wanted))
-    if count.is_exact and not found:
+    """Return what was agreed to: the jobs themselves, unless they are too many."""
+    found, is_all = asyncio.run(_look(wanted))
+    if not found:
         remark(f"no job matches: {wanted}")
         return [], None
-    jobs = f"{count.jobs} job" if count.jobs == 1 else f"{count.jobs} jobs"
-    confirm(f"{verb} {jobs if count.is_exact else f'at least {jobs}'} ({wanted})?")
-    return found, None if count.is_exact else wanted
+    jobs = "1 job" if len(found) == 1 else f"{len(found)} jobs"
+    confirm(f"{verb} {jobs if is_all else f'at least {jobs}'} ({wanted})?")
+    return (found, None) if is_all else ([], wanted)
 
 
-async def _look(wanted: _Filter) -> tuple[Found, Count]:
+async def _look(wanted: _Filter) -> tuple[list[tuple[UUID, int]], bool]:
+    found: list[tuple[UUID, int]] = []
     async with connected_database() as database:
-        count = await listing.count_matching(
-            database, statuses=wanted.statuses, kind=wanted.kind, age=wanted.age
-        )
-        if not count.is_exact:
-            return [], count
-        found = [job async for page in wanted.pages(database, acting=False) for job in page]
-        return found, Count(len(found), is_exact=True)
+        async for page in wanted.pages(database, acting=False):
+            found += page
+            if len(found) > _MOST_ASKED_FOR:
+                return found, False
+    return found, True
 
 
 async def _act(action: Action, known: Found, wanted: _Filter | None) -> AsyncIterator[ActionOutcome]:
