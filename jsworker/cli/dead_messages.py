@@ -33,7 +33,6 @@ from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAG
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream, ensured_stream
 
-_BATCH = 500
 _CONNECT_SECONDS = 3.0
 
 app = new_app()
@@ -121,30 +120,26 @@ async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
             seconds=_CONNECT_SECONDS,
         ) as stream,
     ):
-        for start in range(0, len(ids), _BATCH):
-            batch = ids[start : start + _BATCH]
-            messages = {each.id: each for each in await dead.read_dead(database, batch)}
-            for message_id in batch:
-                if message_id in messages:
-                    yield await _replay_one(database, stream, messages[message_id], settings.subject_prefix)
-                else:
-                    yield _unknown(message_id)
+        for message_id in ids:
+            messages = await dead.read_dead(database, [message_id])
+            if messages:
+                yield await _replay_one(database, stream, messages[0], settings.subject_prefix)
+            else:
+                yield _unknown(message_id)
 
 
 async def _replay_one(database: Database, stream: Stream, message: DeadMessage, prefix: str) -> ActionOutcome:
     """Publish first, drop then: at worst it is sent twice, which harms no job."""
+    name = f"message {message.id}"
     if message.truncated:
-        return refused(
-            message.id, f"message {message.id} was longer than the {KEPT_BYTES} bytes that are kept of it"
-        )
+        return refused(message.id, f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it")
     try:
         check_kind(message.subject.removeprefix(f"{prefix}."))
         await stream.publish_raw(message.subject, message.data)
     except InvalidName:
-        subject = shown(message.subject)
-        return refused(message.id, f"message {message.id} came from subject {subject}, not {prefix}.KIND")
+        return refused(message.id, f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND")
     except StreamRefused as error:
-        return refused(message.id, f"message {message.id}: {error}")
+        return refused(message.id, f"{name}: {error}")
     await dead.drop_dead(database, [message.id])
     return ActionOutcome(message.id, "replayed")
 

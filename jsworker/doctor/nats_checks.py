@@ -168,20 +168,15 @@ def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> 
     """Every consumer has workers, and every kind of the workers its consumer."""
     served = served_kinds(rows)
     for report in (each for each in consumers if each.name not in served and not each.requests):
-        waiting = report.pending + report.unanswered
-        name = printable(report.name, 64)
-        remove = f"`nats consumer rm {settings.stream} {name}`"
-        if waiting:
-            yield warning(
-                f"consumer {name} holds {counted(waiting, 'message')}, and no worker of this kind is alive",
-                f"Run a worker for {name}; or, if the kind is gone: `jsworker cancel --kind {name}`, then "
-                f"{remove}.",
-            )
-        else:
-            yield info(
-                f"consumer {name} is empty, and no worker of this kind is alive",
-                f"If the kind is gone: {remove}.",
-            )
+        name, waiting = printable(report.name, 64), report.pending + report.unanswered
+        holds = f"holds {counted(waiting, 'message')}" if waiting else "is empty"
+        cancel = f"`jsworker cancel --kind {name}`, then " if waiting else ""
+        judge = warning if waiting else info
+        yield judge(
+            f"consumer {name} {holds}, and no worker of this kind is alive",
+            f"Run a worker for {name}; or, if the kind is gone: {cancel}"
+            f"`nats consumer rm {settings.stream} {name}`.",
+        )
     for kind in sorted(set(served) - {report.name for report in consumers}):
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",
