@@ -30,7 +30,6 @@ from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
-from jsworker.ownership.transitions.reset import Reset
 
 _BATCH = 500
 _MOST_ASKED_FOR = 2_000
@@ -231,15 +230,24 @@ async def _cancel(
 async def _clear(
     database: Database, found: Found, *, reason: str, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
+    """Take back running jobs; a row that a heartbeat has locked for the moment is tried again."""
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {job_id: _unclearable(job_id, token, seen.get(job_id)) for job_id, token in found}
-    running = [(job_id, seen[job_id].fencing_token) for job_id, why in refusals.items() if why is None]
-    taken, bad = await _take_back(database, running, reason, age)
+    left = [(job_id, seen[job_id].fencing_token) for job_id, why in refusals.items() if why is None]
+    taken: dict[UUID, str] = {}
+    bad: dict[UUID, str] = {}
+    for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
+        if left:
+            await asyncio.sleep(pause)
+            done = await reset.reset_by_operator(database, seen=left, reason=reason, age=age)
+            taken |= {each.id: each.status for each in done.resets}
+            bad |= {job_id: str(error) for job_id, error in done.refused.items()}
+            left = [each for each in left if each[0] not in taken | bad]
     for job_id, token in found:
         if why := refusals[job_id]:
             yield refused(job_id, why, has_changed=token is not None)
         elif job_id in taken:
-            yield ActionOutcome(job_id, taken[job_id].status)
+            yield ActionOutcome(job_id, taken[job_id])
         elif job_id in bad:
             yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
         else:
@@ -255,26 +263,6 @@ def _unclearable(job_id: UUID, token: int | None, job: listing.SeenJob | None) -
     if token not in (None, job.fencing_token):
         return f"job {job_id} has been claimed anew since it was found"
     return None
-
-
-async def _take_back(
-    database: Database, running: list[tuple[UUID, int]], reason: str, age: RunAge
-) -> tuple[dict[UUID, Reset], dict[UUID, str]]:
-    """Reset running jobs; a row that a heartbeat has locked for the moment is tried again.
-
-    Returns the jobs that were reset, and those whose row PostgreSQL refused to update, with its reason.
-    """
-    taken: dict[UUID, Reset] = {}
-    bad: dict[UUID, str] = {}
-    for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
-        left = [(job_id, token) for job_id, token in running if job_id not in taken and job_id not in bad]
-        if not left:
-            break
-        await asyncio.sleep(pause)
-        found = await reset.reset_by_operator(database, seen=left, reason=reason, age=age)
-        taken |= {each.id: each for each in found.resets}
-        bad |= {job_id: str(error) for job_id, error in found.refused.items()}
-    return taken, bad
 
 
 def _since_found(age: RunAge) -> str:
