@@ -16,7 +16,7 @@ from jsworker.ownership.queries.job_report import Rows
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.diagnostics import StreamReport
+from jsworker.stream.diagnostics import ConsumerReport, StreamReport
 from jsworker.stream.jetstream import ensured_stream
 from jsworker.stream.topology import shown
 
@@ -48,13 +48,13 @@ async def _ensure_stream(facts: Facts) -> str | None:
             return None  # they may be as they must be
         reports = []
     at_least = facts.settings.ack_wait
-    ack_waits = {
-        report.name: max(report.ack_wait, at_least)
-        for report in reports
-        if is_kind(report.name) and all(each.changeable for each in report.differences)
-    }
     missing = sorted(set(served_kinds(rows)) - {report.name for report in reports})
-    ack_waits |= dict.fromkeys(missing, at_least)
+    ack_waits = dict.fromkeys(missing, at_least)
+    for report in reports:
+        if is_kind(report.name) and _can_be_mended(report, at_least):
+            ack_waits[report.name] = max(report.ack_wait, at_least)
+    if stream is not None and not stream.differences and not ack_waits:
+        return None
     changes: list[Event] = []
     events = Events()
     events.on("stream.changed", changes.append)
@@ -78,6 +78,12 @@ def _is_usable(stream: StreamReport | None, rows: Rows) -> bool:
         return True
     own = stream.installation in {None, str(rows.installation)}
     return own and all(each.changeable for each in stream.differences)
+
+
+def _can_be_mended(report: ConsumerReport, at_least: float) -> bool:
+    """Return whether a consumer can be changed and must be; one that only waits longer need not."""
+    others = any(each.setting != "ack_wait" for each in report.differences)
+    return (others or report.ack_wait < at_least) and all(each.changeable for each in report.differences)
 
 
 def _change(event: Event) -> str:
