@@ -263,9 +263,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         place = last_place(found["last_error"])
         error = headline(found["last_error"]) + (f" at {cell(place)}" if place else "")
         yield "error", Text(error, "red" if found["status"] == "failed" else "")
-    most, stalls = (
-        "" if found[name] is None else f" of {found[name]}" for name in ("max_attempts", "max_stalls")
-    )
+    most = "" if found["max_attempts"] is None else f" of {found['max_attempts']}"
+    stalls = "" if found["max_stalls"] is None else f" of {found['max_stalls']}"
     counts = f"errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
     yield "attempts", Text(f"{found['attempts']}{most}; {counts}")
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")

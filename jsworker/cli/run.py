@@ -68,7 +68,9 @@ def _help(field: FieldInfo) -> str:
         return description
     if isinstance(default, bool):
         default = str(default).lower()
-    return f"{description} [default: {f'{default:g}' if isinstance(default, float) else default}]"
+    elif isinstance(default, float):
+        default = f"{default:g}"
+    return f"{description} [default: {default}]"
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
