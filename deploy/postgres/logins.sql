@@ -14,8 +14,6 @@
 --
 -- Where no statement of your jobs takes longer, job.transaction() included:
 --   ALTER ROLE jobs_worker SET statement_timeout = '60s';
--- What `jsworker doctor` is to see of other roles' sessions:
---   GRANT pg_read_all_stats TO jobs_worker;
 
 DO $$
 DECLARE

@@ -5,24 +5,22 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 import jsworker
-from jsworker.cli.options import new_app
+from jsworker.cli.options import flag, new_app
 from jsworker.core import exit_codes
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 
 _START, _JOBS, _CARE = "To begin with", "Jobs", "Servers and workers"
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     module: str
     panel: str
     summary: str
@@ -42,8 +40,8 @@ _COMMANDS = {
     ),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
-    "db": _Entry("db", _CARE, "Create or migrate jsworker's tables."),
-    "stream": _Entry("stream", _CARE, "Make the stream and its consumers, or bring them into shape."),
+    "db": _Entry("servers", _CARE, "Create or migrate jsworker's tables."),
+    "stream": _Entry("servers", _CARE, "Make the stream and its consumers, or bring them into shape."),
     "doctor": _Entry("doctor", _CARE, "Check settings, servers, tables and streams, and say what to do."),
 }
 
@@ -56,7 +54,9 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, _load(str(name)), rest
+        module = importlib.import_module(f"jsworker.cli.{_COMMANDS[str(name)].module}")
+        found = get_command(module.app)
+        return name, getattr(found, "commands", {}).get(name, found), rest
 
 
 app = new_app(cls=_Commands, no_args_is_help=True)
@@ -72,15 +72,7 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- the shape of an opt
 def _jsworker(
     *,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            metavar="",
-            callback=_print_version,
-            is_eager=True,
-            help="Show the version.",
-            show_default=False,
-        ),
+        bool, flag("Show the version.", "--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Jobs that must not get lost: NATS JetStream delivers them, PostgreSQL decides who owns each one.
@@ -107,15 +99,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """Run ``jsworker`` with the arguments of this process."""
-    _prepare_streams()
-    code = run_command(sys.argv[1:])
-    exit_within(EXIT_SECONDS, code)
-    sys.exit(code)
-
-
-def _prepare_streams() -> None:
-    """Make the standard streams usable however the process was started."""
+    """Run ``jsworker`` with the arguments of this process, whichever standard streams it was started with."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was started with this stream closed
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- lasts as long as the process
@@ -123,6 +107,9 @@ def _prepare_streams() -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
     # An error is one line; libraries add nothing to it. A worker sets up logs of its own.
     logging.getLogger().addHandler(logging.NullHandler())
+    code = run_command(sys.argv[1:])
+    exit_within(EXIT_SECONDS, code)
+    sys.exit(code)
 
 
 def exit_code_of(command: Callable[[], Any]) -> int:
@@ -138,9 +125,3 @@ def _report_unexpected(error: Exception) -> int:
     if line:  # no arguments at all: the help has been shown
         typer.echo(f"{line}; see {context.command_path} --help" if context else line, err=True)
     return error.exit_code
-
-
-def _load(name: str) -> Any:
-    module = importlib.import_module(f"jsworker.cli.{_COMMANDS[name].module}")
-    found = get_command(module.app)
-    return getattr(found, "commands", {}).get(name, found)

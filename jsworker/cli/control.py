@@ -4,7 +4,7 @@ They need only the database: workers publish what is queued again, within their 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
@@ -12,18 +12,8 @@ from uuid import UUID
 
 import typer
 
-from jsworker.cli.options import (
-    JobIds,
-    Json,
-    NoProgressFor,
-    OnlyKind,
-    OnlyStatus,
-    RunningFor,
-    StaleFor,
-    Yes,
-    new_app,
-)
-from jsworker.cli.output import ActionOutcome, OutcomeReport, refused, remark
+from jsworker.cli import options
+from jsworker.cli.output import ActionOutcome, refused, remark, report
 from jsworker.cli.selection import (
     age_options,
     check_choice,
@@ -38,16 +28,15 @@ from jsworker.core.names import check_kind
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.listing import Count
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
-from jsworker.ownership.transitions.reset import Reset
 
 _BATCH = 500
+_MOST_ASKED_FOR = 2_000
+"""Jobs that are looked for before the question; the others are looked for after it."""
 _TRIES = 3
 _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
-_LIVE = ("scheduled", "queued", "processing")
 _FILTERS_OF_RUNS = "--status/--kind/--stale-for/--running-for/--no-progress-for"
 
 Found = Sequence[tuple[UUID, int | None]]
@@ -55,40 +44,38 @@ Found = Sequence[tuple[UUID, int | None]]
 
 Action = Callable[[Database, Found], AsyncIterator[ActionOutcome]]
 
-app = new_app()
+app = options.new_app()
 
 
 @app.command()
 def retry(
-    ids: JobIds = None,
+    ids: options.JobIds = None,
     *,
-    status: OnlyStatus = None,
-    kind: OnlyKind = None,
-    yes: Yes = False,
-    as_json: Json = False,
+    status: options.OnlyStatus = None,
+    kind: options.OnlyKind = None,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
 ) -> int:
     """Put failed jobs back into the queue, their counters at zero.
 
     Name jobs by their ids, or choose them by --status failed or --kind. Only failed jobs can be retried: a
     cancelled job is final, so enqueue it again.
     """
-    wanted = _Filter(choose_statuses("retry", status, ("failed",)), kind)
-    filtered = status is not None or kind is not None
-    check_choice("retry", ids, filtered=filtered, filters="--status/--kind", yes=yes)
+    wanted = _filter("retry", ("failed",), status, kind)
     return _perform("retry", _retry, ids, wanted, yes=yes, as_json=as_json)
 
 
 @app.command()
 def cancel(
-    ids: JobIds = None,
+    ids: options.JobIds = None,
     *,
-    status: OnlyStatus = None,
-    kind: OnlyKind = None,
-    stale_for: StaleFor = None,
-    running_for: RunningFor = None,
-    no_progress_for: NoProgressFor = None,
-    yes: Yes = False,
-    as_json: Json = False,
+    status: options.OnlyStatus = None,
+    kind: options.OnlyKind = None,
+    stale_for: options.StaleFor = None,
+    running_for: options.RunningFor = None,
+    no_progress_for: options.NoProgressFor = None,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
 ) -> int:
     """Cancel jobs: waiting ones at once, running ones are asked to stop.
 
@@ -96,27 +83,25 @@ def cancel(
     job learns of it with its worker's next heartbeat, and is cancelled when its run has ended.
     """
     age = choose_age(stale_for, running_for, no_progress_for)
-    wanted = _Filter(choose_statuses("cancel", status, _LIVE, age), kind, age)
-    filtered = status is not None or kind is not None or bool(age)
-    check_choice("cancel", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
-    action = partial(_cancel, statuses=wanted.statuses if filtered else None, age=age)
+    wanted = _filter("cancel", ("scheduled", "queued", "processing"), status, kind, age)
+    action = partial(_cancel, statuses=wanted.statuses if wanted else None, age=age)
     return _perform("cancel", action, ids, wanted, yes=yes, as_json=as_json)
 
 
 @app.command()
 def clear(
-    ids: JobIds = None,
+    ids: options.JobIds = None,
     *,
     reason: Annotated[
         str, typer.Option(help="Why; the next run finds it in job.clear_reason.", show_default=False)
     ],
-    status: OnlyStatus = None,
-    kind: OnlyKind = None,
-    stale_for: StaleFor = None,
-    running_for: RunningFor = None,
-    no_progress_for: NoProgressFor = None,
-    yes: Yes = False,
-    as_json: Json = False,
+    status: options.OnlyStatus = None,
+    kind: options.OnlyKind = None,
+    stale_for: options.StaleFor = None,
+    running_for: options.RunningFor = None,
+    no_progress_for: options.NoProgressFor = None,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
 ) -> int:
     """Take running jobs from their workers and put them back into the queue.
 
@@ -127,21 +112,20 @@ def clear(
     if not (reason.strip() and len(reason) <= _LONGEST_REASON and reason.isprintable()):
         raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")
     age = choose_age(stale_for, running_for, no_progress_for)
-    filtered = status is not None or kind is not None or bool(age)
-    wanted = _Filter(choose_statuses("clear", status, ("processing",), age), kind, age)
-    check_choice("clear", ids, filtered=filtered, filters=_FILTERS_OF_RUNS, yes=yes)
+    wanted = _filter("clear", ("processing",), status, kind, age)
     action = partial(_clear, reason=reason, age=age)
     return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
+    """Jobs that are not named; ``age`` is that of running ones."""
+
     statuses: tuple[str, ...]
     kind: str | None
-    age: RunAge = ANY_AGE
+    age: RunAge
 
     def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
-        """Yield the jobs that are meant, with their fencing tokens, as ``listing.matching`` does."""
         return listing.matching(database, statuses=self.statuses, kind=self.kind, age=self.age, acting=acting)
 
     def __str__(self) -> str:
@@ -150,72 +134,66 @@ class _Filter:
         return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """The jobs that a command acts on: those that are known already, and a filter for others."""
-
-    named: Found
-    wanted: _Filter | None
-
-    async def batches(self, database: Database) -> AsyncIterator[Found]:
-        """Yield them as they are found, a limited number at a time: a filter may mean millions."""
-        for start in range(0, len(self.named), _BATCH):
-            yield self.named[start : start + _BATCH]
-        if self.wanted is None:
-            return
-        any_found = False
-        async for page in self.wanted.pages(database, acting=True):
-            any_found = True
-            for start in range(0, len(page), _BATCH):
-                yield page[start : start + _BATCH]
-        if not any_found:
-            remark(f"no job matches: {self.wanted}")
-
-
-def _select(verb: str, ids: Sequence[UUID] | None, wanted: _Filter, *, yes: bool) -> _Selection:
-    """Return the jobs to act on, each once: those named, else those that the filter means."""
-    if ids:
-        return _Selection([(job_id, None) for job_id in dict.fromkeys(ids)], None)
-    if wanted.kind is not None:
-        check_kind(wanted.kind)
-    if yes:
-        return _Selection([], wanted)
-    found, count = asyncio.run(_look(wanted))
-    if count.is_exact and not found:
-        remark(f"no job matches: {wanted}")
-    else:
-        jobs = f"{count.jobs} job" if count.jobs == 1 else f"{count.jobs} jobs"
-        confirm(f"{verb} {jobs if count.is_exact else f'at least {jobs}'} ({wanted})?")
-    return _Selection(found, None if count.is_exact else wanted)
-
-
-async def _look(wanted: _Filter) -> tuple[Found, Count]:
-    async with connected_database() as database:
-        count = await listing.count_matching(
-            database, statuses=wanted.statuses, kind=wanted.kind, age=wanted.age
-        )
-        if not count.is_exact:
-            return [], count
-        found = [job async for page in wanted.pages(database, acting=False) for job in page]
-        return found, Count(len(found), is_exact=True)
+def _filter(
+    verb: str, possible: tuple[str, ...], status: str | None, kind: str | None, age: RunAge = ANY_AGE
+) -> _Filter | None:
+    if kind is not None:
+        check_kind(kind)
+    statuses = choose_statuses(verb, status, possible, age)
+    return _Filter(statuses, kind, age) if status or kind or age else None
 
 
 def _perform(
-    verb: str, action: Action, ids: Sequence[UUID] | None, wanted: _Filter, *, yes: bool, as_json: bool
+    verb: str, action: Action, ids: list[UUID] | None, wanted: _Filter | None, *, yes: bool, as_json: bool
 ) -> int:
-    selection = _select(verb, ids, wanted, yes=yes)
-    with OutcomeReport(as_json=as_json) as report:
-        if selection.named or selection.wanted:
-            with operators_rights(verb):
-                asyncio.run(_act(action, selection, report))
-    return report.exit_code
+    """Act on the jobs that are named, each once, else on those that the filter means."""
+    filters = "--status/--kind" if verb == "retry" else _FILTERS_OF_RUNS
+    check_choice(verb, ids, filtered=wanted is not None, filters=filters, yes=yes)
+    known: Found = [(job_id, None) for job_id in dict.fromkeys(ids or ())]
+    if wanted and not yes:
+        known, wanted = _ask(verb, wanted)
+    with operators_rights(verb):
+        return asyncio.run(report(_act(action, known, wanted), as_json=as_json))
 
 
-async def _act(action: Action, selection: _Selection, report: OutcomeReport) -> None:
+def _ask(verb: str, wanted: _Filter) -> tuple[Found, _Filter | None]:
+    """Return what was agreed to: the jobs themselves, unless they are too many."""
+    found, is_all = asyncio.run(_look(wanted))
+    if not found:
+        remark(f"no job matches: {wanted}")
+        return [], None
+    jobs = "1 job" if len(found) == 1 else f"{len(found)} jobs"
+    confirm(f"{verb} {jobs if is_all else f'at least {jobs}'} ({wanted})?")
+    return (found, None) if is_all else ([], wanted)
+
+
+async def _look(wanted: _Filter) -> tuple[list[tuple[UUID, int]], bool]:
+    found: list[tuple[UUID, int]] = []
     async with connected_database() as database:
-        async for found in selection.batches(database):
-            async for outcome in action(database, found):
-                report.add(outcome)
+        async for page in wanted.pages(database, acting=False):
+            found += page
+            if len(found) > _MOST_ASKED_FOR:
+                return found, False
+    return found, True
+
+
+async def _act(action: Action, known: Found, wanted: _Filter | None) -> AsyncIterator[ActionOutcome]:
+    async with connected_database() as database:
+        async for page in _pages(database, known, wanted):
+            for start in range(0, len(page), _BATCH):
+                async for outcome in action(database, page[start : start + _BATCH]):
+                    yield outcome
+
+
+async def _pages(database: Database, known: Found, wanted: _Filter | None) -> AsyncIterator[Found]:
+    yield known
+    if wanted is not None:
+        any_found = False
+        async for page in wanted.pages(database, acting=True):
+            any_found = True
+            yield page
+        if not any_found:
+            remark(f"no job matches: {wanted}")
 
 
 async def _retry(database: Database, found: Found) -> AsyncIterator[ActionOutcome]:
@@ -252,15 +230,24 @@ async def _cancel(
 async def _clear(
     database: Database, found: Found, *, reason: str, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
+    """Take back running jobs; a row that a heartbeat has locked for the moment is tried again."""
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
-    refusals = {each.id: each for each in _unclearable(found, seen)}
-    running = [(job_id, seen[job_id].fencing_token) for job_id, _ in found if job_id not in refusals]
-    taken, bad = await _take_back(database, running, reason, age)
-    for job_id, _ in found:
-        if job_id in refusals:
-            yield refusals[job_id]
+    refusals = {job_id: _unclearable(job_id, token, seen.get(job_id)) for job_id, token in found}
+    left = [(job_id, seen[job_id].fencing_token) for job_id, why in refusals.items() if why is None]
+    taken: dict[UUID, str] = {}
+    bad: dict[UUID, str] = {}
+    for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
+        if left:
+            await asyncio.sleep(pause)
+            done = await reset.reset_by_operator(database, seen=left, reason=reason, age=age)
+            taken |= {each.id: each.status for each in done.resets}
+            bad |= {job_id: str(error) for job_id, error in done.refused.items()}
+            left = [each for each in left if each[0] not in taken | bad]
+    for job_id, token in found:
+        if why := refusals[job_id]:
+            yield refused(job_id, why, has_changed=token is not None)
         elif job_id in taken:
-            yield ActionOutcome(job_id, taken[job_id].status)
+            yield ActionOutcome(job_id, taken[job_id])
         elif job_id in bad:
             yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
         else:
@@ -268,38 +255,14 @@ async def _clear(
             yield refused(job_id, why, has_changed=bool(age))
 
 
-def _unclearable(found: Found, seen: dict[UUID, listing.SeenJob]) -> Iterator[ActionOutcome]:
-    for job_id, token in found:
-        job, by_filter = seen.get(job_id), token is not None
-        if job is None:
-            yield refused(job_id, f"no job has id {job_id}")
-        elif job.status != "processing":
-            why = f"job {job_id} is {job.status}; only a running job can be cleared"
-            yield refused(job_id, why, has_changed=by_filter)
-        elif token not in (None, job.fencing_token):
-            yield refused(
-                job_id, f"job {job_id} has been claimed anew since it was found", has_changed=by_filter
-            )
-
-
-async def _take_back(
-    database: Database, running: list[tuple[UUID, int]], reason: str, age: RunAge
-) -> tuple[dict[UUID, Reset], dict[UUID, str]]:
-    """Reset running jobs; a row that a heartbeat has locked for the moment is tried again.
-
-    Returns the jobs that were reset, and those whose row PostgreSQL refused to update, with its reason.
-    """
-    taken: dict[UUID, Reset] = {}
-    bad: dict[UUID, str] = {}
-    for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
-        left = [(job_id, token) for job_id, token in running if job_id not in taken and job_id not in bad]
-        if not left:
-            break
-        await asyncio.sleep(pause)
-        found = await reset.reset_by_operator(database, seen=left, reason=reason, age=age)
-        taken |= {each.id: each for each in found.resets}
-        bad |= {job_id: str(error) for job_id, error in found.refused.items()}
-    return taken, bad
+def _unclearable(job_id: UUID, token: int | None, job: listing.SeenJob | None) -> str | None:
+    if job is None:
+        return f"no job has id {job_id}"
+    if job.status != "processing":
+        return f"job {job_id} is {job.status}; only a running job can be cleared"
+    if token not in (None, job.fencing_token):
+        return f"job {job_id} has been claimed anew since it was found"
+    return None
 
 
 def _since_found(age: RunAge) -> str:

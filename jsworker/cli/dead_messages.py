@@ -1,7 +1,8 @@
 """``jsworker dead-messages``: messages that could not be read, or that named a job that does not exist."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,18 +11,20 @@ from rich.table import Column
 from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app
 from jsworker.cli.output import (
     ActionOutcome,
-    OutcomeReport,
     cell,
+    folded,
     print_json,
     print_table,
     refused,
     remark,
+    report,
+    right,
     since,
 )
-from jsworker.cli.selection import check_choice, confirm, connected_database
+from jsworker.cli.selection import ask_database, check_choice, confirm, connected_database
 from jsworker.core.errors import InvalidName, StreamRefused
 from jsworker.core.events import Events
-from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.exit_codes import DONE, WrongUsage
 from jsworker.core.names import check_kind, shown
 from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
@@ -30,10 +33,7 @@ from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAG
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream, ensured_stream
 
-_BATCH = 500
 _CONNECT_SECONDS = 3.0
-
-Action = Callable[[Database, Sequence[int]], AsyncIterator[ActionOutcome]]
 
 app = new_app()
 
@@ -59,31 +59,24 @@ def dead_messages(
     if action == "list":
         if ids or everything:
             raise WrongUsage("dead-messages list takes no ids and no --all")
-        _list(limit, as_json=as_json)
-        return 0
+        return _list(limit, as_json=as_json)
     check_choice(f"dead-messages {action}", ids, filtered=everything, filters="--all", yes=yes)
     chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
-    with OutcomeReport(as_json=as_json) as report:
-        if chosen:
-            asyncio.run(_act(_replay if action == "replay" else _drop, chosen, report))
-    return report.exit_code
+    outcomes = _replay(chosen) if action == "replay" else _drop(chosen)
+    return asyncio.run(report(outcomes, as_json=as_json))
 
 
-def _list(limit: int, *, as_json: bool) -> None:
-    found = asyncio.run(_found(limit))
+def _list(limit: int, *, as_json: bool) -> int:
+    found = ask_database(partial(dead.list_dead, limit=limit))
     if as_json:
         print_json(found)
-        return
-    columns = [
-        Column("ID", no_wrap=True, justify="right"),
-        Column("AGE", no_wrap=True, justify="right"),
-        Column("SUBJECT", overflow="fold", max_width=30),
-        Column("BYTES", no_wrap=True, justify="right"),
-        Column("REASON", overflow="fold", min_width=20),
-    ]
+        return DONE
+    subject = Column("SUBJECT", overflow="fold", max_width=30)
+    columns = [right("ID"), right("AGE"), subject, right("BYTES"), folded("REASON", at_least=20)]
     print_table(columns, map(_row, found))
     if len(found) == limit:
         remark(f"these are the newest {limit}; --limit shows more")
+    return DONE
 
 
 def _row(message: Mapping[str, Any]) -> list[str]:
@@ -97,7 +90,8 @@ def _row(message: Mapping[str, Any]) -> list[str]:
 
 
 def _all(action: str, *, yes: bool) -> list[int]:
-    ids = [int(message["id"]) for message in asyncio.run(_found(2 * KEPT_MESSAGES))]
+    messages = ask_database(partial(dead.list_dead, limit=2 * KEPT_MESSAGES))
+    ids = [int(message["id"]) for message in messages]
     if not ids:
         remark("there are no dead messages")
     elif not yes:
@@ -105,56 +99,47 @@ def _all(action: str, *, yes: bool) -> list[int]:
     return ids[::-1]
 
 
-async def _found(limit: int) -> list[dict[str, Any]]:
+async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
-        return await dead.list_dead(database, limit=limit)
-
-
-async def _act(action: Action, ids: Sequence[int], report: OutcomeReport) -> None:
-    async with connected_database() as database:
-        async for outcome in action(database, ids):
-            report.add(outcome)
-
-
-async def _drop(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
-    dropped = set(await dead.drop_dead(database, ids))
+        dropped = set(await dead.drop_dead(database, ids))
     for message_id in ids:
         yield ActionOutcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
 
 
-async def _replay(database: Database, ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
+async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
+    if not ids:
+        return
     settings = load_settings()
-    async with ensured_stream(
-        settings,
-        await installation_id(database),
-        events=Events(),
-        client_name="jsworker dead-messages",
-        seconds=_CONNECT_SECONDS,
-    ) as stream:
-        for start in range(0, len(ids), _BATCH):
-            batch = ids[start : start + _BATCH]
-            messages = {each.id: each for each in await dead.read_dead(database, batch)}
-            for message_id in batch:
-                if message_id in messages:
-                    yield await _replay_one(database, stream, messages[message_id], settings.subject_prefix)
-                else:
-                    yield _unknown(message_id)
+    async with (
+        connected_database() as database,
+        ensured_stream(
+            settings,
+            await installation_id(database),
+            events=Events(),
+            client_name="jsworker dead-messages",
+            seconds=_CONNECT_SECONDS,
+        ) as stream,
+    ):
+        for message_id in ids:
+            messages = await dead.read_dead(database, [message_id])
+            if messages:
+                yield await _replay_one(database, stream, messages[0], settings.subject_prefix)
+            else:
+                yield _unknown(message_id)
 
 
 async def _replay_one(database: Database, stream: Stream, message: DeadMessage, prefix: str) -> ActionOutcome:
     """Publish first, drop then: at worst it is sent twice, which harms no job."""
+    name = f"message {message.id}"
     if message.truncated:
-        return refused(
-            message.id, f"message {message.id} was longer than the {KEPT_BYTES} bytes that are kept of it"
-        )
+        return refused(message.id, f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it")
     try:
         check_kind(message.subject.removeprefix(f"{prefix}."))
         await stream.publish_raw(message.subject, message.data)
     except InvalidName:
-        subject = shown(message.subject)
-        return refused(message.id, f"message {message.id} came from subject {subject}, not {prefix}.KIND")
+        return refused(message.id, f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND")
     except StreamRefused as error:
-        return refused(message.id, f"message {message.id}: {error}")
+        return refused(message.id, f"{name}: {error}")
     await dead.drop_dead(database, [message.id])
     return ActionOutcome(message.id, "replayed")
 

@@ -45,32 +45,26 @@ def dev(
     with EmbeddedServers(data) as servers:
         upgrade_database(servers.database_url)
         if command:
-            return _run(command, _child_environment(servers.environment()))
+            # This environment, without logins for other servers.
+            kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
+            return _run(command, {**kept, **servers.environment()})
         _serve(servers)
     return 0
 
 
-def _child_environment(servers: Mapping[str, str]) -> dict[str, str]:
-    """Return this environment with these servers, and without logins for others."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
-    return {**kept, **servers}
-
-
 def _serve(servers: EmbeddedServers) -> None:
-    stop = threading.Event()
+    stop, variables = threading.Event(), servers.environment()
+    others = [
+        name for name in sorted(os.environ) if name.startswith(_OTHER_SERVERS) and name not in variables
+    ]
     with _on_signals(lambda _: stop.set()):
-        _print_variables(servers.environment())
+        if others:
+            print_line(f"unset {' '.join(others)}")
+        for name, value in variables.items():
+            print_line(f"export {name}={shlex.quote(value)}")
+        sys.stdout.flush()
         remark(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
         stop.wait()
-
-
-def _print_variables(servers: Mapping[str, str]) -> None:
-    others = [name for name in sorted(os.environ) if name.startswith(_OTHER_SERVERS) and name not in servers]
-    if others:
-        print_line(f"unset {' '.join(others)}")
-    for name, value in servers.items():
-        print_line(f"export {name}={shlex.quote(value)}")
-    sys.stdout.flush()
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

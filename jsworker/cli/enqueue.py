@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,16 +22,6 @@ _LARGE_COUNT = 20_000
 _MOST_JOBS = 10_000_000
 
 app = new_app()
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What is to be enqueued, and how often."""
-
-    kind: Kind
-    payload: Any
-    count: int
-    options: dict[str, Any]
 
 
 @app.command()
@@ -63,18 +52,23 @@ def enqueue(
         )
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
+    of_kind = load_processor_class(kind) if ":" in kind else check_kind(kind)
+    content = _read_payload(payload)
     options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    request = _Request(_kind(kind), _read_payload(payload), count, options)
     enqueued: list[Enqueued] = []
+
+    def print_ids(batch: list[Enqueued]) -> None:
+        for each in batch:
+            print_line(str(each.id))
+
+    take = enqueued.extend if as_json else print_ids
     try:
-        asyncio.run(_enqueue(request, unique_key, enqueued.extend if as_json else _print_ids))
+        asyncio.run(
+            _enqueue(of_kind, content, count=count, unique_key=unique_key, options=options, take=take)
+        )
     finally:  # what is committed is committed, whatever came after it
         if as_json:
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
-
-
-def _kind(given: str) -> Kind:
-    return load_processor_class(given) if ":" in given else check_kind(given)
 
 
 def _read_payload(given: str) -> Any:
@@ -89,33 +83,30 @@ def _read_payload(given: str) -> Any:
     return strict_json.loads(text, what="payload")
 
 
-async def _enqueue(request: _Request, unique_key: str | None, take: Callable[[list[Enqueued]], Any]) -> None:
+async def _enqueue(
+    kind: Kind,
+    payload: Any,
+    *,
+    count: int,
+    unique_key: str | None,
+    options: dict[str, Any],
+    take: Callable[[list[Enqueued]], Any],
+) -> None:
     async with JobClient.from_env() as client:
-        if request.count > 1:
-            await _enqueue_many(client, request, take)
+        if count > 1:
+            watched = count >= _LARGE_COUNT and sys.stderr.isatty() and not sys.stdout.isatty()
+            with progress_bar("enqueued", count if watched else 0) as advance:
+                for start in range(0, count, _BATCH):
+                    payloads = [payload] * min(_BATCH, count - start)
+                    take(await client.enqueue_many(kind, payloads, **options))
+                    advance(len(payloads))
             await client.publish_pending()
         else:
-            one = await client.enqueue(
-                request.kind, request.payload, unique_key=unique_key, **request.options
-            )
+            one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             take([one])
             if not one.created:
                 remark(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
                 return
     unpublished = client.unpublished_because
-    if unpublished and not request.options["delay"]:
+    if unpublished and not options["delay"]:
         remark(f"stored, but not published yet, which a worker does: {unpublished}")
-
-
-async def _enqueue_many(client: JobClient, request: _Request, take: Callable[[list[Enqueued]], Any]) -> None:
-    is_shown = request.count >= _LARGE_COUNT and sys.stderr.isatty() and not sys.stdout.isatty()
-    with progress_bar("enqueued", request.count if is_shown else 0) as advance:
-        for start in range(0, request.count, _BATCH):
-            payloads = [request.payload] * min(_BATCH, request.count - start)
-            take(await client.enqueue_many(request.kind, payloads, **request.options))
-            advance(len(payloads))
-
-
-def _print_ids(enqueued: list[Enqueued]) -> None:
-    for each in enqueued:
-        print_line(str(each.id))

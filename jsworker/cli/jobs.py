@@ -1,34 +1,22 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from jsworker.cli.options import (
-    After,
-    Json,
-    Limit,
-    NoProgressFor,
-    OnlyKind,
-    OnlyStatus,
-    RunningFor,
-    Stack,
-    StaleFor,
-    argument,
-    flag,
-    new_app,
-)
+from jsworker.cli import options
+from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
     cell,
     console,
+    folded,
     headline,
     iso,
     moment,
@@ -36,14 +24,15 @@ from jsworker.cli.output import (
     print_line,
     print_table,
     remark,
+    right,
     seconds_in_words,
     since,
     until,
 )
-from jsworker.cli.selection import choose_age, choose_statuses, connected_database, find_job
+from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
 from jsworker.core.names import check_kind, printable
 from jsworker.core.tracebacks import from_users_code, last_place
-from jsworker.ownership.predicates import RunAge
+from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
 from jsworker.ownership.schema import STATUSES
@@ -76,7 +65,12 @@ _CAUSES: Final = {
     "operator": "an operator said so",
 }
 _ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released"})
+_BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "fenced", "rejected"})
+"""Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
+    "released": "handed back: {reason}",
+    "cancelled": "cancelled",
+    "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had failed: {failed_for}",
     "cancel_requested": "{owner} was asked to stop it",
     "skipped": "{who} skipped a message about it: {owner} has it",
@@ -84,22 +78,28 @@ _ENTRIES: Final = {
     "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
     "republished": "its message was lost, and published again",
 }
-"""Other entries; names in braces are those of their details."""
+"""Names in braces are those of the details; who wrote it, and the error's first line."""
+_NOTES: Final = {
+    "rejected": "its late {write} was refused",
+    "fenced": "it stopped itself, because its heartbeats were not answered",
+    "skipped": "{who} skipped a message about it",
+}
+"""What is added to the line of a run."""
 
-app = new_app()
+app = options.new_app()
 
 
 @app.command()
 def jobs(
     *,
-    status: OnlyStatus = None,
-    kind: OnlyKind = None,
-    stale_for: StaleFor = None,
-    running_for: RunningFor = None,
-    no_progress_for: NoProgressFor = None,
-    limit: Limit = 50,
-    after: After = None,
-    as_json: Json = False,
+    status: options.OnlyStatus = None,
+    kind: options.OnlyKind = None,
+    stale_for: options.StaleFor = None,
+    running_for: options.RunningFor = None,
+    no_progress_for: options.NoProgressFor = None,
+    limit: options.Limit = 50,
+    after: options.After = None,
+    as_json: options.Json = False,
 ) -> None:
     """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
 
@@ -116,21 +116,15 @@ def jobs(
         check_kind(kind)
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
-    page = asyncio.run(_jobs(status, kind, limit, after, age))
+    page = ask_database(partial(_page, status=status, kind=kind, age=age, limit=limit, after=after))
     if as_json:
         print_json(page.jobs)
         if len(page.jobs) < limit:  # else the caller goes on behind the last one
             _print_rest(page)
         return
-    columns = [
-        Column("ID", no_wrap=True, min_width=36),
-        Column("KIND", no_wrap=True, max_width=20),
-        Column("STATUS", no_wrap=True, min_width=10),
-        Column("TRY", no_wrap=True),
-        Column("AGE", no_wrap=True, justify="right"),
-        Column("DETAIL", overflow="fold", min_width=12),
-    ]
-    print_table(columns, map(_row, page.jobs))
+    ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
+    statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
+    print_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
     _print_rest(page)
 
 
@@ -139,18 +133,9 @@ def _print_rest(page: Page) -> None:
         remark(f"there may be more: --after {page.after} goes on, --limit shows more at once")
 
 
-async def _jobs(status: str | None, kind: str | None, limit: int, after: UUID | None, age: RunAge) -> Page:
-    async with connected_database() as database:
-        page = await listing.list_jobs(
-            database,
-            status=status,
-            kind=kind,
-            limit=limit,
-            after=after,
-            seconds=_SEARCH_SECONDS,
-            age=age,
-        )
-        marks = await marks_of(database, [job["id"] for job in page.jobs])
+async def _page(database: Database, **filters: Any) -> Page:
+    page = await listing.list_jobs(database, seconds=_SEARCH_SECONDS, **filters)
+    marks = await marks_of(database, [job["id"] for job in page.jobs])
     return replace(page, jobs=[job | {"refused": marks.get(job["id"], [])} for job in page.jobs])
 
 
@@ -162,7 +147,7 @@ def _row(job: Mapping[str, Any]) -> list[Text | str]:
         Text(job["status"], _COLOURS[job["status"]]),
         f"{job['attempts']}/{'-' if most is None else most}",
         since(job["created_at"]),
-        Text(", ".join(part for part in [*map(_refusal, job["refused"]), *_detail(job)] if part)),
+        Text(", ".join(filter(None, [*map(_refusal, job["refused"]), *_detail(job)]))),
     ]
 
 
@@ -187,21 +172,16 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             if job["cancel_requested"]:
                 yield "asked to stop"
         case "completed":
-            if job["claimed_at"] and job["finished_at"]:
-                took = (job["finished_at"] - job["claimed_at"]).total_seconds()
+            if (took := _took(job)) is not None:
                 yield f"took {seconds_in_words(took)}" if took >= 1 else f"took {took * 1000:.0f}ms"
         case "failed":
-            yield ": ".join(
-                part for part in (cell(job["failure_reason"]), headline(job["last_error"])) if part
-            )
-        case _:
-            return
+            yield ": ".join(filter(None, (cell(job["failure_reason"]), headline(job["last_error"]))))
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
     """Yield how far a job says it is: stage and share, then its own words."""
     share = None if job["progress"] is None else f"{job['progress']:.0%}"
-    yield " ".join(part for part in (cell(job["stage"]), share) if part)
+    yield " ".join(filter(None, (cell(job["stage"]), share)))
     yield cell(job["message"])
 
 
@@ -214,8 +194,8 @@ def job(
     full_traceback: Annotated[
         bool, flag("The same, from jsworker's own frames on.", "--full-traceback")
     ] = False,
-    stack: Stack = False,
-    as_json: Json = False,
+    stack: options.Stack = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show one job: how it stands and why, its error, payload and result; then its runs and its timeline.
 
@@ -234,15 +214,19 @@ def job(
 
         show_run(job_id, as_json=as_json)
         return
-    found = asyncio.run(_job(job_id))
+    found = ask_database(partial(_job, named=job_id))
     if as_json:
         print_json(found)
         return
     timeline, refused = found.pop("timeline"), found.pop("refused")
     if traceback or full_traceback:
-        _print_traceback(found, whole=full_traceback)
+        error = found["last_error"] or "there was no error"
+        print_line(_lines(error if full_traceback else from_users_code(error)))
         return
-    _print_grid(_columns(found) if all_columns else _summary(found))
+    grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
+    for name, value in _every_column(found) if all_columns else _summary(found):
+        grid.add_row(name, value)
+    console().print(grid)
     for mark in refused:
         again = f"first {since(mark.first_at)} ago, tries: {mark.tries}, again in {until(mark.retry_at)}"
         print_line(f"\n{_refusal(mark)}; {again}")
@@ -252,32 +236,18 @@ def job(
             print_line(_run(token, found, timeline))
     if timeline:
         print_line("")
-        _print_timeline(timeline)
+        rows = [
+            (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), _entry(each))
+            for each in timeline
+        ]
+        print_table(["AT", right("RUN"), folded("WHAT HAPPENED", at_least=20)], rows)
 
 
-async def _job(named: str) -> dict[str, Any]:
-    async with connected_database() as database:
-        found = await find_job(database, named)
-        marks = await marks_of(database, [found["id"]])
-        timeline = await listing.timeline(database, found["id"])
-        return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
-
-
-def _print_traceback(found: Mapping[str, Any], *, whole: bool) -> None:
-    error = found["last_error"]
-    if not error:
-        print_line("there was no error")
-        return
-    print_line(_lines(error if whole else from_users_code(error)))
-
-
-def _print_grid(rows: Iterator[tuple[str, Text]]) -> None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(name, value)
-    console().print(grid)
+async def _job(database: Database, named: str) -> dict[str, Any]:
+    found = await find_job(database, named)
+    marks = await marks_of(database, [found["id"]])
+    timeline = await listing.timeline(database, found["id"])
+    return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
 
 
 def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
@@ -287,13 +257,16 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     if found["status"] == "processing":
         heard = since(found["last_activity_at"])
         yield "worker", Text(f"{cell(found['worker_id'])}, last heartbeat {heard} ago")
-    if progress := ", ".join(part for part in _progress(found) if part):
+    if progress := ", ".join(filter(None, _progress(found))):
         yield "progress", Text(progress)
     if found["last_error"]:
         place = last_place(found["last_error"])
         error = headline(found["last_error"]) + (f" at {cell(place)}" if place else "")
         yield "error", Text(error, "red" if found["status"] == "failed" else "")
-    yield "attempts", Text(_attempts(found))
+    most = "" if found["max_attempts"] is None else f" of {found['max_attempts']}"
+    stalls = "" if found["max_stalls"] is None else f" of {found['max_stalls']}"
+    counts = f"errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
+    yield "attempts", Text(f"{found['attempts']}{most}; {counts}")
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
     if found["finished_at"] is not None:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
@@ -302,6 +275,12 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     for name in ("payload", "checkpoint", "result"):
         if found[name] is not None:
             yield name, Text(_in_words(found[name]))
+
+
+def _every_column(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    for name, value in found.items():
+        if value is not None:
+            yield name, Text(_in_words(value), _COLOURS[value] if name == "status" else "")
 
 
 def _standing(found: Mapping[str, Any]) -> str:
@@ -327,32 +306,6 @@ def _standing(found: Mapping[str, Any]) -> str:
             return "on request"
 
 
-def _attempts(found: Mapping[str, Any]) -> str:
-    most = "" if found["max_attempts"] is None else f" of {found['max_attempts']}"
-    stalls = "" if found["max_stalls"] is None else f" of {found['max_stalls']}"
-    return f"{found['attempts']}{most}; errors: {found['errors']}, stalls: {found['stalls']}{stalls}"
-
-
-def _columns(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
-    for name, value in found.items():
-        if value is not None:
-            style = _COLOURS[value] if name == "status" else ""
-            yield name, Text(_in_words(value), style)
-
-
-def _print_timeline(timeline: Sequence[Mapping[str, Any]]) -> None:
-    columns = [
-        Column("AT", no_wrap=True),
-        Column("RUN", justify="right"),
-        Column("WHAT HAPPENED", overflow="fold", min_width=20),
-    ]
-    rows = (
-        [moment(event["at"], milliseconds=True), cell(event["fencing_token"]), _entry(event)]
-        for event in timeline
-    )
-    print_table(columns, rows)
-
-
 def _in_words(value: Any) -> str:
     match value:
         case datetime():
@@ -372,17 +325,21 @@ def _lines(text: str) -> str:
 
 
 def _entry(event: Mapping[str, Any]) -> str:
-    detail = event["detail"] or {}
-    if event["event"] in _ENDS:
-        return f"{_end(event)}{_again(detail)}"
-    if event["event"] == "claimed":
+    detail, name = event["detail"] or {}, event["event"]
+    if name in _ENDS:
+        return f"{_end(event)}{_again(detail.get('run_at'))}"
+    if name == "claimed":
         return _claim(event, detail)
-    words = _ENTRIES.get(event["event"])
-    if words is None:
-        pairs = [f"{cell(name)}={cell(value)}" for name, value in detail.items()]
-        return ", ".join(part for part in (cell(event["event"]), headline(event["error"]), *pairs) if part)
-    details = {name: cell(value) for name, value in detail.items()}
-    return words.format_map(defaultdict(lambda: "?", details, who=cell(event["worker_id"]) or "an operator"))
+    if name in _ENTRIES:
+        return _filled(_ENTRIES[name], event)
+    pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
+    return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
+
+
+def _filled(words: str, event: Mapping[str, Any]) -> str:
+    details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
+    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
+    return words.format_map(defaultdict(lambda: "?", details))
 
 
 def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
@@ -391,34 +348,30 @@ def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
     return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
 
 
-def _again(detail: Mapping[str, Any]) -> str:
-    if detail.get("run_at") is None:
+def _again(run_at: Any) -> str:
+    if run_at is None:
         return ""
     try:
-        return f"; to run again from {moment(datetime.fromisoformat(str(detail['run_at'])))}"
+        return f"; to run again from {moment(datetime.fromisoformat(str(run_at)))}"
     except ValueError:  # infinity, say
-        return f"; to run again from {cell(detail['run_at'])}"
+        return f"; to run again from {cell(run_at)}"
 
 
 def _run(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
     events = [event for event in timeline if event["fencing_token"] == token]
-    last = token == found["fencing_token"]
-    ends = [event for event in events if event["event"] in _ENDS]
-    end = _end(ends[0]) if ends else _present(found) if last else "ended without a trace"
-    by = f" by {cell(owner)}" if (owner := _owner(events, found if last else {})) else ""
-    notes = "".join(f"; {note}" for note in map(_note, events) if note)
-    return f"run {token}{by}: {end}{notes}"
+    owner = next(filter(None, map(_owner, events)), None)
+    end = next((_end(event) for event in events if event["event"] in _ENDS), None)
+    if token == found["fencing_token"]:
+        owner = owner or found["worker_id"] or found["completed_by"]
+        end = end or _present(found)
+    by = f" by {cell(owner)}" if owner else ""
+    notes = [_filled(_NOTES[event["event"]], event) for event in events if event["event"] in _NOTES]
+    return "; ".join([f"run {token}{by}: {end or 'ended without a trace'}", *notes])
 
 
-def _owner(events: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str | None:
-    for event in events:
-        if event["event"] in {"claimed", "error", "failed", "released", "fenced", "rejected"}:
-            return str(event["worker_id"])
-        if event["event"] in {"reset", "skipped", "cancel_requested"} and (event["detail"] or {}).get(
-            "owner"
-        ):
-            return str(event["detail"]["owner"])
-    return found.get("worker_id") or found.get("completed_by")
+def _owner(event: Mapping[str, Any]) -> str | None:
+    owner: str | None = (event["detail"] or {}).get("owner")
+    return event["worker_id"] if event["event"] in _BY_OWNER else owner
 
 
 def _end(event: Mapping[str, Any]) -> str:
@@ -430,41 +383,25 @@ def _end(event: Mapping[str, Any]) -> str:
                 cause += f" ({cell(detail['reason'])})"
             counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
             return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
-        case "released":
-            return f"handed back: {cell(detail.get('reason'))}"
-        case "cancelled":
-            return "cancelled"
-        case "error":
-            return f"attempt failed: {headline(event['error'])}"
-        case _:
+        case "failed":
             reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
             return f"failed for good{reason}: {headline(event['error'])}"
+        case name:
+            return _filled(_ENTRIES[name], event)
 
 
 def _present(found: Mapping[str, Any]) -> str:
     match found["status"]:
         case "processing":
             return "still running"
-        case "completed" if (took := _seconds_between(found["claimed_at"], found["finished_at"])) is not None:
+        case "completed" if (took := _took(found)) is not None:
             return f"completed after {took:.3g} s"
         case status:
             return str(status)
 
 
-def _seconds_between(start: Any, end: Any) -> float | None:
-    if isinstance(start, datetime) and isinstance(end, datetime):
-        return max((end - start).total_seconds(), 0.0)
-    return None
-
-
-def _note(event: Mapping[str, Any]) -> str:
-    detail = event["detail"] or {}
-    match event["event"]:
-        case "rejected":
-            return f"its late {cell(detail.get('write'))} was refused"
-        case "fenced":
-            return "it stopped itself, because its heartbeats were not answered"
-        case "skipped":
-            return f"{cell(event['worker_id'])} skipped a message about it"
-        case _:
-            return ""
+def _took(job: Mapping[str, Any]) -> float | None:
+    if job["claimed_at"] is None or job["finished_at"] is None:
+        return None
+    took: timedelta = job["finished_at"] - job["claimed_at"]
+    return max(took.total_seconds(), 0.0)

@@ -23,9 +23,9 @@ def option(metavar: str, meaning: str, **rules: Any) -> Any:
     return typer.Option(metavar=metavar, help=meaning, show_default=False, **rules)
 
 
-def flag(meaning: str, *names: str) -> Any:
+def flag(meaning: str, *names: str, **rules: Any) -> Any:
     """Declare an option without a value."""
-    return typer.Option(*names, metavar="", help=meaning, show_default=False)
+    return typer.Option(*names, metavar="", help=meaning, show_default=False, **rules)
 
 
 Json = Annotated[bool, flag("Print JSON, field names = column names.", "--json")]

@@ -3,17 +3,16 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from jsworker.core.exit_codes import DONE, FAILED
@@ -24,7 +23,6 @@ _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""
 _LONGEST_CELL = 300
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
-_REFUSED = "refused"
 
 
 def print_json(value: Any) -> None:
@@ -44,12 +42,23 @@ def remark(line: str) -> None:
     sys.stderr.flush()
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
+    table = Table(*headers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+def right(name: str) -> Column:
+    """Return a column of numbers or distances."""
+    return Column(name, no_wrap=True, justify="right")
+
+
+def folded(name: str, *, at_least: int) -> Column:
+    """Return a column whose text may go on in the next line."""
+    return Column(name, overflow="fold", min_width=at_least)
 
 
 def console(*, piped_columns: int = _UNCUT) -> Console:
@@ -59,14 +68,14 @@ def console(*, piped_columns: int = _UNCUT) -> Console:
 
 
 @contextmanager
-def progress_bar(what: str, total: int, *more: ProgressColumn) -> Iterator[Callable[[int], None]]:
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr for people who wait; yields what moves it on. None is shown for a total of 0."""
-    if not total:
-        yield lambda _: None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *more)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown_on = Console(stderr=True)
     # rich would redirect stdout, where the results go, to the bar's own console.
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+    with Progress(
+        *columns, console=shown_on, transient=True, redirect_stdout=False, disable=not total
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
@@ -87,45 +96,31 @@ class ActionOutcome:
 
 def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> ActionOutcome:
     """Return the outcome of something that was left as it was."""
-    return ActionOutcome(subject, _REFUSED, why, has_changed)
+    return ActionOutcome(subject, "refused", why, has_changed)
 
 
-class OutcomeReport:
-    """Writes outcomes: line by line as they come, or as one JSON array at the end.
+async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool) -> int:
+    """Write outcomes, line by line as they come or as one JSON array at the end, and return the exit code.
 
-    Used as a context manager: what was done before an error is reported all the same.
+    What was done before an error is reported all the same.
     """
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._outcomes: list[ActionOutcome] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._as_json:
-            print_json([{"id": each.id, "outcome": each.outcome} for each in self._outcomes])
-        left = sum(each.has_changed for each in self._outcomes)
+    done: list[ActionOutcome] = []
+    try:
+        async for outcome in outcomes:
+            done.append(outcome)
+            if outcome.refusal is not None:
+                remark(outcome.refusal)
+            elif not as_json:
+                print_line(f"{outcome.id} {outcome.outcome}")
+    finally:
+        if as_json:
+            print_json([{"id": each.id, "outcome": each.outcome} for each in done])
+        left = sum(each.has_changed for each in done)
         if left == 1:
             remark("1 job was left out: it had changed since it was found")
         elif left:
             remark(f"{left} jobs were left out: they had changed since they were found")
-
-    def add(self, outcome: ActionOutcome) -> None:
-        """Take one outcome; a refusal is written to stderr."""
-        self._outcomes.append(outcome)
-        if outcome.refusal is not None:
-            remark(outcome.refusal)
-        elif not self._as_json:
-            print_line(f"{outcome.id} {outcome.outcome}")
-
-    @property
-    def exit_code(self) -> int:
-        """1 when anything was refused."""
-        return FAILED if any(each.outcome == _REFUSED for each in self._outcomes) else DONE
+    return FAILED if any(each.refusal is not None for each in done) else DONE
 
 
 def seconds_in_words(seconds: float) -> str:

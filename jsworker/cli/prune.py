@@ -4,11 +4,8 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
-
-from rich.progress import TimeRemainingColumn
 
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, remark
@@ -17,7 +14,6 @@ from jsworker.core.errors import SettingsError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
-from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import prune as pruning
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended
@@ -26,23 +22,13 @@ from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
 app = new_app()
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """Which jobs are to be deleted."""
-
-    older_than: float
-    status: str | None
-    kind: str | None
-
-
 @dataclass(slots=True)
 class _Done:
-    """What was deleted so far, or counted; None: nothing is known yet."""
+    """What was deleted so far, or counted; None: nothing is known yet. ``kept``: PostgreSQL refuses it."""
 
     jobs: int | None = None
     entries: int | None = None
     kept: int = 0
-    """Jobs whose deletion PostgreSQL refuses."""
 
 
 @app.command()
@@ -63,31 +49,25 @@ def prune(
     once. It deletes in small transactions, and Ctrl-C ends it after the present one. Jobs that wait or run
     are never touched.
     """
-    if status is not None:
-        choose_statuses("prune", status, FINAL)
+    choose_statuses("prune", status, FINAL)
     if kind is not None:
         check_kind(kind)
-    request = _Request(_seconds(older_than), status, kind)
-    done = _Done()
+    seconds, done = _seconds(older_than), _Done()
     try:
-        asyncio.run(_count(request, done) if dry_run else _prune(request, done))
+        asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:  # what is deleted is deleted, whatever came after it
         if done.jobs is not None:
-            _print(request, done, dry_run=dry_run, as_json=as_json)
-
-
-def _print(request: _Request, done: _Done, *, dry_run: bool, as_json: bool) -> None:
-    jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
-    if as_json:
-        found = {"jobs": done.jobs, "timeline_entries": done.entries}
-        print_json({**found, "kept": done.kept, "older_than": request.older_than, "dry_run": dry_run})
-    elif dry_run:
-        print_line(f"{jobs} would be deleted")
-    else:
-        kept = f"; kept because PostgreSQL refuses: {done.kept}" if done.kept else ""
-        print_line(f"{jobs} deleted; timeline entries: {done.entries}{kept}")
+            jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
+            if as_json:
+                found = {"jobs": done.jobs, "timeline_entries": done.entries, "kept": done.kept}
+                print_json({**found, "older_than": seconds, "dry_run": dry_run})
+            elif dry_run:
+                print_line(f"{jobs} would be deleted")
+            else:
+                kept = f"; kept because PostgreSQL refuses: {done.kept}" if done.kept else ""
+                print_line(f"{jobs} deleted; timeline entries: {done.entries}{kept}")
 
 
 def _seconds(older_than: str | None) -> float:
@@ -106,44 +86,37 @@ def _seconds(older_than: str | None) -> float:
     return seconds
 
 
-async def _count(request: _Request, done: _Done) -> None:
-    async with connected_database() as database:
-        done.jobs = await pruning.count_old(database, await _ended(database, request))
-
-
-async def _prune(request: _Request, done: _Done) -> None:
-    interrupted = _on_interrupt()
+async def _prune(
+    older_than: float, status: str | None, kind: str | None, done: _Done, *, dry_run: bool
+) -> None:
     async with connected_database() as database:
         # Read once: jobs that end while this runs are left for the next time, however long it takes.
-        ended = await _ended(database, request)
+        before = await pruning.cutoff(database, older_than=older_than)
+        ended = Ended(before, kind=kind, status=status)
+        if dry_run:
+            done.jobs = await pruning.count_old(database, ended)
+            return
+        interrupted = _on_interrupt()
         total = await pruning.count_old(database, ended) if sys.stderr.isatty() else 0
-        with progress_bar("deleted", total, TimeRemainingColumn()) as advance:
-            await _prune_all(database, ended, done, advance, interrupted)
+        since, limit = None, FIRST_LIMIT
+        refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
+        done.jobs = done.entries = 0
+        with progress_bar("deleted", total) as advance:
+            while not interrupted.is_set():
+                began = time.monotonic()
+                batch = await pruning.prune(
+                    database, ended, since=since, limit=limit, refused_rows=refused_rows
+                )
+                done.jobs += batch.jobs
+                done.entries += batch.events
+                advance(batch.jobs)
+                if batch.is_last:
+                    break
+                since = batch.last
+                limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
+        done.kept = len(await refused_rows.among("prune"))
     if interrupted.is_set():
         raise asyncio.CancelledError
-
-
-async def _prune_all(
-    database: Database,
-    ended: Ended,
-    done: _Done,
-    advance: Callable[[int], None],
-    interrupted: asyncio.Event,
-) -> None:
-    since, limit = None, FIRST_LIMIT
-    refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
-    done.jobs = done.entries = 0
-    while not interrupted.is_set():
-        began = time.monotonic()
-        batch = await pruning.prune(database, ended, since=since, limit=limit, refused_rows=refused_rows)
-        done.jobs += batch.jobs
-        done.entries += batch.events
-        advance(batch.jobs)
-        if batch.is_last:
-            break
-        since = batch.last
-        limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
-    done.kept = len(await refused_rows.among("prune"))
 
 
 def _print_refused(row: RefusedRow) -> None:
@@ -154,15 +127,9 @@ def _print_refused(row: RefusedRow) -> None:
     )
 
 
-async def _ended(database: Database, request: _Request) -> Ended:
-    before = await pruning.cutoff(database, older_than=request.older_than)
-    return Ended(before, kind=request.kind, status=request.status)
-
-
 def _on_interrupt() -> asyncio.Event:
     """Let the present batch end at the first Ctrl-C, so that its rows are counted; the second ends it all."""
-    interrupted = asyncio.Event()
-    task = asyncio.current_task()
+    interrupted, task = asyncio.Event(), asyncio.current_task()
 
     def interrupt() -> None:
         if interrupted.is_set() and task is not None:

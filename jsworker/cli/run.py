@@ -20,33 +20,23 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 import jsworker
-from jsworker.cli.options import new_app
+from jsworker.cli.options import argument, new_app
 from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
 from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
 
-_ALIASES = {"watchdog_timeout": "--heartbeat-timeout"}
+_ALIASES = {"watchdog_timeout": ["--heartbeat-timeout"]}
 _MARKDOWN = re.compile(r"[\\`*_<]")
-_OTHERS = "Other settings"
 _PANELS = {
-    "Servers and logins (better set by variables: options show in lists of processes)": (
-        *("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token"),
-        *("nats_creds_file", "nats_nkey_seed_file", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
-        "nats_inbox_prefix",
-    ),
-    "Stream": ("stream", "subject_prefix", "stream_replicas", "ack_wait"),
-    "Jobs": (
-        *("concurrency", "processes", "max_attempts", "max_stalls", "job_timeout", "progress_timeout"),
-        *("max_payload_bytes", "max_result_bytes", "max_checkpoint_bytes", "retention", "event_loop"),
-    ),
-    "Recovery": (
-        *("heartbeat_interval", "crash_threshold", "stale_threshold", "scan_interval", "relay_interval"),
-        *("recovery", "recover_on_start", "statement_timeout", "watchdog_timeout", "startup_timeout"),
-        *("shutdown_timeout", "grace_period"),
-    ),
-    "Who this worker is": ("worker_id", "hostname", "pod_uid", "container"),
-    "Health and logs": ("http_host", "http_port", "log_format", "log_level"),
+    "database_url": "Servers and logins (better set by variables: options show in lists of processes)",
+    "stream": "Stream",
+    "concurrency": "Jobs",
+    "heartbeat_interval": "Recovery",
+    "max_attempts": "Jobs",
+    "worker_id": "Who this worker is",
+    "http_host": "Health and logs",
 }
+"""Where the help shows settings: by the first of those that follow each other there."""
 
 app = new_app()
 
@@ -59,39 +49,28 @@ def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    options = [_parameter(name, field) for name, field in Settings.model_fields.items()]
+    options, panel = [], ""
+    for name, field in Settings.model_fields.items():
+        panel = _PANELS.get(name, panel)
+        names = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, [])]
+        option = typer.Option(*names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=panel)
+        kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[str | None, option]
+        options.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]  # inspect reads it
     return command
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    names = [f"--{name.replace('_', '-')}"] + ([_ALIASES[name]] if name in _ALIASES else [])
-    option = typer.Option(
-        *names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=_panel(name)
-    )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
-
-
-def _panel(name: str) -> str:
-    return next((panel for panel, names in _PANELS.items() if name in names), _OTHERS)
 
 
 def _help(field: FieldInfo) -> str:
     """Return what the setting means, and its default unless that is made at the start or is none."""
     description = _MARKDOWN.sub(r"\\\g<0>", str(field.description))
-    default = None if field.is_required() or field.default_factory else field.default
-    match default:
-        case None:
-            return description
-        case bool():
-            shown = str(default).lower()
-        case float():
-            shown = f"{default:g}"
-        case _:
-            shown = str(default)
-    return f"{description} [default: {shown}]"
+    default = field.default
+    if field.is_required() or field.default_factory or default is None:
+        return description
+    if isinstance(default, bool):
+        default = str(default).lower()
+    elif isinstance(default, float):
+        default = f"{default:g}"
+    return f"{description} [default: {default}]"
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
@@ -107,9 +86,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 def _plain(annotation: Any) -> Any:
     """Return a type without None and without its rules."""
-    if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, types.UnionType}:
+    if get_origin(annotation) in {Annotated, Union, types.UnionType}:
         return _plain(next(each for each in get_args(annotation) if each is not types.NoneType))
     return annotation
 
@@ -117,12 +94,7 @@ def _plain(annotation: Any) -> Any:
 @app.command()
 @with_setting_options
 def run(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODULE:CLASS", help="Processors, for example my_jobs:AnalyzeRepo.", show_default=False
-        ),
-    ],
+    targets: Annotated[list[str], argument("MODULE:CLASS", "Processors, for example my_jobs:AnalyzeRepo.")],
     **settings: str | None,
 ) -> int:
     """Run workers for your processors until SIGTERM or Ctrl-C.
@@ -138,7 +110,8 @@ def run(
     given = {name: value for name, value in settings.items() if value is not None}
     loaded = load_settings(**given)
     configure_logs(format=loaded.log_format, level=loaded.log_level)
-    _leave_no_core_dumps()
+    # Core dumps would hold payloads and passwords; children inherit it. A job may lift the limit for itself.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
     supervisor = Supervisor(
@@ -151,12 +124,6 @@ def run(
     if ending.words:
         write_line(ending.words)
     return ending.code
-
-
-def _leave_no_core_dumps() -> None:
-    """Keep payloads and passwords out of files; children inherit it. A job may lift the limit for itself."""
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def _command(targets: Sequence[str]) -> list[str]:

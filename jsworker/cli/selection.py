@@ -1,14 +1,14 @@
 """What commands about jobs share: the database, which jobs are meant, and the question before they act."""
 
+import asyncio
 import io
-import math
 import re
 import select as select_module
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from jsworker.core.errors import JobNotFound, JsworkerError
@@ -18,6 +18,8 @@ from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
+
+T = TypeVar("T")
 
 _STATEMENT_SECONDS = 30.0
 """People who look for something wait longer than workers may."""
@@ -43,6 +45,16 @@ async def connected_database() -> AsyncIterator[Database]:
         await database.close()
 
 
+def ask_database(question: Callable[[Database], Awaitable[T]]) -> T:
+    """Return what the database of the environment's settings answers."""
+
+    async def ask() -> T:
+        async with connected_database() as database:
+            return await question(database)
+
+    return asyncio.run(ask())
+
+
 def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filters: str, yes: bool) -> None:
     """Refuse a command that names nothing, names things twice, or cannot ask because there is no terminal."""
     if ids and filtered:
@@ -55,11 +67,11 @@ def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filter
 
 def choose_age(stale_for: float | None, running_for: float | None, no_progress_for: float | None) -> RunAge:
     """Return how old runs must be that a filter means."""
-    given = {"stale-for": stale_for, "running-for": running_for, "no-progress-for": no_progress_for}
-    for name, seconds in given.items():
-        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
-            raise WrongUsage(f"--{name} {seconds} must be a number of seconds, 0 or more")
-    return RunAge(stale_for, running_for, no_progress_for)
+    try:
+        return RunAge(stale_for, running_for, no_progress_for)
+    except ValueError as error:
+        name, _, rule = str(error).partition("=")
+        raise WrongUsage(f"--{name.replace('_', '-')} {rule}") from None
 
 
 def choose_statuses(

@@ -3,23 +3,34 @@
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from rich.table import Column
-
 from jsworker.cli.options import Json, Limit, Stack, argument, new_app
-from jsworker.cli.output import cell, print_json, print_line, print_table, remark, seconds_in_words, since
-from jsworker.cli.selection import connected_database, find_job
+from jsworker.cli.output import (
+    cell,
+    folded,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    right,
+    seconds_in_words,
+    since,
+)
+from jsworker.cli.selection import ask_database, find_job
 from jsworker.core.errors import JsworkerError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.settings import load_settings
+from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.workers import get_worker, list_workers
 from jsworker.stream.liveness import Answer, Reply, ask_stacks
 
 _SECONDS: Final = 5.0
 _IN_THREADS: Final = "to_thread"
 """The function of asyncio in which a coroutine waits for a thread."""
+_NO_STACK: Final = "the worker answered with something that is no stack"
 
 app = new_app()
 
@@ -50,27 +61,16 @@ def workers(
     if worker_id is not None:
         _show_worker(worker_id, as_json=as_json)
         return
-    found = asyncio.run(_workers(limit))
+    found = ask_database(partial(list_workers, limit=limit))
     if as_json:
         print_json(found)
         return
-    columns = [
-        Column("ID", no_wrap=True),
-        Column("STATE", no_wrap=True),
-        Column("BUSY", no_wrap=True, justify="right"),
-        Column("SEEN", no_wrap=True, justify="right"),
-        Column("UP", no_wrap=True, justify="right"),
-        Column("VERSION", no_wrap=True),
-        Column("KINDS", overflow="fold", min_width=12),
-    ]
-    print_table(columns, map(_row, found))
+    kinds = folded("KINDS", at_least=12)
+    print_table(
+        ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds], map(_row, found)
+    )
     if len(found) == limit:
         remark(f"these are the {limit} last seen; --limit shows more")
-
-
-async def _workers(limit: int) -> list[dict[str, Any]]:
-    async with connected_database() as database:
-        return await list_workers(database, limit=limit)
 
 
 def _row(worker: Mapping[str, Any]) -> list[str]:
@@ -89,13 +89,44 @@ def _row(worker: Mapping[str, Any]) -> list[str]:
 
 def show_run(named: str, *, as_json: bool) -> None:
     """Print where the run of a job is."""
-    answer = asyncio.run(_of_job(named))
+    job, worker = ask_database(partial(_job_and_worker, named=named))
+    answer = _ask(job["worker_id"], worker, job["id"])
+    if answer["job"] is None:
+        raise NoStack(
+            f"worker {cell(job['worker_id'])} does not have job {job['id']} in hand: it has just ended, or "
+            "its claim was never answered and the worker gives it back within a minute"
+        )
     _show(answer, _of_run(answer["job"], was_asked=True), as_json=as_json)
 
 
+async def _job_and_worker(
+    database: Database, named: str
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    job = await find_job(database, named)
+    if job["status"] != "processing":
+        raise NoStack(f"job {job['id']} is {job['status']}: only a job that runs has a stack")
+    return job, await get_worker(database, job["worker_id"])
+
+
 def _show_worker(worker_id: str, *, as_json: bool) -> None:
-    answer = asyncio.run(_of_worker(worker_id))
+    worker = ask_database(partial(get_worker, worker_id=worker_id))
+    if worker is None:
+        raise NoStack(f"no worker has id {cell(worker_id)}: `jsworker workers` lists them")
+    answer = _ask(worker_id, worker, None)
     _show(answer, _of_all(answer), as_json=as_json)
+
+
+def _ask(worker_id: str, worker: Mapping[str, Any] | None, job_id: UUID | None) -> Mapping[str, Any]:
+    reply = asyncio.run(ask_stacks(load_settings(), worker_id, job_id=job_id, seconds=_SECONDS))
+    if reply.answer is not Answer.ALIVE:
+        raise NoStack(_why_not(reply, worker_id, worker))
+    try:
+        answer = json.loads(reply.content)
+        if isinstance(answer, dict) and ("jobs" if job_id is None else "job") in answer:
+            return answer
+    except ValueError:
+        pass
+    raise NoStack(_NO_STACK)
 
 
 def _show(answer: Mapping[str, Any], lines: Iterator[str], *, as_json: bool) -> None:
@@ -107,45 +138,7 @@ def _show(answer: Mapping[str, Any], lines: Iterator[str], *, as_json: bool) -> 
         for line in lines:
             print_line(line)
     except (KeyError, TypeError, ValueError):
-        raise NoStack("the worker answered with something that is no stack") from None
-
-
-async def _of_job(named: str) -> Mapping[str, Any]:
-    async with connected_database() as database:
-        job = await find_job(database, named)
-        job_id = job["id"]
-        if job["status"] != "processing":
-            raise NoStack(f"job {job_id} is {job['status']}: only a job that runs has a stack")
-        worker = await get_worker(database, job["worker_id"])
-    answer = await _ask(job["worker_id"], worker, job_id)
-    if answer["job"] is None:
-        owner = cell(job["worker_id"])
-        why = (
-            "it has just ended, or its claim was never answered and the worker gives it back within a minute"
-        )
-        raise NoStack(f"worker {owner} does not have job {job_id} in hand: {why}")
-    return answer
-
-
-async def _of_worker(worker_id: str) -> Mapping[str, Any]:
-    async with connected_database() as database:
-        worker = await get_worker(database, worker_id)
-    if worker is None:
-        raise NoStack(f"no worker has id {cell(worker_id)}: `jsworker workers` lists them")
-    return await _ask(worker_id, worker, None)
-
-
-async def _ask(worker_id: str, worker: Mapping[str, Any] | None, job_id: UUID | None) -> Mapping[str, Any]:
-    reply = await ask_stacks(load_settings(), worker_id, job_id=job_id, seconds=_SECONDS)
-    if reply.answer is not Answer.ALIVE:
-        raise NoStack(_why_not(reply, worker_id, worker))
-    try:
-        answer = json.loads(reply.content)
-        if isinstance(answer, dict) and ("jobs" if job_id is None else "job") in answer:
-            return answer
-    except ValueError:
-        pass
-    raise NoStack(f"worker {cell(worker_id)} answered with something that is no stack")
+        raise NoStack(_NO_STACK) from None
 
 
 def _why_not(reply: Reply, worker_id: str, worker: Mapping[str, Any] | None) -> str:
@@ -177,8 +170,7 @@ def _of_all(answer: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield from _of_stack(stack, title)
     if answer["left_out"]:
-        yield ""
-        yield f"{int(answer['left_out'])} more stacks were left out: ask for a job by its id"
+        yield f"\n{int(answer['left_out'])} more stacks were left out: ask for a job by its id"
 
 
 def _of_run(run: Mapping[str, Any], *, was_asked: bool) -> Iterator[str]:
@@ -192,11 +184,8 @@ def _of_run(run: Mapping[str, Any], *, was_asked: bool) -> Iterator[str]:
     if run["phase"] == "settling":
         yield "  its processor has returned; its outcome is being written to PostgreSQL"
     if run["stacks"] is None:
-        why = (
-            "which did not answer: its event loop is blocked"
-            if was_asked
-            else "which is asked by the job's id"
-        )
+        blocked = "which did not answer: its event loop is blocked"
+        why = blocked if was_asked else "which is asked by the job's id"
         yield f"  it runs alone in a process of its own, {why}"
         return
     for stack in run["stacks"]:

@@ -6,30 +6,25 @@ That each setting is right, and fits the others, was checked when they were load
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
 from jsworker.doctor import job_checks, nats_checks, postgresql_checks
-from jsworker.doctor.finding import Finding, Remark, info, ok, unchecked, warning
+from jsworker.doctor.finding import Finding, error, info, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown
 
-Judge = Callable[..., Iterable[Remark]]
+Judge = Callable[..., Iterable[Finding]]
 
 
-def variables(settings: Settings) -> Iterator[Remark]:
-    """Names of variables that are no setting."""
-    unknown = unknown_variables()
-    for line in unknown:
+def variables() -> Iterator[Finding]:
+    """Every variable is a setting."""
+    for line in unknown_variables():
         yield warning(line, "Correct the variable's name, or remove it.")
-    if not unknown:
-        yield ok(f"every variable is a setting; log level {settings.log_level}")
 
 
-def recovery(settings: Settings) -> Iterator[Remark]:
-    """Whether workers take back by themselves what dead ones hold."""
-    off = [rule for rule, is_on in settings.recovers_by().items() if not is_on]
-    for rule in off:
+def recovery(settings: Settings) -> Iterator[Finding]:
+    """Workers take back by themselves what dead ones hold, by every rule."""
+    for rule in (rule for rule, is_on in settings.recovers_by().items() if not is_on):
         yield warning(
             f"recovery by rule {rule} is off: not taken back are {RECOVERY_RULES[rule]}",
             "Use `jsworker clear --stale-for SECONDS --reason …`, or set JSWORKER_RECOVERY=on; "
@@ -41,12 +36,10 @@ def recovery(settings: Settings) -> Iterator[Remark]:
             f"{settings.stale_threshold:g} s of silence only",
             "Leave it at its default, unless workers may not answer each other on NATS.",
         )
-    elif not off:
-        yield ok("workers take back what dead ones hold, by every rule")
 
 
-def shutdown(settings: Settings) -> Iterator[Remark]:
-    """Whether the time that a pod gets to end is known, so that the rule about it was checked."""
+def shutdown(settings: Settings) -> Iterator[Finding]:
+    """The time that a pod gets to end is known, so the rule about it was checked."""
     needs = settings.shutdown_timeout + 2 * settings.statement_timeout
     if settings.grace_period is not None:
         yield ok(f"shutting down takes {needs:g} s at most, the pod gets {settings.grace_period:g} s")
@@ -62,72 +55,40 @@ def shutdown(settings: Settings) -> Iterator[Remark]:
 
 _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
     "settings": (variables, recovery, shutdown),
-    "postgresql": (
-        postgresql_checks.connection,
-        postgresql_checks.migration,
-        postgresql_checks.durability,
-        postgresql_checks.rights,
-        postgresql_checks.encryption,
-        postgresql_checks.pooler,
-        postgresql_checks.connections,
-        postgresql_checks.transactions,
-    ),
-    "tables": (postgresql_checks.indexes, postgresql_checks.constraints),
-    "jobs": (
-        job_checks.workers,
-        job_checks.time_limits,
-        job_checks.outbox,
-        job_checks.queues,
-        job_checks.owners,
-        job_checks.refused_rows,
-        job_checks.failures,
-        job_checks.pruning,
-        job_checks.dead_messages,
-    ),
-    "nats": (
-        nats_checks.connection,
-        nats_checks.jetstream,
-        nats_checks.encryption,
-        nats_checks.publishing,
-        nats_checks.sync_interval,
-        nats_checks.stream,
-        nats_checks.pairing,
-        nats_checks.replicas,
-        nats_checks.consumers,
-        nats_checks.subjects,
-        nats_checks.service,
-    ),
+    "postgresql": postgresql_checks.CHECKS,
+    "tables": postgresql_checks.TABLE_CHECKS,
+    "jobs": job_checks.CHECKS,
+    "nats": nats_checks.CHECKS,
 }
-"""By area. A check is called what its function is called, and needs the facts that its parameters name."""
+_CURES: Final = {
+    "postgresql.connection": "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server "
+    "runs, and that its pg_hba.conf lets this role in.",
+    "nats.connection": "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
+}
+"""What to do when what these checks need is unknown."""
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check, called by its area, a dot, and what is checked.
-
-    The judge gets the facts that its parameters name, or all of them as ``facts``; as long as one of those
-    that it names is unknown, the check is not made.
-    """
-
-    name: str
-    judge: Judge
-
-    def findings(self, facts: Facts) -> list[Finding]:
-        """Return what this check finds."""
-        return [Finding(self.name, *remark) for remark in self._remarks(facts)]
-
-    def _remarks(self, facts: Facts) -> Iterable[Remark]:
-        needs = inspect.signature(self.judge).parameters
-        given: list[Any] = [facts if name == "facts" else getattr(facts, name) for name in needs]
-        unknown = next((each for each in given if isinstance(each, Unknown)), None)
-        return self.judge(*given) if unknown is None else [unchecked(unknown.because)]
-
-
-CHECKS: Final = tuple(
-    Check(f"{area}.{judge.__name__}", judge) for area, judges in _JUDGES.items() for judge in judges
-)
+CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
+"""By name. A check gets the facts that its parameters name, or all of them as ``facts``; as long as one of
+them is unknown, it is not made. Its docstring says what holds when it finds nothing.
+"""
 
 
 def examine(facts: Facts) -> list[Finding]:
     """Return what all checks find, in their order."""
-    return [finding for check in CHECKS for finding in check.findings(facts)]
+    return [found for name, judge in CHECKS.items() for found in found_by(name, judge, facts)]
+
+
+def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
+    """Yield what one check finds."""
+    needs = inspect.signature(judge).parameters
+    given: list[Any] = [facts if need == "facts" else getattr(facts, need) for need in needs]
+    unknown = next((each for each in given if isinstance(each, Unknown)), None)
+    if unknown is None:
+        holds = (judge.__doc__ or judge.__name__).strip(" .\n")
+        found = list(judge(*given)) or [ok(holds[0].lower() + holds[1:])]
+    elif name in _CURES:
+        found = [error(unknown.because, _CURES[name])]
+    else:
+        found = [unchecked(unknown.because)]
+    for each in found:
+        yield each._replace(check=name)

@@ -1,20 +1,19 @@
 """Findings: what a check says, how severe it is, and what to do about it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Level: TypeAlias = Literal["ok", "info", "warning", "error"]
 
-_MOST_NAMES = 8
+_MOST_NAMES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What a check found.
 
     Attributes:
-        check: its dotted name, the area first, as in ``postgresql.migration``.
+        check: its dotted name, the area first, as in ``postgresql.migration``; empty until it is known.
         level: ``error``: something does not work, or jobs are in danger; ``warning``: it will hurt one day;
             ``info``: good to know, or not known; ``ok``.
         says: one line with the figures.
@@ -26,49 +25,23 @@ class Finding:
     says: str
     do: str | None = None
 
-    @property
-    def area(self) -> str:
-        """What the check is about: the first part of its name."""
-        return self.check.partition(".")[0]
+
+ok = partial(Finding, "", "ok")
+info = partial(Finding, "", "info")
+warning = partial(Finding, "", "warning")
+error = partial(Finding, "", "error")
 
 
-class Remark(NamedTuple):
-    """A finding without the name of its check."""
-
-    level: Level
-    says: str
-    do: str | None = None
-
-
-def ok(says: str) -> Remark:
-    """Return that all is well."""
-    return Remark("ok", says)
-
-
-def info(says: str, do: str | None = None) -> Remark:
-    """Return what is good to know, or is not known."""
-    return Remark("info", says, do)
-
-
-def warning(says: str, do: str) -> Remark:
-    """Return what will hurt one day."""
-    return Remark("warning", says, do)
-
-
-def error(says: str, do: str) -> Remark:
-    """Return what does not work, or endangers jobs."""
-    return Remark("error", says, do)
-
-
-def unchecked(because: str) -> Remark:
+def unchecked(because: str) -> Finding:
     """Return that a check was not made, and why not."""
     return info(f"not checked because {because}")
 
 
-def summary(findings: Iterable[Finding]) -> str:
-    """Return the last line: how many errors and warnings there are."""
-    levels = [finding.level for finding in findings]
-    return f"{counted(levels.count('error'), 'error')}, {counted(levels.count('warning'), 'warning')}"
+def encryption(*, encrypted: bool, local: bool, readable: str, do: str) -> Finding:
+    """Judge whether a connection can be read on the way, and say what could be read."""
+    if encrypted or local:
+        return ok("the connection uses TLS" if encrypted else "the connection does not leave this machine")
+    return warning(f"the connection leaves this machine without TLS: {readable} can be read on the way", do)
 
 
 def counted(number: int, noun: str, *, plural: str | None = None, bound: int | None = None) -> str:

@@ -1,25 +1,21 @@
-"""Facts of an examination: PostgreSQL, NATS and monitoring ports are asked at the same time."""
+"""Facts of an examination: what PostgreSQL and NATS answer, and why not where they do not."""
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from jsworker.core.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.core.settings import Settings
-from jsworker.doctor.monitoring import ServerConfiguration, read_configuration
 from jsworker.ownership.database import Database, check_level
 from jsworker.ownership.queries.job_report import Rows, read_rows
 from jsworker.ownership.queries.server_report import (
     Link,
     MissingRight,
-    OpenTransaction,
     Schema,
     Server,
     read_link,
     read_missing_rights,
-    read_oldest_transaction,
     read_schema,
     read_server,
 )
@@ -45,35 +41,33 @@ class Unknown:
 
 Learnt: TypeAlias = T | Unknown
 
+_NO_POSTGRESQL: Final = Unknown("PostgreSQL cannot be used")
+_NO_NATS: Final = Unknown("NATS cannot be used")
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(kw_only=True, slots=True)
 class Facts:
-    """What was learnt; of PostgreSQL, of NATS, and of monitoring ports.
+    """What was learnt of PostgreSQL and of NATS.
 
     Attributes:
         place: where PostgreSQL is, for messages.
-        oldest: the oldest open transaction; None: there is none, or none that may be seen.
-        account: known when JetStream answers.
         unconsumed: messages by subject, of subjects that no consumer takes.
         refused: workers that say that JetStream stores none of their messages.
     """
 
     settings: Settings
     place: str
-    server: Learnt[Server]
-    link: Learnt[Link]
-    oldest: Learnt[OpenTransaction | None]
-    revision: Learnt[str | None]
-    rights: Learnt[list[MissingRight]]
-    schema: Learnt[Schema]
-    rows: Learnt[Rows]
-    nats: Learnt[NatsServer]
-    account: Learnt[object]
-    stream: Learnt[StreamReport | None]
-    consumers: Learnt[list[ConsumerReport]]
-    unconsumed: Learnt[Mapping[str, int]]
-    refused: Learnt[list[str]]
-    monitoring: Mapping[str, Learnt[ServerConfiguration]]
+    server: Learnt[Server] = _NO_POSTGRESQL
+    link: Learnt[Link] = _NO_POSTGRESQL
+    revision: Learnt[str | None] = _NO_POSTGRESQL
+    rights: Learnt[list[MissingRight]] = _NO_POSTGRESQL
+    schema: Learnt[Schema] = _NO_POSTGRESQL
+    rows: Learnt[Rows] = _NO_POSTGRESQL
+    nats: Learnt[NatsServer] = _NO_NATS
+    stream: Learnt[StreamReport | None] = _NO_NATS
+    consumers: Learnt[list[ConsumerReport]] = _NO_NATS
+    unconsumed: Learnt[Mapping[str, int]] = _NO_NATS
+    refused: Learnt[list[str]] = _NO_NATS
 
 
 @asynccontextmanager
@@ -87,28 +81,19 @@ async def opened(settings: Settings) -> AsyncIterator[Database]:
         await database.close()
 
 
-async def gather(settings: Settings, monitoring: Sequence[str]) -> Facts:
+async def gather(settings: Settings) -> Facts:
     """Return what can be learnt; never fails because a server does not answer."""
     async with opened(settings) as database:
-        inspector = Inspector(settings)
-        postgres = asyncio.create_task(_of_postgres(database))
-        configurations = asyncio.create_task(_of_monitoring(monitoring))
-        try:
-            nats = await _learn(_connect(inspector))
-            of_postgres = await postgres
-            return Facts(
-                settings=settings,
-                place=database.place,
-                **of_postgres,
-                nats=nats,
-                **await _of_nats(inspector, nats, of_postgres["rows"]),
-                monitoring=await configurations,
-            )
-        finally:
-            postgres.cancel()
-            configurations.cancel()
-            await asyncio.gather(postgres, configurations, return_exceptions=True)
-            await inspector.close()
+        facts = Facts(settings=settings, place=database.place)
+        await _ask_postgresql(database, facts)
+    inspector = Inspector(settings)
+    try:
+        facts.nats = await _learn(_connect(inspector))
+        if not isinstance(facts.nats, Unknown):
+            await _ask_nats(inspector, facts)
+    finally:
+        await inspector.close()
+    return facts
 
 
 def served_kinds(rows: Rows) -> list[str]:
@@ -116,36 +101,22 @@ def served_kinds(rows: Rows) -> list[str]:
     return sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds})
 
 
-async def _of_postgres(database: Database) -> dict[str, Learnt[Any]]:
-    server = await _learn(read_server(database))
-    if isinstance(server, Unknown):
-        names = ("link", "oldest", "revision", "rights", "schema", "rows")
-        return {"server": server} | dict.fromkeys(names, Unknown("PostgreSQL cannot be used"))
-    revision = await _learn(database.migrated_to())
-    facts: dict[str, Learnt[Any]] = {
-        "server": server,
-        "link": await _learn(read_link(database)),
-        "oldest": await _learn(read_oldest_transaction(database)),
-        "revision": revision,
-    }
-    no_tables = _why_no_tables(revision)
-    if no_tables is not None:
-        return facts | dict.fromkeys(("rights", "schema", "rows"), no_tables)
-    return facts | {
-        "rights": await _learn(read_missing_rights(database)),
-        "schema": await _learn(read_schema(database)),
-        "rows": await _learn(read_rows(database, late_after=LATE_SECONDS)),
-    }
-
-
-def _why_no_tables(revision: Learnt[str | None]) -> Unknown | None:
-    if isinstance(revision, Unknown):  # it may be that only this one table is closed to the role
-        return None
-    try:
-        check_level(revision)
-    except MigrationMissing:
-        return Unknown("the database is not migrated to this version")
-    return None
+async def _ask_postgresql(database: Database, facts: Facts) -> None:
+    facts.server = await _learn(read_server(database))
+    if isinstance(facts.server, Unknown):
+        return
+    facts.link = await _learn(read_link(database))
+    facts.revision = await _learn(database.migrated_to())
+    if not isinstance(facts.revision, Unknown):  # else this one table may be closed to the role
+        try:
+            check_level(facts.revision)
+        except MigrationMissing:
+            no_tables = Unknown("the database is not migrated to this version")
+            facts.rights = facts.schema = facts.rows = no_tables
+            return
+    facts.rights = await _learn(read_missing_rights(database))
+    facts.schema = await _learn(read_schema(database))
+    facts.rows = await _learn(read_rows(database, late_after=LATE_SECONDS))
 
 
 async def _connect(inspector: Inspector) -> NatsServer:
@@ -153,36 +124,22 @@ async def _connect(inspector: Inspector) -> NatsServer:
     return await inspector.server()
 
 
-async def _of_nats(
-    inspector: Inspector, nats: Learnt[NatsServer], rows: Learnt[Rows]
-) -> dict[str, Learnt[Any]]:
-    if isinstance(nats, Unknown):
-        names = ("account", "stream", "consumers", "unconsumed", "refused")
-        return dict.fromkeys(names, Unknown("NATS cannot be used"))
-    kinds = [] if isinstance(rows, Unknown) else served_kinds(rows)
-    found: dict[str, Learnt[Any]] = {
-        "account": await _learn(inspector.account()),
-        "stream": await _learn(inspector.stream()),
-    }
-    if isinstance(rows, Unknown):
-        found["refused"] = Unknown("which workers there are is not known")
+async def _ask_nats(inspector: Inspector, facts: Facts) -> None:
+    kinds: list[str] = []
+    if isinstance(facts.rows, Unknown):
+        facts.refused = Unknown("which workers there are is not known")
     else:
-        alive = [worker.id for worker in rows.workers if worker.alive]
-        found["refused"] = await _learn(inspector.refused(alive[:_ASKED]))
-    match found["stream"]:
-        case Unknown():
-            consumers: Learnt[Any] = Unknown("the stream cannot be looked at")
-        case None:
-            consumers = Unknown("there is no stream")
-        case _:
-            consumers = await _learn(inspector.consumers(kinds))
-    unconsumed = consumers if isinstance(consumers, Unknown) else await _learn(inspector.unconsumed())
-    return found | {"consumers": consumers, "unconsumed": unconsumed}
-
-
-async def _of_monitoring(addresses: Sequence[str]) -> dict[str, Learnt[ServerConfiguration]]:
-    found = await asyncio.gather(*(_learn(read_configuration(address)) for address in addresses))
-    return dict(zip(addresses, found, strict=True))
+        kinds = served_kinds(facts.rows)
+        alive = [worker.id for worker in facts.rows.workers if worker.alive]
+        facts.refused = await _learn(inspector.refused(alive[:_ASKED]))
+    facts.stream = await _learn(inspector.stream())
+    if isinstance(facts.stream, Unknown):
+        facts.consumers = facts.unconsumed = Unknown("the stream cannot be looked at")
+    elif facts.stream is None:
+        facts.consumers = facts.unconsumed = Unknown("there is no stream")
+    else:
+        facts.consumers = await _learn(inspector.consumers(kinds))
+        facts.unconsumed = await _learn(inspector.unconsumed())
 
 
 async def _learn(reading: Coroutine[Any, Any, T]) -> Learnt[T]:

@@ -5,9 +5,9 @@ from typing import Final
 
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
-from jsworker.doctor.finding import Remark, counted, info, listed, ok, seconds, warning
-from jsworker.doctor.gather import LATE_SECONDS, served_kinds
-from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows, SilentOwner
+from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
+from jsworker.doctor.gather import served_kinds
+from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows
 
 _FEW_ENDED: Final = 20
 _MANY_FAILED: Final = 0.1
@@ -16,10 +16,11 @@ _RECENT_SECONDS: Final = 3_600.0
 _REFERENCED: Final = "23503"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
+_CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
-def outbox(rows: Rows) -> Iterator[Remark]:
-    """Whether scheduled jobs are queued when they are due, and messages of queued jobs published."""
+def outbox(rows: Rows) -> Iterator[Finding]:
+    """No message and no scheduled job is due for long."""
     if rows.unpublished.jobs:
         yield warning(
             f"{counted(rows.unpublished.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
@@ -32,12 +33,10 @@ def outbox(rows: Rows) -> Iterator[Remark]:
             f"{seconds(rows.overdue.oldest)}: no relay runs",
             "Run a worker, for each has a relay; `jsworker doctor --fix` queues and publishes them now.",
         )
-    if not rows.unpublished.jobs and not rows.overdue.jobs:
-        yield ok(f"no message and no scheduled job is due for more than {LATE_SECONDS:g} s")
 
 
-def workers(rows: Rows) -> Iterator[Remark]:
-    """Whether workers are alive, all with one version."""
+def workers(rows: Rows) -> Iterator[Finding]:
+    """Workers are alive, all with one version."""
     alive = [worker for worker in rows.workers if worker.alive]
     versions = sorted({worker.version for worker in alive})
     if len(versions) > 1:
@@ -54,13 +53,12 @@ def workers(rows: Rows) -> Iterator[Remark]:
         yield info("no worker is alive", _RUN_A_WORKER)
 
 
-def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
-    """Whether runs have a time limit: one that hangs has heartbeats like others."""
+def time_limits(rows: Rows, settings: Settings) -> Iterator[Finding]:
+    """Every kind of the workers that are alive has a timeout or a progress_timeout of its own."""
     kinds = sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds_without_timeout})
     if not kinds:
-        yield ok("every kind of the workers that are alive has a timeout or a progress_timeout of its own")
         return
-    whose = f"no timeout or progress_timeout of their own: {listed([printable(kind, 64) for kind in kinds])}"
+    whose = f"no timeout or progress_timeout of their own: {printable(listed(kinds), 600)}"
     do = "Give the classes a timeout, or a progress_timeout to those that call update_progress."
     if settings.job_timeout is None:
         yield warning(f"{whose}; JSWORKER_JOB_TIMEOUT is none: a run that hangs is never taken back", do)
@@ -69,53 +67,55 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Remark]:
         yield info(f"{whose}; {ends}", do)
 
 
-def queues(rows: Rows) -> Iterator[Remark]:
-    """Whether there are workers for every kind that waits."""
+def queues(rows: Rows) -> Iterator[Finding]:
+    """No job waits for a worker."""
     served = served_kinds(rows)
     for queue in rows.queues:
         kind = printable(queue.kind, 64)
         jobs = counted(queue.jobs, "queued job", bound=BOUND)
         says = f"{jobs} of kind {kind}, the oldest waiting for {seconds(queue.oldest)}"
-        if queue.kind not in served:
+        if queue.kind in served:
+            yield ok(says)
+        else:
             yield warning(
                 f"{says}, and no worker for it",
                 f"Run a worker for {kind}, or cancel them: `jsworker cancel --status queued --kind {kind}`.",
             )
-        else:
-            yield ok(says)
     if len(rows.queues) >= MOST_QUEUES:
         yield info(
             f"no more than {counted(len(rows.queues), 'kind')} were looked at; jobs of others may wait too",
             "Look at them: `jsworker jobs --status queued`; `jsworker cancel --status queued --kind KIND` "
             "takes those that are not to be done.",
         )
-    if not rows.queues:
-        yield ok("no job waits for a worker")
 
 
-def owners(rows: Rows) -> Iterator[Remark]:
-    """Whether running jobs have an owner that lives."""
+def owners(rows: Rows) -> Iterator[Finding]:
+    """Every running job has an owner that shows signs of life."""
     for owner in rows.silent_owners:
-        yield _silent(owner)
-    if not rows.silent_owners:
-        yield ok("every running job has an owner that shows signs of life")
+        known = "" if owner.registered else ", which is not in the registry"
+        yield warning(
+            f"{counted(owner.jobs, 'running job', bound=10_000)} of worker {printable(owner.worker_id, 120)}"
+            f"{known}, silent for {seconds(owner.seconds_silent)}",
+            f"Some have no stale threshold and may wait for a day, or for ever: {_CLEAR} takes them back."
+            if owner.never_stale
+            else f"Workers take them back by themselves, so run one; at once: {_CLEAR}.",
+        )
 
 
-def dead_messages(rows: Rows) -> Iterator[Remark]:
-    """Whether messages came that no worker could use."""
+def dead_messages(rows: Rows) -> Iterator[Finding]:
+    """There are no messages that no worker could use."""
     if rows.newest_dead_message is None:
-        yield ok("no dead messages")
         return
-    says = (
+    judge = warning if rows.newest_dead_message < _RECENT_SECONDS else info
+    yield judge(
         f"{counted(rows.dead_messages, 'dead message')}, the newest {seconds(rows.newest_dead_message)} old: "
-        "they could not be read, or named no job"
+        "they could not be read, or named no job",
+        "Look at them: `jsworker dead-messages`; then `jsworker dead-messages replay ID`, or drop.",
     )
-    do = "Look at them: `jsworker dead-messages`; then `jsworker dead-messages replay ID`, or drop."
-    yield warning(says, do) if rows.newest_dead_message < _RECENT_SECONDS else info(says, do)
 
 
-def refused_rows(rows: Rows) -> Iterator[Remark]:
-    """Whether PostgreSQL refuses to write the rows of some jobs."""
+def refused_rows(rows: Rows) -> Iterator[Finding]:
+    """No job's row is refused by PostgreSQL."""
     for each in rows.refused:
         constraint = "" if each.constraint is None else f", {printable(each.constraint, 120)}"
         jobs = counted(each.jobs, "job")
@@ -131,48 +131,34 @@ def refused_rows(rows: Rows) -> Iterator[Remark]:
                 "A trigger, a constraint or a value of the row; once that is mended, `jsworker doctor --fix` "
                 "tries them again at once.",
             )
-    if not rows.refused:
-        yield ok("PostgreSQL refuses no job's row")
 
 
-def failures(rows: Rows) -> Iterator[Remark]:
-    """Whether many of the jobs that ended last have failed."""
+def failures(rows: Rows) -> Iterator[Finding]:
+    """None of the jobs that ended last has failed."""
     ended = rows.ended
-    if ended.within is None:
-        yield ok("no job has ended yet")
+    if ended.within is None or not ended.failed:
         return
-    if not ended.failed:
-        yield ok(f"none of the last {counted(ended.jobs, 'ended job')} failed")
-        return
-    last = counted(ended.jobs, "ended job")
-    says = f"{ended.failed:,} of the last {last} failed, within {seconds(ended.within)}"
-    do = "Look at them: `jsworker jobs --status failed`; `jsworker retry --status failed` queues them again."
     many = ended.jobs >= _FEW_ENDED and ended.failed >= _MANY_FAILED * ended.jobs
-    yield warning(says, do) if many else info(says, do)
+    judge = warning if many else info
+    yield judge(
+        f"{ended.failed:,} of the last {counted(ended.jobs, 'ended job')} failed, within "
+        f"{seconds(ended.within)}",
+        "Look at them: `jsworker jobs --status failed`; `jsworker retry --status failed` queues them again.",
+    )
 
 
-def pruning(rows: Rows, settings: Settings) -> Iterator[Remark]:
-    """Whether ended jobs leave when they have been kept for long enough."""
+def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
+    """No ended job is kept for longer than it is to be."""
     oldest, kept = rows.ended.oldest, settings.retention
     if oldest is None or kept is None:
-        yield ok("nothing is to be deleted")
-    elif any(each.attempted == "prune" for each in rows.refused):
+        return
+    if any(each.attempted == "prune" for each in rows.refused):
         yield info("ended jobs are kept that PostgreSQL refuses to delete: see jobs.refused_rows")
     elif oldest > kept + _LAG_SECONDS:
         yield warning(
             f"the oldest ended job is {seconds(oldest)} old, though JSWORKER_RETENTION is {seconds(kept)}",
             "Run a worker, or `jsworker prune`; look for prune.failed in the workers' logs.",
         )
-    else:
-        yield ok(f"the oldest ended job is {seconds(oldest)} old")
 
 
-def _silent(owner: SilentOwner) -> Remark:
-    name = printable(owner.worker_id, 120)
-    known = "" if owner.registered else ", which is not in the registry"
-    jobs = counted(owner.jobs, "running job", bound=10_000)
-    clear = "`jsworker clear --stale-for SECONDS --reason …`"
-    do = f"Workers take them back by themselves, so run one; at once: {clear}."
-    if owner.never_stale:
-        do = f"Some have no stale threshold and may wait for a day, or for ever: {clear} takes them back."
-    return warning(f"{jobs} of worker {name}{known}, silent for {seconds(owner.seconds_silent)}", do)
+CHECKS: Final = (workers, time_limits, outbox, queues, owners, refused_rows, failures, pruning, dead_messages)

@@ -6,64 +6,71 @@ from typing import Final
 from jsworker.core.errors import MigrationMissing
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
-from jsworker.doctor.finding import Remark, counted, error, info, listed, ok, seconds, warning
-from jsworker.doctor.gather import Facts, Unknown
+from jsworker.doctor import finding
+from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
 from jsworker.ownership.database import REVISIONS, check_level
-from jsworker.ownership.queries import server_report
 from jsworker.ownership.queries.job_report import Rows
-from jsworker.ownership.queries.server_report import Link, MissingRight, OpenTransaction, Schema, Server
+from jsworker.ownership.queries.server_report import (
+    Link,
+    MissingRight,
+    Schema,
+    Server,
+    Sharing,
+    wanted_constraints,
+    wanted_indexes,
+)
 
 _LEAST_VERSION: Final = 12
 _TRIED_VERSION: Final = 14
 _UPGRADE: Final = "Upgrade PostgreSQL to a version that is still maintained."
-_OLD_TRANSACTION_SECONDS: Final = 300.0
 _OF_A_PROCESS: Final = 23
 """Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
-_HEARTBEAT: Final = "last_activity_at"
 _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",
 }
 _RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
+_POOLERS: Final[dict[Sharing, Finding]] = {
+    "direct": ok("no pooler between: statements that find rows by key are prepared"),
+    "transaction": ok("a pooler in transaction mode is between: workers notice it and prepare nothing"),
+    "statement": error(
+        "a pooler in statement mode is between: job.transaction() and migrations cannot work",
+        "Set pool_mode = transaction.",
+    ),
+    "unclear": info(
+        "a pooler is between; whether in session or in transaction mode could not be seen",
+        "Set pool_mode = transaction: in session mode each of a worker's connections holds one of the "
+        "server's all the time.",
+    ),
+}
 
 
-def connection(facts: Facts) -> Iterator[Remark]:
+def connection(server: Server, place: str) -> Iterator[Finding]:
     """Whether the server answers, takes writes, and has what the statements need."""
-    if isinstance(facts.server, Unknown):
-        yield error(
-            facts.server.because,
-            "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server runs, and that "
-            "its pg_hba.conf lets this role in.",
-        )
-    else:
-        yield answering(facts.server, facts.place)
-
-
-def answering(server: Server, place: str) -> Remark:
-    """Judge a server that answers."""
     name = f"PostgreSQL {server.settings.get('server_version', 'unknown')}"
     if server.standby:
-        return error(
+        yield error(
             f"{name} at {place} is a standby: nothing can be written",
             "Let JSWORKER_DATABASE_URL name the primary.",
         )
-    if server.settings.get("default_transaction_read_only") == "on":
-        return error(
+    elif server.settings.get("default_transaction_read_only") == "on":
+        yield error(
             "default_transaction_read_only is on: nothing can be written",
             f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
         )
-    if server.version // 10_000 < _LEAST_VERSION:
-        return error(
+    elif server.version // 10_000 < _LEAST_VERSION:
+        yield error(
             f"{name} is too old: {_LEAST_VERSION} has the plan_cache_mode and the MATERIALIZED that "
             "jsworker's statements use",
             _UPGRADE,
         )
-    if server.version // 10_000 < _TRIED_VERSION:
-        return warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
-    return ok(f"{name} at {place} answers and takes writes")
+    elif server.version // 10_000 < _TRIED_VERSION:
+        yield warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
+    else:
+        yield ok(f"{name} at {place} answers and takes writes")
 
 
-def migration(revision: str | None) -> Iterator[Remark]:
+def migration(revision: str | None) -> Iterator[Finding]:
     """Whether the tables are those of this version."""
     try:
         check_level(revision)
@@ -79,47 +86,17 @@ def migration(revision: str | None) -> Iterator[Remark]:
         )
 
 
-def durability(server: Server) -> Iterator[Remark]:
-    """Whether what was committed is still there after a crash."""
-    found = server.settings
-    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if found.get(name) == "off"]
-    if "fsync" in off or "full_page_writes" in off:
-        names = " and ".join(name for name in off if name != "synchronous_commit")
+def durability(server: Server) -> Iterator[Finding]:
+    """A commit is on the disk before it is acknowledged."""
+    names = ("fsync", "full_page_writes", "synchronous_commit")
+    for name in (name for name in names if server.settings.get(name) == "off"):
         yield error(
-            f"{names} off: a loss of power may destroy the whole database",
-            f"Set {names} on in postgresql.conf and reload the server.",
+            f"{name} is off: acknowledged jobs and outcomes get lost when the server crashes",
+            f"Set {name} = on in postgresql.conf, or for the role or database that has it off, and reload.",
         )
-    if "synchronous_commit" in off:
-        yield error(
-            "synchronous_commit is off: acknowledged jobs and outcomes get lost when the server crashes",
-            f"ALTER ROLE {_quoted(server.role)} SET synchronous_commit = on",
-        )
-    if not off:
-        yield ok("a commit is on the disk before it is acknowledged")
 
 
-def transactions(oldest: OpenTransaction | None, server: Server) -> Iterator[Remark]:
-    """Whether an old transaction keeps dead rows from being removed."""
-    if oldest is not None and oldest.seconds >= _OLD_TRANSACTION_SECONDS:
-        who = f"of pid {oldest.pid}" if oldest.pid is not None else "prepared for two phases"
-        name = f" ({printable(oldest.name, 60)}, {oldest.state})" if oldest.name else f" ({oldest.state})"
-        yield warning(
-            f"a transaction {who}{name} is open for {seconds(oldest.seconds)}: no row that died since can be "
-            "removed, and searches for work become slower",
-            f"End it: SELECT pg_terminate_backend({oldest.pid})"
-            if oldest.pid is not None
-            else "End it: COMMIT PREPARED or ROLLBACK PREPARED.",
-        )
-    elif not server.sees_all:
-        yield info(
-            f"only transactions of role {printable(server.role, 60)} could be looked at",
-            f"GRANT pg_read_all_stats TO {_quoted(server.role)}, to let doctor see those of others.",
-        )
-    else:
-        yield ok("no transaction is open for long")
-
-
-def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Remark]:
+def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Finding]:
     """Whether the fleet may open as many connections as it can use."""
     alive = [worker.concurrency for worker in rows.workers if worker.alive]
     fleet = alive or [settings.concurrency] * settings.processes
@@ -139,116 +116,66 @@ def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> I
         yield ok(f"{says}; {server.connections} open now")
 
 
-def pooler(link: Link) -> Iterator[Remark]:
+def pooler(link: Link) -> Iterator[Finding]:
     """Whether a pooler is between, and in a mode that works."""
-    match link.sharing:
-        case "direct":
-            yield ok("no pooler between: statements that find rows by key are prepared")
-        case "transaction":
-            yield ok("a pooler in transaction mode is between: workers notice it and prepare nothing")
-        case "statement":
-            yield error(
-                "a pooler in statement mode is between: job.transaction() and migrations cannot work",
-                "Set pool_mode = transaction.",
-            )
-        case "unclear":
-            yield info(
-                "a pooler is between; whether in session or in transaction mode could not be seen",
-                "Set pool_mode = transaction: in session mode each of a worker's connections holds one of "
-                "the server's all the time.",
-            )
+    yield _POOLERS[link.sharing]
 
 
-def encryption(link: Link) -> Iterator[Remark]:
+def encryption(link: Link) -> Iterator[Finding]:
     """Whether payloads and passwords can be read on the way."""
-    if link.encrypted or link.local:
-        yield ok(
-            "the connection uses TLS" if link.encrypted else "the connection does not leave this machine"
-        )
-    else:
-        yield warning(
-            "the connection leaves this machine without TLS: payloads can be read on the way",
-            "Add ?sslmode=verify-full&sslrootcert=PATH to JSWORKER_DATABASE_URL.",
-        )
+    yield finding.encryption(
+        encrypted=link.encrypted,
+        local=link.local,
+        readable="payloads",
+        do="Add ?sslmode=verify-full&sslrootcert=PATH to JSWORKER_DATABASE_URL.",
+    )
 
 
-def rights(rights: list[MissingRight], server: Server) -> Iterator[Remark]:
-    """Whether the role may do what a worker must, and no more than that."""
-    who = _quoted(server.role)
+def rights(rights: list[MissingRight], server: Server) -> Iterator[Finding]:
+    """The role may do all that a worker needs, and not everything."""
+    role = f"role {printable(server.role, 60)}"
     by_table: dict[str | None, list[str]] = {}
     for each in rights:
         by_table.setdefault(each.table, []).append(each.privilege)
     for table, privileges in sorted(by_table.items(), key=lambda item: item[0] or ""):
         lacking, place = ", ".join(privileges), f"jsworker.{table}" if table else "SCHEMA jsworker"
         yield error(
-            f"role {printable(server.role, 60)} lacks {lacking} on {place}, which a worker needs",
-            f"GRANT {lacking} ON {place} TO {who}",
+            f"{role} lacks {lacking} on {place}, which a worker needs",
+            f"GRANT {lacking} ON {place} TO {_quoted(server.role)}",
         )
     if server.superuser:
         yield warning(
-            f"role {printable(server.role, 60)} is a superuser: who gets into a worker gets the server",
+            f"{role} is a superuser: who gets into a worker gets the server",
             "Migrate as the tables' owner, and let workers use a role that may only read and write them.",
         )
-    elif not rights:
-        yield ok(f"role {printable(server.role, 60)} may do all that a worker needs")
 
 
-def indexes(schema: Schema) -> Iterator[Remark]:
-    """Whether every index is there and valid, and none keeps heartbeats from being HOT updates."""
-    wanted = server_report.wanted_indexes()
-    sound = True
-    for name, statement in sorted(wanted.items()):
+def indexes(schema: Schema) -> Iterator[Finding]:
+    """All indexes are there and valid."""
+    for name, statement in sorted(wanted_indexes().items()):
         if name not in schema.indexes:
-            sound = False
-            yield error(f"index {name} is missing: searches read whole tables", _concurrently(statement))
+            create = statement.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
+            yield error(f"index {name} is missing: searches read whole tables", create)
     for index in schema.indexes.values():
         if not index.valid:
-            sound = False
             yield error(
                 f"index {index.name} on {index.table} is invalid: it is written and never read",
-                f"REINDEX INDEX CONCURRENTLY jsworker.{_name(index.name)}",
+                f"REINDEX INDEX CONCURRENTLY jsworker.{_quoted(index.name)}",
             )
-        if index.name not in wanted and index.table == "jobs" and _HEARTBEAT in index.definition:
-            sound = False
-            yield warning(
-                f"index {index.name} on jobs holds {_HEARTBEAT}: every heartbeat writes every index anew",
-                f"DROP INDEX CONCURRENTLY jsworker.{_name(index.name)}",
-            )
-    if sound:
-        yield ok(f"all {len(wanted)} indexes are there and valid")
 
 
-def constraints(schema: Schema) -> Iterator[Remark]:
-    """Whether PostgreSQL itself refuses what the protocol forbids."""
-    missing = sorted(server_report.wanted_constraints().difference(schema.constraints))
+def constraints(schema: Schema) -> Iterator[Finding]:
+    """What the protocol forbids is refused by PostgreSQL itself."""
+    missing = sorted(wanted_constraints().difference(schema.constraints))
     if missing:
-        yield error(
-            f"{counted(len(missing), 'constraint')} missing ({listed(missing)}): impossible rows get in",
-            _RESTORE,
-        )
-    for name, table in sorted(schema.doubtful.items()):
-        yield warning(
-            f"constraint {name} is NOT VALID: old rows may break it",
-            f"ALTER TABLE jsworker.{_name(table)} VALIDATE CONSTRAINT {_name(name)}",
-        )
-    lax = {name: fear for name, fear in _TRIGGERS.items() if not schema.triggers.get(name)}
-    for name, fear in lax.items():
-        if name in schema.triggers:
-            yield error(
-                f"trigger {name} is disabled: {fear}", f"ALTER TABLE jsworker.jobs ENABLE TRIGGER {name}"
-            )
-        else:
+        says = f"{counted(len(missing), 'constraint')} missing ({listed(missing)}): impossible rows get in"
+        yield error(says, _RESTORE)
+    for name, fear in _TRIGGERS.items():
+        if name not in schema.triggers:
             yield error(f"trigger {name} is missing: {fear}", _RESTORE)
-    if not (lax or missing or schema.doubtful):
-        yield ok(f"{len(schema.constraints)} constraints and {len(_TRIGGERS)} triggers hold")
-
-
-def _concurrently(statement: str) -> str:
-    return statement.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
-
-
-def _name(name: str) -> str:
-    return name if name.isidentifier() and name.islower() else _quoted(name)
+        elif not schema.triggers[name]:
+            enable = f"ALTER TABLE jsworker.jobs ENABLE TRIGGER {name}"
+            yield error(f"trigger {name} is disabled: {fear}", enable)
 
 
 def _quoted(name: str) -> str:
@@ -261,3 +188,7 @@ def _allowed_connections(server: Server) -> int:
     allowed = int(found.get("max_connections", 0)) - sum(int(found.get(name, 0)) for name in names)
     limits = [limit for limit in (server.role_limit, server.database_limit) if limit >= 0]
     return min([allowed, *limits])
+
+
+CHECKS: Final = (connection, migration, durability, rights, encryption, pooler, connections)
+TABLE_CHECKS: Final = (indexes, constraints)

@@ -4,21 +4,21 @@ Nothing here takes a job from its owner, ends one, or touches data that is not j
 repair returns in one line what it did, None when the facts do not ask for it or do not allow it.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from jsworker.client import JobClient
 from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind
-from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted
 from jsworker.doctor.gather import Facts, Unknown, opened, served_kinds
+from jsworker.ownership.queries.job_report import Rows
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.diagnostics import ConsumerReport
+from jsworker.stream.diagnostics import ConsumerReport, StreamReport
 from jsworker.stream.jetstream import ensured_stream
+from jsworker.stream.topology import shown
 
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
@@ -26,26 +26,37 @@ _PROMOTE_AT_ONCE: Final = 500
 
 async def repair(facts: Facts) -> list[Finding]:
     """Mend what these facts ask for and return what was done."""
-    done = [await _attempt(name, mend, facts) for name, mend in _REPAIRS.items()]
-    nothing = Finding("fix.nothing", "ok", "there was nothing that may be mended without you")
-    return [finding for finding in done if finding is not None] or [nothing]
-
-
-async def _attempt(name: str, mend: Callable[[Facts], Awaitable[str | None]], facts: Facts) -> Finding | None:
-    try:
-        done = await mend(facts)
-    except JsworkerError as error:
-        says = f"could not be mended: {' '.join(str(error).split())}"
-        return Finding(name, "error", says, "See the findings below.")
-    return None if done is None else Finding(name, "ok", done)
+    done: list[Finding] = []
+    for name, mend in _REPAIRS.items():
+        try:
+            says = await mend(facts)
+        except JsworkerError as error:
+            says = f"could not be mended: {' '.join(str(error).split())}"
+            done.append(Finding(name, "error", says, "See the findings below."))
+        else:
+            done += [Finding(name, "ok", says)] if says else []
+    return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
 
 
 async def _ensure_stream(facts: Facts) -> str | None:
     """Make stream and consumers, or change them, as a worker that starts would."""
-    if not _may_ensure(facts):
+    stream, rows, reports = facts.stream, facts.rows, facts.consumers
+    if isinstance(stream, Unknown) or isinstance(rows, Unknown) or not _is_usable(stream, rows):
+        return None
+    if isinstance(reports, Unknown):
+        if stream is not None:
+            return None  # they may be as they must be
+        reports = []
+    at_least = facts.settings.ack_wait
+    missing = sorted(set(served_kinds(rows)) - {report.name for report in reports})
+    ack_waits = dict.fromkeys(missing, at_least)
+    for report in reports:
+        if is_kind(report.name) and _can_be_mended(report, at_least):
+            ack_waits[report.name] = max(report.ack_wait, at_least)
+    if stream is not None and not stream.differences and not ack_waits:
         return None
     changes: list[Event] = []
-    ack_waits, events = _kinds_to_ensure(facts), Events()
+    events = Events()
     events.on("stream.changed", changes.append)
     async with opened(facts.settings) as database:
         installation = await installation_id(database)
@@ -59,76 +70,38 @@ async def _ensure_stream(facts: Facts) -> str | None:
         seconds=_CONNECT_SECONDS,
     ):
         pass
-    there = {report.name for report in _reports(facts)}
-    made = [f"made consumer {kind}" for kind in ack_waits if kind not in there]
-    return "; ".join([*map(_change, changes), *made]) or "a worker was faster to mend the stream"
+    return "; ".join([*map(_change, changes), *(f"made consumer {kind}" for kind in missing)]) or None
 
 
-def _may_ensure(facts: Facts) -> bool:
-    """Return whether a worker that starts would make or change anything, and would not be refused."""
-    if isinstance(facts.stream, Unknown) or isinstance(facts.rows, Unknown):
-        return False
-    report = facts.stream
-    if report is None:
+def _is_usable(stream: StreamReport | None, rows: Rows) -> bool:
+    if stream is None:
         return True
-    if report.installation not in {None, str(facts.rows.installation)}:
-        return False
-    if any(not each.changeable for each in report.differences):
-        return False
-    return bool(report.differences) or bool(_kinds_to_ensure(facts))
+    own = stream.installation in {None, str(rows.installation)}
+    return own and all(each.changeable for each in stream.differences)
 
 
-def _kinds_to_ensure(facts: Facts) -> dict[str, float]:
-    """Return the consumers to make or change, each with the longer of its own and the settings' ack wait."""
-    if isinstance(facts.rows, Unknown) or isinstance(facts.stream, Unknown):
-        return {}
-    if isinstance(facts.consumers, Unknown) and facts.stream is not None:
-        return {}  # they may be as they must be
-    reports, asked_for = _reports(facts), facts.settings.ack_wait
-    kinds = {
-        report.name: max(report.ack_wait, asked_for)
-        for report in reports
-        if is_kind(report.name) and _changes(report, facts.settings)
-    }
-    there = {report.name for report in reports}
-    missing = [kind for kind in served_kinds(facts.rows) if kind not in there]
-    return kinds | dict.fromkeys(missing, asked_for)
-
-
-def _reports(facts: Facts) -> list[ConsumerReport]:
-    return [] if isinstance(facts.consumers, Unknown) else facts.consumers
-
-
-def _changes(report: ConsumerReport, settings: Settings) -> bool:
+def _can_be_mended(report: ConsumerReport, at_least: float) -> bool:
     """Return whether a consumer can be changed and must be; one that only waits longer need not."""
-    if any(not each.changeable for each in report.differences):
-        return False
-    others = [each for each in report.differences if each.setting != "ack_wait"]
-    return bool(others) or report.ack_wait < settings.ack_wait
+    others = any(each.setting != "ack_wait" for each in report.differences)
+    return (others or report.ack_wait < at_least) and all(each.changeable for each in report.differences)
 
 
 def _change(event: Event) -> str:
     fields = event.fields
     if fields["setting"] == "created":
         return f"made {fields['what']}"
-    return f"{fields['what']}: {fields['setting']} is {_shown(fields['is'])} now, was {_shown(fields['was'])}"
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
+    return f"{fields['what']}: {fields['setting']} is {shown(fields['is'])} now, was {shown(fields['was'])}"
 
 
 async def _queue_and_publish(facts: Facts) -> str | None:
     if isinstance(facts.rows, Unknown) or not (facts.rows.unpublished.jobs or facts.rows.overdue.jobs):
         return None
-    queued = 0
+    queued, promoted = 0, _PROMOTE_AT_ONCE
     async with opened(facts.settings) as database:
         refused_rows = RefusedRows(database, worker_id=None)
-        while True:
+        while promoted == _PROMOTE_AT_ONCE:
             promoted = await promote(database, limit=_PROMOTE_AT_ONCE, refused_rows=refused_rows)
             queued += promoted
-            if promoted < _PROMOTE_AT_ONCE:
-                break
     done = f"queued {counted(queued, 'scheduled job')}"
     if isinstance(facts.nats, Unknown):
         return f"{done}; nothing was published because {facts.nats.because}"

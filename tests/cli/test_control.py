@@ -179,6 +179,16 @@ class TestChoice:
         assert (found.code, found.err) == (0, "cancel 2 jobs (status queued)? [y/N] ")
         assert [each["id"] for each in found.json] == [str(job_id) for job_id in jobs]
 
+    def test_very_many_are_not_all_looked_for_before_the_question(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        jobs = [insert_job(sql) for _ in range(3)]
+        monkeypatch.setattr("jsworker.cli.control._MOST_ASKED_FOR", 2)
+        monkeypatch.setattr("sys.stdin", Keyboard("y\n"))
+        found = cli("cancel", "--status", "queued", "--json")
+        assert (found.code, found.err) == (0, "cancel at least 3 jobs (status queued)? [y/N] ")
+        assert [each["id"] for each in found.json] == [str(job_id) for job_id in jobs]
+
     @pytest.mark.parametrize("answer", ["\n", "no\n", "", "yesterday\n"])
     def test_everything_else_is_no(
         self, answer: str, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
 
 import nats
@@ -16,12 +15,10 @@ from sqlalchemy.engine import make_url
 from jsworker.core.errors import StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.doctor import gather as gathering
 from jsworker.doctor import nats_checks
 from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Finding
 from jsworker.doctor.gather import Unknown, gather
-from jsworker.doctor.monitoring import MonitoringSilent, read_configuration
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import job_report, server_report
 from jsworker.stream import diagnostics
@@ -141,31 +138,16 @@ def test_no_statement_writes() -> None:
 
 
 async def test_a_direct_connection(settings: Settings) -> None:
-    facts = await gather(settings, [])
+    facts = await gather(settings)
     assert not isinstance(facts.link, Unknown)
     assert (facts.link.sharing, facts.link.local, facts.link.encrypted) == ("direct", True, False)
 
 
 async def test_a_pooler_is_noticed(settings: Settings, database_url: str) -> None:
     async with pooled(database_url) as (_, url):
-        facts = await gather(settings.model_copy(update={"database_url": url}), [])
+        facts = await gather(settings.model_copy(update={"database_url": url}))
     assert not isinstance(facts.link, Unknown)
     assert facts.link.sharing == "unclear"  # this one lends a session to each client
-
-
-async def test_the_oldest_transaction_that_holds_rows(settings: Settings, database_url: str) -> None:
-    with psycopg.connect(database_url) as idle, psycopg.connect(database_url) as holding:
-        idle.execute("SELECT 1")  # open, and holds nothing
-        holding.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        holding.execute("SELECT 1")
-        pid = holding.info.backend_pid
-        database = Database(settings.database_dsn(), statement_timeout=5.0)
-        try:
-            found = await server_report.read_oldest_transaction(database)
-        finally:
-            await database.close()
-    assert found is not None
-    assert (found.pid, found.state) == (pid, "idle in transaction")
 
 
 async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
@@ -175,59 +157,12 @@ async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
         postgres.black_hole()
         nats.black_hole()
         changed = {"database_url": url, "nats_url": nats_url}
-        monitoring = f"http://127.0.0.1:{nats.port}"
         async with asyncio.timeout(40):
-            facts = await gather(settings.model_copy(update=changed), [monitoring])
+            facts = await gather(settings.model_copy(update=changed))
     assert isinstance(facts.server, Unknown)
     assert "PostgreSQL at 127.0.0.1" in facts.server.because
     assert isinstance(facts.nats, Unknown)
     assert "did not answer" in facts.nats.because
-    learnt = facts.monitoring[monitoring]
-    assert isinstance(learnt, Unknown)
-    assert "no answer within 3 s" in learnt.because
-
-
-async def test_an_examination_that_is_given_up_waits_for_the_end_of_what_it_began(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asks, left = asyncio.Event(), asyncio.Event()
-
-    async def leave_slowly(_: object) -> None:
-        asks.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            for _round in range(100):
-                await asyncio.sleep(0)
-            left.set()
-
-    monkeypatch.setattr(gathering, "_of_monitoring", leave_slowly)
-    examining = asyncio.create_task(gather(settings, []))
-    await asks.wait()
-    examining.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await examining
-    assert left.is_set()
-
-
-async def test_a_monitoring_port_that_drips_is_left_in_time() -> None:
-    ended = asyncio.Event()
-
-    async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            for byte in b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100:
-                writer.write(bytes([byte]))
-                await writer.drain()
-                await asyncio.sleep(0.2)  # the fault itself
-        writer.close()
-        ended.set()
-
-    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server_:
-        port = server_.sockets[0].getsockname()[1]
-        async with asyncio.timeout(10):
-            with pytest.raises(MonitoringSilent, match="no answer within 3 s"):
-                await read_configuration(f"http://127.0.0.1:{port}")
-            await ended.wait()
 
 
 KINDS = [f"kind-{number:03}" for number in range(300)]
@@ -261,7 +196,7 @@ async def many_consumers(settings: Settings, database_url: str) -> AsyncIterator
 
 async def found_of_stream(settings: Settings) -> dict[str, list[Finding]]:
     """What is found of consumers, without what is well."""
-    findings = examine(await gather(settings, []))
+    findings = examine(await gather(settings))
     return {
         check: [each for each in findings if each.check == check and each.level != "ok"]
         for check in ("nats.consumers", "nats.service")
@@ -271,7 +206,7 @@ async def found_of_stream(settings: Settings) -> dict[str, list[Finding]]:
 @pytest.mark.usefixtures("many_consumers")
 class TestManyConsumers:
     async def test_those_of_every_page_are_looked_at(self, settings: Settings) -> None:
-        facts = await gather(settings, [])
+        facts = await gather(settings)
         assert not isinstance(facts.consumers, Unknown)
         assert sorted(report.name for report in facts.consumers) == KINDS
         found = await found_of_stream(settings)

@@ -41,7 +41,7 @@ async def test_modes(
     with pgbouncer.running_pgbouncer(pgbouncer.find_pgbouncer(), durable) as port:
         url = pgbouncer.through(port, variables["JSWORKER_DATABASE_URL"])
         settings = Settings(database_url=url, nats_url=durable.nats.url, stream=variables["JSWORKER_STREAM"])
-        found = examine(await gather(settings, []))
+        found = examine(await gather(settings))
     [finding] = [each for each in found if each.check == check]
     assert finding.level == level
     assert part in finding.says

@@ -68,7 +68,7 @@ def told(running: Running, name: str) -> list[dict[str, Any]]:
 
 
 async def doctor_says(settings: Settings) -> Level:
-    findings = examine(await gather(settings, []))
+    findings = examine(await gather(settings))
     [level] = [finding.level for finding in findings if finding.check == "nats.publishing"]
     return level
 

@@ -8,7 +8,6 @@ others that of the ids, which are UUIDv7, so that their order is the order of cr
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -25,8 +24,6 @@ WINDOW: Final = 10_000
 """Jobs that one statement looks at for the few that are listed."""
 PAGE: Final = 500
 """Jobs that one statement looks at for those that a filter means."""
-COUNTED: Final = 2_000
-"""Where counting the jobs that a filter means ends."""
 _FETCHED: Final = 5_000
 
 COLUMNS = text("""
@@ -185,13 +182,6 @@ class Page:
     after: UUID | None
 
 
-class Count(NamedTuple):
-    """How many jobs a filter means; there may be more when it is not exact, for not all were looked at."""
-
-    jobs: int
-    is_exact: bool
-
-
 async def list_jobs(
     database: Database,
     *,
@@ -276,19 +266,6 @@ async def matching(
                     ran.update(job_id for job_id, _ in page)
                 if page:
                     yield page
-
-
-async def count_matching(
-    database: Database, *, statuses: Sequence[str], kind: str | None = None, age: RunAge = ANY_AGE
-) -> Count:
-    """Return how many jobs a filter means, counted up to a limit."""
-    jobs = 0
-    async with aclosing(matching(database, statuses=statuses, kind=kind, age=age)) as pages:
-        async for page in pages:
-            jobs += len(page)
-            if jobs > COUNTED:
-                return Count(COUNTED + 1, is_exact=False)
-    return Count(jobs, is_exact=True)
 
 
 async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:

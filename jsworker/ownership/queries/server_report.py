@@ -34,26 +34,12 @@ _NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 SERVER = text("""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
   pg_is_in_recovery() AS standby,
-  pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS sees_all,
   CAST(current_setting('server_version_num') AS integer) AS version,
   (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
     'max_connections', 'superuser_reserved_connections', 'reserved_connections')) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
-""")
-
-# What has neither a snapshot nor written anything keeps no dead row alive, however long it is idle.
-OLDEST = text("""
-SELECT pid, coalesce(name, '') AS name, coalesce(state, 'unknown') AS state, seconds FROM (
-  SELECT pid, application_name AS name, state, extract(epoch FROM clock_timestamp() - xact_start) AS seconds
-  FROM pg_stat_activity
-  WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
-    AND coalesce(backend_xmin, backend_xid) IS NOT NULL AND backend_type = 'client backend'
-  UNION ALL
-  SELECT NULL, gid, 'prepared', extract(epoch FROM clock_timestamp() - prepared)
-  FROM pg_prepared_xacts WHERE database = current_database()
-) AS open ORDER BY seconds DESC LIMIT 1
 """)
 
 # By their oids: names are not looked up in a schema that the role may not use.
@@ -71,18 +57,17 @@ SELECT NULL, 'USAGE' WHERE NOT has_schema_privilege(to_regnamespace('jsworker'),
 
 # Triggers fire on a plain connection when they are enabled for the origin or always.
 CATALOG = text("""
-SELECT 'index' AS what, c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS holds,
-  pg_get_indexdef(c.oid) AS definition
+SELECT 'index' AS what, c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS holds
 FROM pg_index AS i
 JOIN pg_class AS c ON c.oid = i.indexrelid
 JOIN pg_class AS t ON t.oid = i.indrelid
 WHERE t.relnamespace = to_regnamespace('jsworker')
 UNION ALL
-SELECT 'constraint', con.conname, t.relname, con.convalidated, NULL
+SELECT 'constraint', con.conname, t.relname, con.convalidated
 FROM pg_constraint AS con JOIN pg_class AS t ON t.oid = con.conrelid
 WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
 UNION ALL
-SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A'), NULL
+SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A')
 FROM pg_trigger AS tg JOIN pg_class AS c ON c.oid = tg.tgrelid
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
 ORDER BY what, name
@@ -99,7 +84,6 @@ class Server:
 
     Attributes:
         role_limit, database_limit: connections allowed; -1: no limit.
-        sees_all: whether the role may see what other roles' sessions do.
         version: as PostgreSQL counts: 180004 is 18.4.
         settings: PostgreSQL's own, as text in their base units.
     """
@@ -109,19 +93,9 @@ class Server:
     role_limit: int
     database_limit: int
     standby: bool
-    sees_all: bool
     version: int
     connections: int
     settings: Mapping[str, str]
-
-
-class OpenTransaction(NamedTuple):
-    """A transaction that keeps dead rows from being removed; ``pid`` is None for a prepared one."""
-
-    pid: int | None
-    name: str
-    state: str
-    seconds: float
 
 
 class MissingRight(NamedTuple):
@@ -141,12 +115,11 @@ class Link:
 
 
 class IndexState(NamedTuple):
-    """An index, with the statement that makes it."""
+    """An index; one that is not ``valid`` is written and never read."""
 
     name: str
     table: str
     valid: bool
-    definition: str
 
 
 class Schema(NamedTuple):
@@ -154,13 +127,11 @@ class Schema(NamedTuple):
 
     Attributes:
         constraints: names of CHECK constraints.
-        doubtful: those that old rows may break, each with its table.
         triggers: those on ``jobs`` by name, and whether each fires.
     """
 
     indexes: Mapping[str, IndexState]
     constraints: Collection[str]
-    doubtful: Mapping[str, str]
     triggers: Mapping[str, bool]
 
 
@@ -168,12 +139,6 @@ async def read_server(database: Database) -> Server:
     """Return what the server reports of itself and of this login."""
     [row] = await database.run(SERVER)
     return Server(**row._asdict())
-
-
-async def read_oldest_transaction(database: Database) -> OpenTransaction | None:
-    """Return the oldest open transaction that this role may see."""
-    rows = await database.run(OLDEST)
-    return OpenTransaction(*rows[0]) if rows else None
 
 
 async def read_missing_rights(database: Database) -> list[MissingRight]:
@@ -211,7 +176,6 @@ async def read_schema(database: Database) -> Schema:
     return Schema(
         indexes={row.name: IndexState(*row[1:]) for row in found["index"]},
         constraints={row.name for row in found["constraint"]},
-        doubtful={row.name: row.table for row in found["constraint"] if not row.holds},
         triggers={row.name: row.holds for row in found["trigger"]},
     )
 

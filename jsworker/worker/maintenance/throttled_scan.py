@@ -136,7 +136,8 @@ class ThrottledScan:
         if not self.is_slow:
             self.is_slow = True
             reason = (
-                f"{error}, but answers at once otherwise; is a transaction open for long? See jsworker doctor"
+                f"{error}, but answers at once otherwise; "
+                "is a transaction open for long? See pg_stat_activity"
             )
             self._context.events.emit("worker.degraded", what=self._what, reason=reason)
 

@@ -1,24 +1,58 @@
-"""``jsworker stream``: JetStream's stream and consumers, made by a login that may make them."""
+"""``jsworker db`` and ``jsworker stream``: the tables, and JetStream's stream and consumers."""
 
 import asyncio
 from collections.abc import Sequence
-from enum import Enum
 from typing import Annotated, Any
 
 from jsworker.cli.options import JsonObject, argument, new_app
-from jsworker.cli.output import print_json, print_line
+from jsworker.cli.output import print_json, print_line, remark
 from jsworker.cli.selection import connected_database
 from jsworker.core.events import Event, Events
 from jsworker.core.names import check_kind
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
+from jsworker.ownership.database import REVISIONS, check_level
 from jsworker.ownership.transitions.workers import installation_id
+from jsworker.ownership.upgrading import current_revision, upgrade_database
 from jsworker.stream.jetstream import ensured_stream
 
-app = new_app(no_args_is_help=True)
+app = new_app()
+db = new_app(no_args_is_help=True)
+stream = new_app(no_args_is_help=True)
+app.add_typer(db, name="db")
+app.add_typer(stream, name="stream")
 
 
-@app.callback()
+@db.callback()
+def _db() -> None:
+    """Create or migrate jsworker's tables in the database of JSWORKER_DATABASE_URL.
+
+    All of them are in the schema "jsworker".
+    """
+
+
+@db.command()
+def upgrade(*, as_json: JsonObject = False) -> None:
+    """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
+    revision = upgrade_database(load_settings().database_dsn(), tell=remark)
+    if as_json:
+        print_json({"revision": revision, "head": REVISIONS[-1]})
+    else:
+        print_line(f"the database is at migration {revision}")
+
+
+@db.command()
+def current(*, as_json: JsonObject = False) -> None:
+    """Show at which migration the database is; exit code 1 when this version cannot work with it."""
+    revision = current_revision(load_settings().database_dsn())
+    if as_json:
+        print_json({"revision": revision, "head": REVISIONS[-1]})
+    else:
+        print_line(f"{revision or 'not migrated'} (this version's own: {REVISIONS[-1]})")
+    check_level(revision)
+
+
+@stream.callback()
 def _stream() -> None:
     """Make JetStream's stream and consumers, or bring them into shape.
 
@@ -26,7 +60,7 @@ def _stream() -> None:
     """
 
 
-@app.command()
+@stream.command()
 def ensure(
     kinds: Annotated[list[str], argument("KIND", "Kinds, or MODULE:CLASS of their processors.")],
     *,
@@ -38,7 +72,8 @@ def ensure(
     the login aside, before they start; again when a kind is new or JSWORKER_ACK_WAIT has changed.
     """
     settings = load_settings()
-    wanted = list(dict.fromkeys(_kind(given) for given in kinds))
+    named = [load_processor_class(kind).kind if ":" in kind else check_kind(kind) for kind in kinds]
+    wanted = list(dict.fromkeys(named))
     changes = asyncio.run(_ensure(settings, wanted))
     if as_json:
         print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})
@@ -48,10 +83,6 @@ def ensure(
     print_line(f"stream {settings.stream} is ready for {', '.join(wanted)}")
 
 
-def _kind(given: str) -> str:
-    return load_processor_class(given).kind if ":" in given else check_kind(given)
-
-
 async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, Any]]:
     changed: list[Event] = []
     events = Events()
@@ -59,8 +90,7 @@ async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, An
     async with connected_database() as database:
         installation = await installation_id(database)
     async with ensured_stream(settings, installation, kinds, events=events, client_name="jsworker stream"):
-        return [{name: _plain(value) for name, value in event.fields.items()} for event in changed]
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
+        return [
+            {name: getattr(value, "value", value) for name, value in event.fields.items()}
+            for event in changed
+        ]
