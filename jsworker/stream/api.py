@@ -48,6 +48,10 @@ def api_errors(what: str) -> Iterator[None]:
     """Turn errors of nats-py about ``what`` into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``."""
     try:
         yield
+    except StreamRefused as denied:
+        raise ApiRefused(what, str(denied)) from denied
+    except StreamUnavailable as lost:
+        raise StreamUnavailable(f"{what}: {lost}") from lost
     except NotFoundError as error:
         raise NotThere(f"{what}: {reason_of(error)}") from error
     except APIError as error:
@@ -222,18 +226,6 @@ class JetStreamApi:
     def _jetstream(self) -> JetStreamManager:
         return self.connection.client.jsm(timeout=_SECONDS)
 
-    async def _ask(self, request: str, answer: Coroutine[Any, Any, T]) -> T:
-        asking = asyncio.create_task(answer, name=request)
-        try:
-            with self.connection.failure_of(f"$JS.API.{request}") as failure:
-                either: set[asyncio.Future[Any]] = {asking, failure}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                denial = failure.result()
-                if denial is None:
-                    raise StreamUnavailable(f"stream {self.name}: the connection to NATS was lost")
-                raise ApiRefused(f"stream {self.name}", denial)
-            with api_errors(f"stream {self.name}"):
-                return await asking
-        finally:
-            asking.cancel()
+    async def _ask(self, request: str, asking: Coroutine[Any, Any, T]) -> T:
+        with api_errors(f"stream {self.name}"):
+            return await self.connection.answered(f"$JS.API.{request}", asking)

@@ -3,17 +3,19 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import nats.errors
 
-from jsworker.core.errors import JsworkerError, StreamUnavailable
+from jsworker.core.errors import JsworkerError, StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings, variable_of
-from jsworker.stream.login import Listeners, login_of, open_client
-from jsworker.stream.nats_client import Client, reason_of
+from jsworker.stream.login import Login, login_error, login_of, while_unavailable
+from jsworker.stream.nats_client import Client, end_tasks, reason_of
+
+T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
 _REPLACE_SECONDS = 15.0
@@ -24,8 +26,12 @@ _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _MOST_COMPLAINTS = 100
-_CAUSE = "connection lost"
-_NO_CONNECTION = "there is no connection to NATS"
+_ABANDON_SECONDS: Final = 2.0
+"""For nats-py to end; it takes a moment, but for a cancellation that it swallowed while sending."""
+_LEAST_ATTEMPT_SECONDS: Final = 0.2
+"""Else the last attempt could only report that it had no time."""
+_CAUSE: Final = "connection lost"
+_NO_CONNECTION: Final = "there is no connection to NATS"
 
 Callback = Callable[[], None]
 
@@ -101,13 +107,13 @@ class Connection:
                 await self._up.wait()
         return self.connected
 
-    def on_lost(self, callback: Callback) -> Callback:
-        """Call when the connection is lost; returns a function that ends that."""
-        return _register(self._lost_callbacks, callback)
+    def on_lost(self, callback: Callback) -> None:
+        """Call when the connection is lost."""
+        self._lost_callbacks.append(callback)
 
-    def on_restored(self, callback: Callback) -> Callback:
-        """Call when there is a connection again; returns a function that ends that."""
-        return _register(self._restored_callbacks, callback)
+    def on_restored(self, callback: Callback) -> None:
+        """Call when there is a connection again."""
+        self._restored_callbacks.append(callback)
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
         """Send a verdict about a message without waiting; one that gets lost costs a redelivery."""
@@ -118,31 +124,87 @@ class Connection:
         """Return whether the server confirmed within ``seconds`` that it read all that was sent before."""
         if not self.connected:
             return False
-        with suppress(nats.errors.Error, OSError, TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.client.flush()
-                return True
+        with suppress(TimeoutError):
+            await self.client.flush(seconds)
+            return True
         return False
 
-    @contextmanager
-    def failure_of(self, subject: str) -> Iterator[asyncio.Future[str | None]]:
-        """Yield a future that is done when a request to ``subject`` cannot be answered.
+    async def answered(self, subject: str, asking: Coroutine[Any, Any, T]) -> T:
+        """Return what ``asking`` returns, which has to send to ``subject`` and to wait for an answer.
 
-        It then holds the server's words when publishing there is not permitted, and None when the connection
-        is lost.
+        Raises at once when none can come, besides what ``asking`` raises:
+            StreamRefused: publishing there is not permitted; in the server's words.
+            StreamUnavailable: the connection is lost.
         """
         failure: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._failures[failure] = f'"{subject.lower()}"'
+        task = asyncio.create_task(asking, name=f"ask {subject}")
         try:
-            yield failure
+            either: set[asyncio.Future[Any]] = {task, failure}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if (denial := failure.result()) is not None:
+                raise StreamRefused(denial)
+            raise StreamUnavailable("the connection to NATS was lost")
         finally:
             del self._failures[failure]
+            task.cancel()
 
     async def _open(self, seconds: float) -> Client:
+        """Return a connected client; what a later attempt cannot mend is raised at once."""
         login = login_of(self._settings)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        login.options["connect_timeout"] = min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1))
+        async for attempt in while_unavailable(seconds):
+            with attempt:
+                return await self._attempt(login, max(deadline - clock(), _LEAST_ATTEMPT_SECONDS))
+        raise AssertionError("unreachable: the last attempt raises")
+
+    async def _attempt(self, login: Login, seconds: float) -> Client:
+        client = Client(require_tls=login.require_tls)
+        connecting = asyncio.create_task(self._connect(client, login), name="connect to nats")
+        connected = False
+        try:
+            await asyncio.wait({connecting}, timeout=seconds)
+            connected = connecting.done() and connecting.result()
+        finally:
+            if not connected:  # nothing else closes one that was just connected when the caller was cancelled
+                try:
+                    await end_tasks({connecting}, _ABANDON_SECONDS)
+                finally:
+                    await client.discard(_ABANDON_SECONDS)
+        if not connected:
+            raise StreamUnavailable(f"NATS at {login.shown} did not answer within {seconds:.3g} s")
+        return client
+
+    async def _connect(self, client: Client, login: Login) -> bool:
+        """Try every server once; returns True, or raises what was wrong with the last one."""
+        failures = 0
+        trying = True
+
+        async def on_error(error: Exception) -> None:
+            nonlocal failures
+            if not trying:
+                self._on_error(client, error)
+                return
+            failures += 1
+            fault = login_error(error, login.shown)
+            if isinstance(fault, StreamRefused) or failures >= len(login.servers):
+                raise fault from error  # the way out of nats-py's endless loop
+
+        async def on_lost() -> None:
+            self._lose(client)
+
+        async def on_restored() -> None:
+            self._restore(client)
+
         options: dict[str, Any] = {
+            "error_cb": on_error,
+            "disconnected_cb": on_lost,
+            "reconnected_cb": on_restored,
             "name": self._name,
-            "connect_timeout": min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1)),
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": _RECONNECT_SECONDS * random.uniform(0.5, 1.5),  # noqa: S311 -- spreads a fleet
             "ping_interval": _PING_SECONDS,
@@ -151,8 +213,19 @@ class Connection:
             "flush_timeout": _BLOCKED_SECONDS,
             "inbox_prefix": f"{self._settings.nats_inbox_prefix}.{secrets.token_hex(8)}",
         }
-        listeners = Listeners(on_error=self._on_error, on_lost=self._lose, on_restored=self._restore)
-        return await open_client(login, listeners, options, seconds)
+        try:
+            await client.connect(login.servers, **login.options, **options)
+        except (
+            nats.errors.Error,
+            OSError,
+            RuntimeError,
+        ) as error:  # RuntimeError: uvloop's closed transports
+            raise login_error(error, login.shown) from error
+        finally:
+            trying = False
+        if not client.is_connected:  # nats-py takes an end of file during the login for success
+            raise StreamUnavailable(f"NATS at {login.shown} closed the connection during the login")
+        return True
 
     async def _keep_alive(self) -> None:
         """Replace a client that cannot help itself.
@@ -164,11 +237,11 @@ class Connection:
         alive_at = clock()
         while True:
             await asyncio.sleep(_REPLACE_SECONDS / 15)
-            if self.client.is_connected:
+            if self.client.is_connected and not self.client.is_dead:
                 alive_at = clock()
                 continue
             self._lose(self.client)
-            if self.client.is_closed or clock() - alive_at >= _REPLACE_SECONDS:
+            if self.client.is_dead or clock() - alive_at >= _REPLACE_SECONDS:
                 await self._replace()
 
     async def _replace(self) -> None:
@@ -227,16 +300,6 @@ class Connection:
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)
             self._events.emit("worker.degraded", what="nats client", reason=text)
-
-
-def _register(callbacks: list[Callback], callback: Callback) -> Callback:
-    callbacks.append(callback)
-
-    def end() -> None:
-        with suppress(ValueError):
-            callbacks.remove(callback)
-
-    return end
 
 
 def _call(callbacks: list[Callback]) -> None:

@@ -66,9 +66,9 @@ class Stream(JetStreamApi):
         """Return whether the server confirmed within ``timeout`` seconds that it read all that was sent."""
         return await self.connection.flush(timeout)
 
-    def on_disconnect(self, callback: Callback) -> Callback:
-        """Call when the connection is lost; returns a function that ends that."""
-        return self.connection.on_lost(callback)
+    def on_disconnect(self, callback: Callback) -> None:
+        """Call when the connection is lost."""
+        self.connection.on_lost(callback)
 
     def witness(
         self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
@@ -121,8 +121,9 @@ class Stream(JetStreamApi):
             StreamUnavailable: no acknowledgement; they may be stored or not.
             StreamRefused: the stream does not take them.
         """
+        publishing = self.connection.client.jetstream().publish(subject, data, stream=self.name)
         with api_errors(f"stream {self.name}"):
-            await self.connection.client.jetstream().publish(subject, data, stream=self.name)
+            await self.connection.answered(subject, publishing)
 
     async def state(self) -> StreamState:
         """Return what the stream holds."""

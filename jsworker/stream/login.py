@@ -1,13 +1,12 @@
 """Getting in: addresses, credentials and TLS, and connecting within a time limit, with a clear reason."""
 
-import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import nats.errors
@@ -16,16 +15,12 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, 
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
 from jsworker.core.settings import Settings, redact_url
-from jsworker.stream.nats_client import Client, end_tasks, reason_of
+from jsworker.stream.nats_client import reason_of
 
 _DEFAULT_PORT = 4222
 _USER_SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
 _USER_JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _CREDS_SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+SU[A-Z2-7]{56}\b")
-_ABANDON_SECONDS: Final = 2.0
-"""For nats-py to end; it takes a moment, but for a cancellation that it swallowed while sending."""
-_ATTEMPT_SECONDS: Final = 0.2
-"""At least, for one attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +139,6 @@ def _cause(error: OSError | UnicodeDecodeError) -> str:
     return error.strerror or "unreadable" if isinstance(error, OSError) else "not a text"
 
 
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Called on the event loop with a client, also with one that is not returned yet; they must not block."""
-
-    on_error: Callable[[Client, Exception], None]
-    on_lost: Callable[[Client], None]
-    on_restored: Callable[[Client], None]
-
-
 def while_unavailable(seconds: float) -> AsyncRetrying:
     """Return attempts at what raises ``StreamUnavailable``; none begins when ``seconds`` have gone by."""
     return AsyncRetrying(
@@ -163,88 +149,7 @@ def while_unavailable(seconds: float) -> AsyncRetrying:
     )
 
 
-async def open_client(login: Login, listeners: Listeners, options: dict[str, Any], seconds: float) -> Client:
-    """Return a connected client; ``options`` are further ones of nats-py.
-
-    Raises:
-        StreamUnavailable: no server answered in time.
-        StreamRefused: login or TLS was refused; raised at once, for trying again does not help.
-    """
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
-    async for attempt in while_unavailable(seconds):
-        with attempt:
-            left = max(deadline - clock(), _ATTEMPT_SECONDS)  # else it could only report that it had no time
-            return await _Attempt(login, listeners).run(options, left)
-    raise AssertionError("unreachable: the last attempt raises")
-
-
-class _Attempt:
-    """One client's first connection: every server is tried once."""
-
-    def __init__(self, login: Login, listeners: Listeners) -> None:
-        self._login = login
-        self._listeners = listeners
-        self._client = Client(require_tls=login.require_tls)
-        self._failures = 0
-        self._trying = True
-
-    async def run(self, options: dict[str, Any], seconds: float) -> Client:
-        connecting = asyncio.create_task(self._connect(options), name="connect to nats")
-        try:
-            await self._await(connecting, seconds)
-        except BaseException:
-            await self._abandon(connecting)
-            raise
-        return self._client
-
-    async def _await(self, connecting: asyncio.Task[None], seconds: float) -> None:
-        await asyncio.wait({connecting}, timeout=seconds)
-        if not connecting.done():
-            raise StreamUnavailable(f"NATS at {self._login.shown} did not answer within {seconds:.3g} s")
-        await connecting
-
-    async def _abandon(self, connecting: asyncio.Task[None]) -> None:
-        """Also close a client that was just connected while the caller was cancelled: nothing else does."""
-        self._trying = False
-        try:
-            await end_tasks({connecting}, _ABANDON_SECONDS)
-        finally:
-            await self._client.discard(_ABANDON_SECONDS)
-
-    async def _connect(self, options: dict[str, Any]) -> None:
-        try:
-            await self._client.connect(
-                self._login.servers,
-                error_cb=self._on_error,
-                disconnected_cb=self._on_lost,
-                reconnected_cb=self._on_restored,
-                **self._login.options,
-                **options,
-            )
-        except (nats.errors.Error, OSError) as error:
-            raise _login_error(error, self._login.shown) from error
-        if not self._client.is_connected:  # nats-py takes an end of file during the login for success
-            raise StreamUnavailable(f"NATS at {self._login.shown} closed the connection during the login")
-        self._trying = False
-
-    async def _on_error(self, error: Exception) -> None:
-        if not self._trying:
-            self._listeners.on_error(self._client, error)
-            return
-        self._failures += 1
-        fault = _login_error(error, self._login.shown)
-        if isinstance(fault, StreamRefused) or self._failures >= len(self._login.servers):
-            raise fault from error  # the way out of nats-py's endless loop
-
-    async def _on_lost(self) -> None:
-        self._listeners.on_lost(self._client)
-
-    async def _on_restored(self) -> None:
-        self._listeners.on_restored(self._client)
-
-
-def _login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavailable:
+def login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavailable:
     """Return why a connection could not be made: refused for good, or worth another try."""
     match error:
         case ssl.SSLError() | nats.errors.SecureConnWantedError():

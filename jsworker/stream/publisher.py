@@ -104,7 +104,7 @@ class Publisher:
             return
         client = self._connection.client
         batch.interrupted = False
-        await self._open_inbox(client)
+        self._open_inbox(client)
         for index in batch.missing():
             if len(batch.under_way) >= _WINDOW:
                 await batch.wait_for(_WINDOW // 2)
@@ -113,12 +113,12 @@ class Publisher:
             self._send(client, batch, index)
         await batch.wait_for(0)
 
-    async def _open_inbox(self, client: Client) -> None:
+    def _open_inbox(self, client: Client) -> None:
         """Acknowledgements come to one inbox; their subject ends in the message's token."""
         if client is not self._client:
             self._client = client
             self._inbox = f"{client.new_inbox()}."
-            await client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
+            client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
 
     def _send(self, client: Client, batch: "_Batch", index: int) -> None:
         message = batch.messages[index]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import nats.errors
-
 from jsworker.core.errors import JsworkerError
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import Delivery, Undecodable, read
@@ -132,7 +130,6 @@ class Puller:
         self._stopping = False
         self._signal = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._registrations: list[Callable[[], None]] = []
 
     @property
     def is_pulling(self) -> bool:
@@ -143,10 +140,8 @@ class Puller:
     async def start(self) -> None:
         """Begin to pull."""
         if self._task is None and not self._stopping:
-            self._registrations = [
-                self._stream.connection.on_lost(self._on_disconnect),
-                self._stream.connection.on_restored(self._on_reconnect),
-            ]
+            self._stream.connection.on_lost(self._on_disconnect)
+            self._stream.connection.on_restored(self._on_reconnect)
             self._task = asyncio.create_task(self._run(), name=f"pull {self.kind}")
             self._task.add_done_callback(self._on_end)
 
@@ -161,8 +156,6 @@ class Puller:
             return
         self._signal.set()
         await end_tasks({task})
-        for end in self._registrations:
-            end()
         self._leave()
         await self._settle(_STOP_SECONDS)
         await end_tasks(self._closing, _STOP_SECONDS)
@@ -227,30 +220,24 @@ class Puller:
         return self._short_since is not None and now - self._short_since >= _SHORT_SECONDS
 
     async def _ask(self, batch: int) -> None:
-        try:
-            inbox = await self._open_inbox()
-            if not self._credit.total:
-                self._heard_at = time.monotonic()
-            self._request += 1
-            deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
-            self._credit.ask(self._request, batch, deadline)
-            limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
-            request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
-            await inbox.client.publish(self._request_subject, request, f"{inbox.subject}{self._request}")
-        except (nats.errors.Error, OSError):  # the connection is lost, which it reports itself
-            self._leave()
-            self._begin_pause()
-
-    async def _open_inbox(self) -> _Inbox:
         client = self._stream.connection.client
-        if self._inbox is not None and self._inbox.client is client:
-            return self._inbox
-        self._leave()
-        await self._settle(_SETTLE_SECONDS)
-        inbox = _Inbox(client, f"{client.new_inbox()}.")
-        inbox.number = await client.open_inbox(f"{inbox.subject}*", partial(self._take, inbox))
-        self._inbox = inbox
-        return inbox
+        if self._inbox is None or self._inbox.client is not client:
+            self._leave()
+            if self._closing:  # the server may still send to inboxes given up
+                await asyncio.wait(self._closing, timeout=_SETTLE_SECONDS)
+            if not self._stream.connected:
+                return
+            client = self._stream.connection.client
+            self._inbox = inbox = _Inbox(client, f"{client.new_inbox()}.")
+            inbox.number = client.open_inbox(f"{inbox.subject}*", partial(self._take, inbox))
+        if not self._credit.total:
+            self._heard_at = time.monotonic()
+        self._request += 1
+        deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
+        self._credit.ask(self._request, batch, deadline)
+        limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
+        request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
+        client.post(self._request_subject, request, f"{self._inbox.subject}{self._request}")
 
     def _leave(self) -> None:
         """Give up the inbox with all its requests; what is still on its way is taken."""

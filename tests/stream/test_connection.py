@@ -46,17 +46,6 @@ async def test_a_restart_of_the_server_is_told_and_survived(
     assert (await stream.state()).messages == 0
 
 
-async def test_a_callback_that_was_ended_is_not_called(stream: TestStream, server: NatsServer) -> None:
-    calls: list[str] = []
-    end = stream.on_disconnect(lambda: calls.append("ended"))
-    stream.on_disconnect(lambda: calls.append("kept"))
-    end()
-    end()
-    await server.stop()
-    await until(lambda: bool(calls))
-    assert calls == ["kept"]
-
-
 @pytest.mark.usefixtures("impatient")
 async def test_a_client_that_closed_itself_is_replaced(open_stream: OpenStream) -> None:
     stream = await open_stream()
@@ -76,7 +65,7 @@ async def test_an_error_that_nats_py_takes_for_final_is_survived(
     stream = await open_stream(url=server.url)
     first = stream.connection.client
     for number in range(5):
-        await first.open_inbox(f"crowd.{number}", lambda *_: None)
+        first.open_inbox(f"crowd.{number}", lambda *_: None)
     await until(lambda: stream.connected and stream.connection.client is not first)
 
 
@@ -297,7 +286,7 @@ async def test_a_cancellation_that_comes_with_the_answer_is_kept(
         "flush": lambda: list(client._pongs),
     }
     asked: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-        "request": lambda: client.request("$JS.API.INFO", b"", timeout=20),
+        "request": stream.state,
         "flush": lambda: client.flush(20),
     }
     before = expected[call]()
