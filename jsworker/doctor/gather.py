@@ -175,7 +175,9 @@ async def _of_nats(
             consumers = Unknown("there is no stream")
         case _:
             consumers = await _learn(inspector.consumers(kinds))
-    unconsumed = consumers if isinstance(consumers, Unknown) else await _learn(inspector.unconsumed())
+    unconsumed = (
+        consumers if isinstance(consumers, Unknown) else await _learn(inspector.unconsumed_subjects())
+    )
     return found | {"consumers": consumers, "unconsumed": unconsumed}
 
 

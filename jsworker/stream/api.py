@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.js import JetStreamManager
-from nats.js.api import AccountInfo, ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.api import ConsumerInfo, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
@@ -22,7 +22,6 @@ from jsworker.stream.nats_client import reason_of
 T = TypeVar("T")
 
 _SECONDS: Final = 5.0
-_MESSAGE_ID: Final = "Nats-Msg-Id"
 _MOST_SUBJECTS: Final = 500
 """Looked at in one call: publishers may invent any number of subjects."""
 _ASKED_AT_ONCE: Final = 20
@@ -45,13 +44,11 @@ class ApiRefused(StreamRefused):
 
 @contextmanager
 def api_errors(what: str) -> Iterator[None]:
-    """Turn errors of nats-py about ``what`` into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``."""
+    """Turn errors about ``what`` into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``."""
     try:
         yield
     except StreamRefused as denied:
         raise ApiRefused(what, str(denied)) from denied
-    except StreamUnavailable as lost:
-        raise StreamUnavailable(f"{what}: {lost}") from lost
     except NotFoundError as error:
         raise NotThere(f"{what}: {reason_of(error)}") from error
     except APIError as error:
@@ -61,7 +58,7 @@ def api_errors(what: str) -> Iterator[None]:
         if isinstance(error, ServiceUnavailableError):
             raise StreamUnavailable(f"{what}: {error.description or 'JetStream does not answer'}") from error
         raise ApiRefused(what, reason_of(error), error.err_code) from error
-    except (nats.errors.Error, OSError) as error:
+    except (StreamUnavailable, nats.errors.Error, OSError) as error:
         raise StreamUnavailable(f"{what}: {reason_of(error)}") from error
     except (ValueError, KeyError, TypeError) as error:  # nats-py parses without checking
         raise StreamUnavailable(f"{what}: the answer is no JetStream answer") from error
@@ -82,11 +79,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """How far a kind's consumer is.
-
-    Messages that were never delivered, delivered and not answered; requests that wait for messages; and
-    the number up to which every message of this kind was answered for good.
-    """
+    """How far a kind's consumer is; every message of the kind up to the ack floor was answered for good."""
 
     num_pending: int
     num_ack_pending: int
@@ -117,47 +110,30 @@ class JetStreamApi:
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self.connection = connection
         self.name = settings.stream
-        self._prefix = settings.subject_prefix
+        self.settings = settings
 
     def subject_of(self, kind: str) -> str:
         """Return the subject on which messages of a kind are published."""
-        return subject_of(self._prefix, kind)
+        return subject_of(self.settings.subject_prefix, kind)
 
-    async def account_info(self) -> AccountInfo:
-        """Return what the account stores, and how much it may."""
-        return await self._ask("INFO", self._jetstream.account_info())
+    @property
+    def manager(self) -> JetStreamManager:
+        """nats-py's requests, to be handed to ``ask``."""
+        return self.connection.client.jsm(timeout=_SECONDS)
 
-    async def stream_info(self) -> StreamInfo:
+    async def ask(self, request: str, asking: Coroutine[Any, Any, T]) -> T:
+        """Return the answer to a request of the ``manager``, whose subject is ``$JS.API.<request>``."""
+        with api_errors(f"stream {self.name}"):
+            return await self.connection.answered(f"$JS.API.{request}", asking)
+
+    async def stream_info(self, **options: Any) -> StreamInfo:
         """Return the stream's configuration and state."""
-        return await self._ask(f"STREAM.INFO.{self.name}", self._jetstream.stream_info(self.name))
-
-    async def create_stream(self, config: StreamConfig) -> StreamInfo:
-        """Create the stream; the same one again is no error."""
-        return await self._ask(f"STREAM.CREATE.{self.name}", self._jetstream.add_stream(config))
-
-    async def update_stream(self, config: StreamConfig) -> StreamInfo:
-        """Change the stream."""
-        return await self._ask(f"STREAM.UPDATE.{self.name}", self._jetstream.update_stream(config))
-
-    async def stream_of(self, subject: str) -> str:
-        """Return the name of a stream that stores messages of this subject."""
-        return await self._ask("STREAM.NAMES", self._jetstream.find_stream_name_by_subject(subject))
+        return await self.ask(f"STREAM.INFO.{self.name}", self.manager.stream_info(self.name, **options))
 
     async def consumer_info(self, name: str) -> ConsumerInfo:
         """Return a consumer's configuration and state."""
-        request = self._jetstream.consumer_info(self.name, name)
-        info: ConsumerInfo = await self._ask(f"CONSUMER.INFO.{self.name}.{name}", request)
-        return info
-
-    async def put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
-        """Create or change a consumer."""
-        subject = f"CONSUMER.CREATE.{self.name}.{config.name}.{config.filter_subject}"
-        return await self._ask(subject, self._jetstream.add_consumer(self.name, config))
-
-    async def consumers(self, offset: int) -> list[ConsumerInfo]:
-        """Return a page of the stream's consumers by name, 256 at most; ``offset`` of them come before it."""
-        request = self._jetstream.consumers_info(self.name, offset)
-        return await self._ask(f"CONSUMER.LIST.{self.name}", request)
+        asking: Coroutine[Any, Any, ConsumerInfo] = self.manager.consumer_info(self.name, name)
+        return await self.ask(f"CONSUMER.INFO.{self.name}.{name}", asking)
 
     async def state(self) -> StreamState:
         """Return what the stream holds."""
@@ -186,8 +162,7 @@ class JetStreamApi:
 
         A kind is what follows the prefix in a subject; publishers may have chosen any word.
         """
-        request = self._jetstream.stream_info(self.name, subjects_filter=self.subject_of("*"))
-        info = await self._ask(f"STREAM.INFO.{self.name}", request)
+        info = await self.stream_info(subjects_filter=self.subject_of("*"))
         counted = {
             subject.removeprefix(self.subject_of("")): messages
             for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
@@ -207,25 +182,17 @@ class JetStreamApi:
 
     async def remove(self, kind: str, *, up_to: int) -> None:
         """Delete a kind's messages up to this number."""
-        request = self._jetstream.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
-        await self._ask(f"STREAM.PURGE.{self.name}", request)
+        purging = self.manager.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
+        await self.ask(f"STREAM.PURGE.{self.name}", purging)
 
     async def get(self, stream_seq: int) -> StoredMessage | None:
         """Return a stored message; None when there is none with this number."""
         if stream_seq < 1:
             return None
         try:
-            request = self._jetstream.get_msg(self.name, stream_seq)
-            found = await self._ask(f"STREAM.MSG.GET.{self.name}", request)
+            getting = self.manager.get_msg(self.name, stream_seq)
+            found = await self.ask(f"STREAM.MSG.GET.{self.name}", getting)
         except NotThere:
             return None
-        identity = (found.headers or {}).get(_MESSAGE_ID)
+        identity = (found.headers or {}).get("Nats-Msg-Id")
         return StoredMessage(stream_seq, found.subject or "", identity, found.data or b"", found.time)
-
-    @property
-    def _jetstream(self) -> JetStreamManager:
-        return self.connection.client.jsm(timeout=_SECONDS)
-
-    async def _ask(self, request: str, asking: Coroutine[Any, Any, T]) -> T:
-        with api_errors(f"stream {self.name}"):
-            return await self.connection.answered(f"$JS.API.{request}", asking)

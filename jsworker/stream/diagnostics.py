@@ -94,28 +94,26 @@ class ConsumerReport:
     paused: bool
 
 
-class Inspector:
+class Inspector(JetStreamApi):
     """Reads server, account, stream and consumers over one connection; it changes nothing.
 
     Every method raises ``StreamUnavailable`` or ``StreamRefused`` when JetStream does not answer.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._connection = Connection(settings, events=Events(), name=_NAME)
-        self._api = JetStreamApi(self._connection, settings)
+        super().__init__(Connection(settings, events=Events(), name=_NAME), settings)
 
     async def connect(self, seconds: float) -> None:
         """Connect within ``seconds``; raises as ``Connection.connect`` does."""
-        await self._connection.connect(seconds)
+        await self.connection.connect(seconds)
 
     async def close(self) -> None:
         """Close within seconds; never raises."""
-        await self._connection.close()
+        await self.connection.close()
 
     async def server(self) -> NatsServer:
         """Return what the server that answered has said of itself."""
-        client = self._connection.client
+        client = self.connection.client
         url = client.connected_url
         host, port = (url.hostname or "", url.port or 4222) if url else ("", 4222)
         info = client.server_info
@@ -131,15 +129,15 @@ class Inspector:
 
     async def account(self) -> AccountInfo:
         """Return what JetStream says of the account."""
-        return await self._api.account_info()
+        return await self.ask("INFO", self.manager.account_info())
 
     async def stream(self) -> StreamReport | None:
         """Return the stream as it is; None: there is none of this name."""
         try:
-            info = await self._api.stream_info()
+            info = await self.stream_info()
         except NotThere:
             return None
-        wanted = stream_config(self._settings, None)
+        wanted = stream_config(self.settings, None)
         return StreamReport(
             installation=(info.config.metadata or {}).get(INSTALLATION),
             differences=tuple(stream_differences(info.config, wanted)),
@@ -150,10 +148,9 @@ class Inspector:
             bytes=info.state.bytes,
         )
 
-    async def unconsumed(self) -> dict[str, int]:
+    async def unconsumed_subjects(self) -> dict[str, int]:
         """Return subjects whose messages no consumer takes, and how many they are; of very many, some."""
-        found = await self._api.unconsumed()
-        return {self._api.subject_of(kind): messages for kind, messages in found.items()}
+        return {self.subject_of(kind): messages for kind, messages in (await self.unconsumed()).items()}
 
     async def refused(self, workers: Sequence[str]) -> list[str]:
         """Return those workers that say that JetStream stores none of their messages.
@@ -164,7 +161,7 @@ class Inspector:
 
         async def is_refused(worker_id: str) -> bool:
             async with at_once:
-                reply = await ask(self._connection, SUBJECT + worker_id, _ANSWER_SECONDS)
+                reply = await ask(self.connection, SUBJECT + worker_id, _ANSWER_SECONDS)
             return reply.content == REFUSED
 
         found = await asyncio.gather(*map(is_refused, workers))
@@ -182,7 +179,7 @@ class Inspector:
         for kind in kinds:
             if kind not in found:
                 with suppress(NotThere):
-                    found[kind] = await self._api.consumer_info(kind)
+                    found[kind] = await self.consumer_info(kind)
         return [self._report(info) for info in found.values()]
 
     async def _listed(self) -> dict[str, ConsumerInfo]:
@@ -191,18 +188,19 @@ class Inspector:
         try:
             async with asyncio.timeout(_LIST_SECONDS):
                 for offset in range(0, MOST_CONSUMERS, _PAGE):
-                    page = await self._api.consumers(offset)
+                    listing = self.manager.consumers_info(self.name, offset)
+                    page = await self.ask(f"CONSUMER.LIST.{self.name}", listing)
                     if not page:  # a short one may miss what a server of a cluster left out
                         break
                     found |= {info.name: info for info in page}
         except TimeoutError:
             raise StreamUnavailable(
-                f"stream {self._settings.stream}: its consumers were not listed within {_LIST_SECONDS:g} s"
+                f"stream {self.name}: its consumers were not listed within {_LIST_SECONDS:g} s"
             ) from None
         return found
 
     def _report(self, info: ConsumerInfo) -> ConsumerReport:
-        wanted = consumer_config(self._settings, info.name, self._settings.ack_wait)
+        wanted = consumer_config(self.settings, info.name, self.settings.ack_wait)
         return ConsumerReport(
             name=info.name,
             differences=tuple(consumer_differences(info.config, wanted)),

@@ -22,20 +22,13 @@ class Stream(JetStreamApi):
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        installation_id: UUID | None,
-        events: Events,
-        client_name: str,
+        self, settings: Settings, *, installation_id: UUID | None, events: Events, client_name: str
     ) -> None:
-        connection = Connection(settings, events=events, name=client_name)
-        super().__init__(connection, settings)
+        super().__init__(Connection(settings, events=events, name=client_name), settings)
         self.events = events
-        self._servers = settings.redacted_nats_url()
         self._ack_waits: dict[str, float] = {}
-        self._topology = Topology(self, settings, installation_id=installation_id, events=events)
-        self._publisher = Publisher(connection, stream=settings.stream, prefix=settings.subject_prefix)
+        self._topology = Topology(self, installation_id=installation_id, events=events)
+        self._publisher = Publisher(self.connection, settings)
         self._highest_seq = 0
 
     async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
@@ -110,9 +103,23 @@ class Stream(JetStreamApi):
         """
         highest = self._highest_seq
         outcomes = await self._publisher.publish(messages, headers, timeout)
-        if self._is_another_stream(outcomes, highest):
-            return await self._with_new_date(outcomes)
-        return outcomes
+        new = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
+        if not new:
+            return outcomes
+        if min(new) > highest:
+            self._highest_seq = max(self._highest_seq, *new)
+            return outcomes
+        # The stream was deleted and created under this connection: with the old one's date, these messages
+        # would be taken for lost.
+        self._highest_seq = max(new)
+        try:
+            created = (await self.state()).created
+        except (StreamUnavailable, StreamRefused):
+            return outcomes
+        return [
+            each._replace(stream_created=created) if isinstance(each, Published) else each
+            for each in outcomes
+        ]
 
     async def publish_raw(self, subject: str, data: bytes) -> None:
         """Publish bytes as they are, without a message id.
@@ -131,29 +138,6 @@ class Stream(JetStreamApi):
         self._publisher.stream_created = state.created
         return state
 
-    def _is_another_stream(self, outcomes: Sequence[PublishOutcome], highest: int) -> bool:
-        """Return whether numbers went backwards: the stream was deleted and created under this connection.
-
-        ``highest`` is the highest number that was known before ``outcomes``.
-        """
-        numbers = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
-        if not numbers:
-            return False
-        backwards = min(numbers) <= highest
-        self._highest_seq = max(numbers) if backwards else max(self._highest_seq, *numbers)
-        return backwards
-
-    async def _with_new_date(self, outcomes: list[PublishOutcome]) -> list[PublishOutcome]:
-        """Return outcomes with the new stream's date, without which they would be taken for lost."""
-        try:
-            created = (await self.state()).created
-        except (StreamUnavailable, StreamRefused):
-            return outcomes
-        return [
-            each._replace(stream_created=created) if isinstance(each, Published) else each
-            for each in outcomes
-        ]
-
     async def _check_jetstream(self) -> None:
         """Ask for the stream, which a worker must be permitted anyway; it need not exist."""
         try:
@@ -162,7 +146,8 @@ class Stream(JetStreamApi):
             return
         except StreamUnavailable as fault:
             if not self.connection.client.offers_jetstream:
-                raise StreamRefused(f"NATS at {self._servers} has JetStream disabled") from fault
+                servers = self.settings.redacted_nats_url()
+                raise StreamRefused(f"NATS at {servers} has JetStream disabled") from fault
 
 
 @asynccontextmanager

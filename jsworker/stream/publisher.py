@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
 from jsworker.core.names import check_kind
+from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
@@ -61,13 +62,13 @@ _validate = TypeAdapter(_PubAck).validator.validate_json
 
 
 class Publisher:
-    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by ``stream``."""
+    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by the settings' stream."""
 
-    def __init__(self, connection: Connection, *, stream: str, prefix: str) -> None:
+    def __init__(self, connection: Connection, settings: Settings) -> None:
         self.stream_created: datetime | None = None
         self._connection = connection
-        self._stream = stream
-        self._prefix = prefix
+        self._stream = settings.stream
+        self._prefix = settings.subject_prefix
         self._client: Client | None = None
         self._inbox = ""
         self._token = 0
@@ -83,15 +84,12 @@ class Publisher:
         try:
             await self._send_missing(batch)
             pause = _FIRST_PAUSE_SECONDS
-            while batch.missing():
-                if (left := batch.seconds_left()) <= 0:
-                    batch.give_up(batch.reason)
-                    break
+            while batch.missing() and (left := batch.seconds_left()) > 0:
                 await asyncio.sleep(min(random.uniform(0, pause), left))  # noqa: S311 -- spreads a fleet
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 await self._send_missing(batch)
         except StreamUnavailable as fault:
-            batch.give_up(str(fault))
+            batch.reason = str(fault)
         finally:
             self._forget(batch)
         return batch.outcomes(self.stream_created)
@@ -103,8 +101,12 @@ class Publisher:
             batch.reason = "NATS is not connected"
             return
         client = self._connection.client
+        if client is not self._client:
+            # Acknowledgements come to one inbox; their subject ends in the message's token.
+            self._client = client
+            self._inbox = f"{client.new_inbox()}."
+            client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
         batch.interrupted = False
-        self._open_inbox(client)
         for index in batch.missing():
             if len(batch.under_way) >= _WINDOW:
                 await batch.wait_for(_WINDOW // 2)
@@ -112,13 +114,6 @@ class Publisher:
                 return
             self._send(client, batch, index)
         await batch.wait_for(0)
-
-    def _open_inbox(self, client: Client) -> None:
-        """Acknowledgements come to one inbox; their subject ends in the message's token."""
-        if client is not self._client:
-            self._client = client
-            self._inbox = f"{client.new_inbox()}."
-            client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
 
     def _send(self, client: Client, batch: "_Batch", index: int) -> None:
         message = batch.messages[index]
@@ -217,10 +212,6 @@ class _Batch:
         identity = message_id(message.job_id, message.dispatch)
         self._outcomes[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
 
-    def give_up(self, reason: str) -> None:
-        for index in self.missing():
-            self.fail(index, f"no acknowledgement within {self._seconds:g} s, {reason}")
-
     def settle(self, token: int, data: bytes) -> None:
         index = self.under_way.pop(token)
         try:
@@ -247,6 +238,8 @@ class _Batch:
             self.fail(index, reason, PublishRefused)
 
     def outcomes(self, created: datetime | None) -> list[PublishOutcome]:
+        for index in self.missing():
+            self.fail(index, f"no acknowledgement within {self._seconds:g} s, {self.reason}")
         return [
             each
             if isinstance(each, PublishFailed)

@@ -146,12 +146,11 @@ def consumer_differences(actual: ConsumerConfig, wanted: ConsumerConfig) -> list
 def _differences(
     actual: Any, wanted: Any, fixed: tuple[str, ...], changeable: tuple[str, ...]
 ) -> list[Difference]:
-    compared = [(name, getattr(actual, name), getattr(wanted, name)) for name in (*fixed, *changeable)]
-    return [
-        Difference(name, has, wants, changeable=name in changeable)
-        for name, has, wants in compared
-        if not _same(has, wants)
-    ]
+    compared = (
+        Difference(name, getattr(actual, name), getattr(wanted, name), changeable=name in changeable)
+        for name in (*fixed, *changeable)
+    )
+    return [each for each in compared if not _same(each.actual, each.wanted)]
 
 
 def _same(has: Any, wants: Any) -> bool:
@@ -167,22 +166,15 @@ class Topology:
     stream's owner is neither claimed nor checked. Every change is emitted as ``stream.changed``.
     """
 
-    def __init__(
-        self, api: JetStreamApi, settings: Settings, *, installation_id: UUID | None, events: Events
-    ) -> None:
+    def __init__(self, api: JetStreamApi, *, installation_id: UUID | None, events: Events) -> None:
         self._api = api
-        self._settings = settings
+        self._settings = api.settings
         self._installation_id = installation_id
         self._events = events
-        self._stream = f"stream {settings.stream}"
+        self._stream = f"stream {api.name}"
 
     async def ensure(
-        self,
-        kinds: Iterable[str],
-        ack_waits: Mapping[str, float],
-        seconds: float,
-        *,
-        shortens: bool = True,
+        self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float, *, shortens: bool = True
     ) -> datetime:
         """Create, compare and change; returns when the stream was created.
 
@@ -215,7 +207,8 @@ class Topology:
 
     async def _create_stream(self, wanted: StreamConfig) -> StreamInfo:
         try:
-            info = await self._api.create_stream(wanted)
+            creating = self._api.manager.add_stream(wanted)
+            info = await self._api.ask(f"STREAM.CREATE.{wanted.name}", creating)
         except ApiRefused as refused:
             if refused.code == _NAME_IN_USE:  # another worker, or another installation, was faster
                 return await self._api.stream_info()
@@ -237,9 +230,12 @@ class Topology:
                 f"its metadata has {INSTALLATION}={owner}, this database is {own}"
             )
         differences = stream_differences(actual, wanted)
-        fixed = [each for each in differences if not each.changeable]
-        if owner is None:  # an unmarked stream may serve another application: leave its subjects
-            fixed += [each for each in differences if each.setting == "subjects"]
+        # An unmarked stream may serve another application: leave its subjects.
+        fixed = [
+            each
+            for each in differences
+            if not each.changeable or (owner is None and each.setting == "subjects")
+        ]
         if fixed:
             raise StreamRefused(f"{self._stream} cannot be used: {_list(fixed)}")
         if owner != own:
@@ -252,7 +248,8 @@ class Topology:
         metadata = {**(info.config.metadata or {}), **(wanted.metadata or {})}
         config = replace(info.config, **{**_changes(differences), "metadata": metadata})
         try:
-            changed = await self._api.update_stream(config)
+            changing = self._api.manager.update_stream(config)
+            changed = await self._api.ask(f"STREAM.UPDATE.{wanted.name}", changing)
         except ApiRefused as refused:
             asked = f"cannot be changed: {_list(differences)}"
             raise await self._stream_refusal(wanted, refused, asked) from refused
@@ -269,71 +266,59 @@ class Topology:
             return StreamRefused(f"{self._stream} {asked}; the server says: {refused.reason}")
         subjects = wanted.subjects or []
         try:
-            other = f"stream {await self._api.stream_of(subjects[0])}"
+            looking_up = self._api.manager.find_stream_name_by_subject(subjects[0])
+            other = f"stream {await self._api.ask('STREAM.NAMES', looking_up)}"
         except (StreamRefused, StreamUnavailable):  # not permitted to ask
             other = "another stream"
         return StreamRefused(f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps")
 
     async def _ensure_consumer(self, kind: str, ack_wait: float, *, shortens: bool) -> None:
+        what = f"consumer {kind} of {self._stream}"
         wanted = consumer_config(self._settings, kind, ack_wait)
         try:
             info = await self._api.consumer_info(kind)
         except NotThere:
-            info = await self._create_consumer(wanted)
+            try:
+                info = await self._put_consumer(wanted)
+            except ApiRefused as refused:
+                raise StreamRefused(
+                    f"{what} cannot be made for {wanted.filter_subject}; the server says: {refused.reason}"
+                ) from refused
         found = consumer_differences(info.config, wanted)
         differences = [each for each in found if shortens or _does_harm(each)]
         fixed = [each for each in differences if not each.changeable]
         if fixed:
-            raise StreamRefused(
-                f"{self._consumer(kind)} cannot be used: {_list(fixed)}; delete it, and it is made anew"
-            )
+            raise StreamRefused(f"{what} cannot be used: {_list(fixed)}; delete it, and it is made anew")
         if differences:
-            await self._change_consumer(info, wanted, differences)
-
-    async def _create_consumer(self, wanted: ConsumerConfig) -> ConsumerInfo:
-        try:
-            return await self._api.put_consumer(wanted)
-        except ApiRefused as refused:
-            raise StreamRefused(
-                f"{self._consumer(wanted.name)} cannot be made for {wanted.filter_subject}; "
-                f"the server says: {refused.reason}"
-            ) from refused
+            await self._change_consumer(what, info, wanted, differences)
 
     async def _change_consumer(
-        self, info: ConsumerInfo, wanted: ConsumerConfig, differences: list[Difference]
+        self, what: str, info: ConsumerInfo, wanted: ConsumerConfig, differences: list[Difference]
     ) -> None:
-        config = replace(
-            info.config, name=wanted.name, durable_name=wanted.durable_name, **_changes(differences)
-        )
+        names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
-            info = await self._api.put_consumer(config)
+            info = await self._put_consumer(replace(info.config, **names, **_changes(differences)))
         except ApiRefused as refused:
             reason = refused.reason
         left = consumer_differences(info.config, wanted)
-        self._check_consumer(wanted, left, reason)
-        for difference in differences:
-            if difference not in left:
-                what = self._consumer(wanted.name)
-                self._emit_change(what, difference.setting, difference.actual, difference.wanted)
-
-    def _check_consumer(self, wanted: ConsumerConfig, left: list[Difference], reason: str) -> None:
-        """Raise StreamRefused for harmful differences that could not be changed."""
-        stale, scan = self._settings.stale_threshold, self._settings.scan_interval
         bad = [each for each in left if _does_harm(each)]
+        stale, scan = self._settings.stale_threshold, self._settings.scan_interval
         for difference in bad:
             if difference.setting == "ack_wait" and difference.actual <= stale + 2 * scan:
                 raise StreamRefused(
-                    f"{self._consumer(wanted.name)} has ack_wait={shown(difference.actual)} s, must exceed "
+                    f"{what} has ack_wait={shown(difference.actual)} s, must exceed "
                     f"JSWORKER_STALE_THRESHOLD={stale:g} + 2 × JSWORKER_SCAN_INTERVAL={scan:g}"
                 )
         if bad:
-            raise StreamRefused(
-                f"{self._consumer(wanted.name)} cannot be changed: {_list(bad)}; the server says: {reason}"
-            )
+            raise StreamRefused(f"{what} cannot be changed: {_list(bad)}; the server says: {reason}")
+        for difference in differences:
+            if difference not in left:
+                self._emit_change(what, difference.setting, difference.actual, difference.wanted)
 
-    def _consumer(self, kind: str | None) -> str:
-        return f"consumer {kind} of {self._stream}"
+    async def _put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
+        request = f"CONSUMER.CREATE.{self._api.name}.{config.name}.{config.filter_subject}"
+        return await self._api.ask(request, self._api.manager.add_consumer(self._api.name, config))
 
     def _emit_change(self, what: str, setting: str, was: Any, now: Any) -> None:
         self._events.emit("stream.changed", **{"what": what, "setting": setting, "was": was, "is": now})
