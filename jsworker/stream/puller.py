@@ -4,9 +4,9 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from jsworker.core.errors import JsworkerError
 from jsworker.stream.jetstream import Stream
@@ -22,13 +22,12 @@ MOST_REQUESTS: Final = 8
 """Requests open at once: the consumer's ``max_waiting`` is shared by the whole fleet."""
 
 
-@dataclass(slots=True, eq=False)
-class _Inbox:
+class _Inbox(NamedTuple):
     """Where messages arrive. A new one is opened whenever the old one's requests can no longer be trusted."""
 
     client: Client
     subject: str
-    number: int = 0
+    number: int
 
 
 class Credit:
@@ -134,8 +133,7 @@ class Puller:
     @property
     def is_pulling(self) -> bool:
         """Whether messages are asked for as soon as there is room."""
-        able = self._stream.connected and not self._degraded
-        return able and self._task is not None
+        return self._stream.connected and not self._degraded and self._task is not None
 
     async def start(self) -> None:
         """Begin to pull."""
@@ -154,7 +152,6 @@ class Puller:
         task, self._task = self._task, None
         if task is None:
             return
-        self._signal.set()
         await end_tasks({task})
         self._leave()
         await self._settle(_STOP_SECONDS)
@@ -184,11 +181,9 @@ class Puller:
         while not self._stopping:
             self._signal.clear()
             seconds = await self._step()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._signal.wait()
-            except TimeoutError:
-                continue
 
     async def _step(self) -> float:
         """Do what is due; return the seconds until something may be due again."""
@@ -206,13 +201,11 @@ class Puller:
         return _SHORT_SECONDS if self._short_since else self._idle_heartbeat
 
     def _is_silent(self, now: float) -> bool:
-        """Two missed heartbeats, or a request that the server should have ended long ago."""
         if not self._credit.total:
             return False
         return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
 
     def _is_short_of_room(self, now: float, room: int) -> bool:
-        """More is outstanding than there is room for, and has been for a while."""
         if self._credit.total <= max(room, 0):
             self._short_since = None
         elif self._short_since is None:
@@ -220,24 +213,23 @@ class Puller:
         return self._short_since is not None and now - self._short_since >= _SHORT_SECONDS
 
     async def _ask(self, batch: int) -> None:
-        client = self._stream.connection.client
-        if self._inbox is None or self._inbox.client is not client:
+        if self._inbox is None or self._inbox.client is not self._stream.connection.client:
             self._leave()
-            if self._closing:  # the server may still send to inboxes given up
-                await asyncio.wait(self._closing, timeout=_SETTLE_SECONDS)
+            await self._settle(_SETTLE_SECONDS)
             if not self._stream.connected:
                 return
             client = self._stream.connection.client
-            self._inbox = inbox = _Inbox(client, f"{client.new_inbox()}.")
-            inbox.number = client.open_inbox(f"{inbox.subject}*", partial(self._take, inbox))
+            subject = f"{client.new_inbox()}."
+            number = client.open_inbox(f"{subject}*", partial(self._take, subject))
+            self._inbox = _Inbox(client, subject, number)
+        now = time.monotonic()
         if not self._credit.total:
-            self._heard_at = time.monotonic()
+            self._heard_at = now
         self._request += 1
-        deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
-        self._credit.ask(self._request, batch, deadline)
+        self._credit.ask(self._request, batch, now + self._expires + 2 * self._idle_heartbeat)
         limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
         request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
-        client.post(self._request_subject, request, f"{self._inbox.subject}{self._request}")
+        self._inbox.client.post(self._request_subject, request, f"{self._inbox.subject}{self._request}")
 
     def _leave(self) -> None:
         """Give up the inbox with all its requests; what is still on its way is taken."""
@@ -265,18 +257,18 @@ class Puller:
         return True
 
     def _take(
-        self, inbox: _Inbox, subject: str, reply: bytes, data: bytes, headers: dict[str, str] | None
+        self, inbox: str, subject: str, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> None:
-        current = inbox is self._inbox
+        is_current = self._inbox is not None and self._inbox.subject == inbox
         if not reply:
-            if current:
-                self._on_status(subject[len(inbox.subject) :], headers or {})
+            if is_current:
+                self._on_status(subject[len(inbox) :], headers or {})
             return
         arrival = read(subject, reply, data, kind=self.kind, send=self._answer)
         if arrival is None:
             self._stream.events.emit("message.refused", kind=self.kind, reason="not delivered by JetStream")
             return
-        if current:
+        if is_current:
             self._credit.received()
             self._sign_of_life()
         if self._stopping:
@@ -292,15 +284,12 @@ class Puller:
         owed = headers.get("Nats-Pending-Messages", "")
         if not request.isdigit():
             return
-        if status == "100":
+        if status in {"100", "408"}:
             self._sign_of_life()
+        if status == "100":
             return
         if owed.isdigit():  # the request expired, or its server shuts down or is no longer the leader
             self._credit.ended(int(request), int(owed))
-            if status == "408":
-                self._sign_of_life()
-            else:
-                self._begin_pause()
         elif status == "408":  # from a server that does not say what it owes
             self._leave()
         else:
@@ -308,6 +297,7 @@ class Puller:
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"
             self._degrade(f"JetStream answered {status} {text}".rstrip())
             self._leave()
+        if status != "408":
             self._begin_pause()
         self._signal.set()
 
@@ -324,7 +314,6 @@ class Puller:
             self._stream.events.emit("worker.degraded", what=f"consumer {self.kind}", reason=reason)
 
     def _pause_left(self) -> float:
-        """Return the seconds until the next attempt may be made; not above 0 when it may be made now."""
         return self._paused_until - time.monotonic()
 
     def _begin_pause(self) -> None:
