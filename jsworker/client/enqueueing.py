@@ -1,9 +1,8 @@
 """Enqueueing: kinds, payloads, keys and delays are checked, then rows inserted, many in few statements."""
 
 import asyncio
-import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from numbers import Integral
@@ -60,23 +59,25 @@ class JobOptions(NamedTuple):
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
         try:
-            finite = math.isfinite(self.delay)
-        except OverflowError:
-            finite = False
+            is_in_range = 0 <= self.delay <= LONGEST_DELAY
         except TypeError:
             hint = "; give its total_seconds()" if isinstance(self.delay, timedelta) else ""
             what = f"not {type(self.delay).__name__}{hint}"
             raise TypeError(f"delay={shown(self.delay)} must be a number of seconds, {what}") from None
-        if not (finite and 0 <= self.delay <= LONGEST_DELAY):
+        if not is_in_range:
             raise ValueError(f"delay={shown(self.delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
-        for name, value, most in (
-            ("max_attempts", self.max_attempts, MOST_ATTEMPTS),
-            ("max_stalls", self.max_stalls, MOST_STALLS),
-        ):
-            if value is not None and not isinstance(value, Integral):
-                raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
-            if value is not None and not 1 <= value <= most:
-                raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
+        if self.max_attempts is not None:
+            check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
+        if self.max_stalls is not None:
+            check_count("max_stalls", self.max_stalls, MOST_STALLS)
+
+
+def check_count(name: str, value: int, most: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what is no whole number from 1 to ``most``."""
+    if not isinstance(value, Integral):
+        raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
 
 
 def enqueue_statement(
@@ -144,8 +145,7 @@ def new_jobs(
 ) -> Iterator[NewJob]:
     """Return a job with a fresh id for each payload; all are checked before the first one is made.
 
-    See ``enqueue_statement`` for the errors; one of several payloads is named by its index. The span of
-    ``context`` is the parent of the jobs' own.
+    See ``enqueue_statement`` for the errors; one of several payloads is named by its index.
     """
     kind_name(kind)
     options.check()
@@ -176,11 +176,10 @@ def _payload_text(kind: Kind, payload: Any, most: int) -> str:
 async def insert(
     database: Database, kind: str, jobs: Iterable[NewJob], *, keyed: bool
 ) -> AsyncGenerator[list[Enqueued]]:
-    """Insert jobs of a kind and yield the answers, in order, as they come; two statements at once.
+    """Insert jobs of a kind and yield the answers, in order, as they come.
 
-    Without keys, jobs are made while others are inserted. Of two jobs with one key the first wins, so
-    then batch goes after batch. After an error those that were answered are stored; of those under way it
-    is unclear.
+    Without keys, two statements are under way at once; of two jobs with one key the first wins, so then batch
+    goes after batch. After an error those that were answered are stored; of those under way it is unclear.
     """
     under_way: deque[asyncio.Task[list[Enqueued]]] = deque()
     at_once = 1 if keyed else _AT_ONCE
@@ -193,14 +192,9 @@ async def insert(
         while under_way:
             yield await under_way.popleft()
     finally:
-        await _give_up(under_way)
-
-
-async def _give_up(statements: Collection["asyncio.Task[list[Enqueued]]"]) -> None:
-    """Wait no longer for what is under way, after an error or a cancellation; it may still be stored."""
-    for statement in statements:
-        statement.cancel()
-    await asyncio.gather(*statements, return_exceptions=True)
+        for statement in under_way:
+            statement.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
@@ -220,8 +214,7 @@ class SharedInserts:
     """Inserts single jobs of a client: a lone one at once, a flood in natural batches, kind by kind.
 
     A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet.
-    ``publish_after`` returns the seconds for which relays leave messages to this client now; ``died`` is
-    called with the name and the error when a batch raises what no caller is waiting for.
+    ``publish_after`` returns the seconds for which relays leave messages to this client now.
     """
 
     def __init__(
@@ -240,7 +233,10 @@ class SharedInserts:
     async def insert(self, kind: str, job: NewJob) -> Enqueued:
         """Insert a job; after DatabaseUnavailable it is unclear whether it was stored."""
         if job.unique_key is None and self._under_way:
-            answer = await self._batches_of(kind).submit(job)
+            if kind not in self._kinds:
+                name, write = f"inserts of {kind}", partial(self._write, kind)
+                self._kinds[kind] = Batcher(name, write, limit=_SHARED_BATCH, died=self._died)
+            answer = await self._kinds[kind].submit(job)
             if isinstance(answer, JsworkerError):
                 raise answer.with_traceback(None)
             return answer
@@ -254,13 +250,6 @@ class SharedInserts:
         """Wait until everything that was called for has been answered."""
         for batches in self._kinds.values():
             await batches.flush()
-
-    def _batches_of(self, kind: str) -> Batcher[NewJob, _Answer]:
-        if kind not in self._kinds:
-            self._kinds[kind] = Batcher(
-                f"inserts of {kind}", partial(self._write, kind), limit=_SHARED_BATCH, died=self._died
-            )
-        return self._kinds[kind]
 
     async def _alone(self, kind: str, job: NewJob) -> Enqueued:
         return await enqueue.enqueue(self._database, kind, job, publish_after=self._publish_after())

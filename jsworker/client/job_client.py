@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -13,6 +12,7 @@ from jsworker.client.enqueueing import (
     JobOptions,
     Kind,
     SharedInserts,
+    check_count,
     insert,
     kind_name,
     new_jobs,
@@ -46,19 +46,11 @@ class JobClient:
     """Enqueues jobs and acts on them. Open one per process: ``async with JobClient.from_env() as client``.
 
     A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
-    connects in the background.
-
-    Attributes:
-        events: ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that this
-            client cannot publish to.
+    connects in the background. Its ``events`` are ``worker.degraded`` and ``worker.restored``, with
+    ``what="publishing"`` for a stream that it cannot publish to.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare a client; nothing connects yet.
-
-        Raises:
-            TypeError: these are no ``Settings``.
-        """
         if not isinstance(settings, Settings):
             hint = "JobClient.from_env() makes them, JobClient.from_env(database_url=…) with changes"
             raise TypeError(f"JobClient takes Settings, not {type(settings).__name__}: {hint}")
@@ -73,13 +65,9 @@ class JobClient:
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
-        """Return a client with the settings of the environment.
+        """Return a client with the settings of the environment; ``overrides`` go before, in lower case.
 
-        Args:
-            overrides: settings that take precedence, by their names in lower case.
-
-        Raises:
-            SettingsError: a setting is wrong or missing.
+        Raises SettingsError for one that is wrong or missing.
         """
         return cls(load_settings(**overrides))
 
@@ -90,10 +78,7 @@ class JobClient:
 
     @property
     def unpublished_because(self) -> str | None:
-        """Why messages were left to workers.
-
-        None: none was, or the last ``publish_pending`` has published everything.
-        """
+        """Why messages were left to workers; None: none was, or ``publish_pending`` published them all."""
         return self._publisher.unpublished_because
 
     async def __aenter__(self) -> Self:
@@ -139,12 +124,9 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
     ) -> Enqueued:
-        """Enqueue a job in a transaction of its own and publish it.
+        """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
-        Args and errors are those of ``enqueue_statement``.
-
-        Returns:
-            The job's id, and whether it was created or a live one holds the unique key.
+        Returns the job's id, and whether it was created or a live one holds the unique key.
 
         Raises:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
@@ -177,23 +159,10 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
     ) -> list[Enqueued]:
-        """Enqueue many jobs of a kind, in statements of up to 5,000, and publish them in the background.
+        """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
-        An error leaves the jobs of earlier statements stored.
-
-        Args:
-            kind: the kind, or its processor.
-            payloads: one for each job.
-            unique_keys: one for each payload, or None.
-            delay: seconds until the jobs are due.
-            max_attempts: overrides the processor's.
-            max_stalls: overrides the processor's.
-
-        Returns:
-            One answer for each payload, in order.
-
-        Raises:
-            TypeError: ``payloads`` or ``unique_keys`` is one value instead of many, or has no order.
+        ``unique_keys`` holds a key or None for each; see ``enqueue`` for the rest. Answers come in order. An
+        error leaves the jobs of earlier statements stored; TypeError: what must be a list is none.
         """
         given = one_for_each("payloads", payloads)
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
@@ -228,11 +197,7 @@ class JobClient:
         return await self._publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> dict[str, Any]:
-        """Return a job by column name, payload and result included.
-
-        Raises:
-            JobNotFound: no job has this id.
-        """
+        """Return a job by column name, payload and result included; JobNotFound: no job has this id."""
         row = await listing.get_job(self._opened(), job_uuid(job_id))
         if row is None:
             raise JobNotFound(f"no job has id {job_id}")
@@ -261,8 +226,8 @@ class JobClient:
         their last progress, of their claim or of their last heartbeat.
 
         Args:
-            status: only jobs of this status: scheduled, queued, processing, completed, failed or cancelled.
-            kind: only jobs of this kind, given by its name or its processor.
+            status: scheduled, queued, processing, completed, failed or cancelled.
+            kind: a kind's name or its processor.
             limit: how many at most.
             after: begin behind this job, the last one of the list before.
             stale_for: only running jobs whose worker gave no heartbeat for so many seconds.
@@ -277,10 +242,7 @@ class JobClient:
                 seconds or goes with another status than processing.
             TypeError: ``limit`` is no whole number.
         """
-        if not isinstance(limit, Integral):
-            raise TypeError(f"limit={shown(limit)} must be a whole number, not {type(limit).__name__}")
-        if not 1 <= limit <= _MOST_LISTED:
-            raise ValueError(f"limit={shown(limit)} must be from 1 to {_MOST_LISTED}")
+        check_count("limit", limit, _MOST_LISTED)
         if status is not None and status not in STATUSES:
             raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
         age = RunAge(stale_for, running_for, no_progress_for)
@@ -301,8 +263,7 @@ class JobClient:
     async def retry(self, job_id: UUID | str) -> None:
         """Put a failed job back into the queue with its counters at zero.
 
-        Raises:
-            TransitionRefused: it is not failed, or a live job holds its unique key.
+        Raises TransitionRefused: it is not failed, or a live job holds its unique key.
         """
         with operators_rights("retry"):
             await control.retry(self._opened(), job_uuid(job_id))
@@ -311,16 +272,12 @@ class JobClient:
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
         """Take a running job from its owner and put it back into the queue, uncounted.
 
-        One of the workers emits it as the event ``job.cleared``, with the cause ``operator``.
-
-        Args:
-            job_id: the job.
-            reason: passed to its next run as ``job.clear_reason``, in one line of at most 1,000 characters.
+        Its next run finds ``reason`` as ``job.clear_reason``, in one line of at most 1,000 characters. One of
+        the workers emits it as the event ``job.cleared``, with the cause ``operator``.
 
         Raises:
             JobNotFound: no job has this id.
             TransitionRefused: it is not running, or its owner has just settled it.
-            TypeError: ``reason`` is no text.
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
@@ -360,11 +317,7 @@ class JobClient:
 
 
 def job_uuid(job_id: UUID | str) -> UUID:
-    """Return a job id as a UUID.
-
-    Raises JobNotFound for a text that is none, so that no job can have it, and TypeError for anything
-    else.
-    """
+    """Return a job id as a UUID; JobNotFound: a text that is none, so that no job can have it."""
     if isinstance(job_id, UUID):
         return job_id
     if not isinstance(job_id, str):
