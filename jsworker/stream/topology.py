@@ -1,7 +1,7 @@
 """Stream and consumers: created when missing, compared with what the protocol needs, changed or refused."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -31,38 +31,47 @@ from jsworker.stream.message import LIMIT_BYTES, subject_of
 INSTALLATION: Final = "jsworker.installation"
 """Key in the stream's metadata: the id of the database that the stream belongs to."""
 
-_DUPLICATE_SECONDS: Final = 120.0
 _UNLIMITED: Final = -1
 _MAX_WAITING: Final = 4096
 _LEAST_WAITING: Final = 512
 
 # A stream that refuses what does not fit, keeps a message until it is acknowledged, and deletes none by age,
 # number or size. Differences that the server cannot change are refused, others are changed.
-_STREAM_FIXED: Final = ("retention", "storage", "mirror", "sealed", "persist_mode")
-_STREAM_CHANGEABLE: Final = (
-    "discard",
-    "discard_new_per_subject",
-    "max_age",
-    "max_bytes",
-    "max_msgs",
-    "max_msgs_per_subject",
-    "max_msg_size",
-    "duplicate_window",
-    "no_ack",
-    "subject_transform",
-)
-_CONSUMER_FIXED: Final = ("deliver_policy", "ack_policy", "replay_policy", "deliver_subject", "mem_storage")
-_CONSUMER_CHANGEABLE: Final = (
-    "filter_subject",
-    "filter_subjects",
-    "ack_wait",
-    "backoff",
-    "max_deliver",
-    "max_ack_pending",
-    "headers_only",
-    "inactive_threshold",
-    "rate_limit_bps",
-)
+_STREAM_FIXED: Final[dict[str, Any]] = {
+    "retention": RetentionPolicy.WORK_QUEUE,
+    "storage": StorageType.FILE,
+    "mirror": None,
+    "sealed": False,
+    "persist_mode": None,
+}
+_STREAM_CHANGEABLE: Final[dict[str, Any]] = {
+    "discard": DiscardPolicy.NEW,
+    "discard_new_per_subject": False,
+    "max_age": 0.0,
+    "max_bytes": _UNLIMITED,
+    "max_msgs": _UNLIMITED,
+    "max_msgs_per_subject": _UNLIMITED,
+    "max_msg_size": LIMIT_BYTES,
+    "duplicate_window": 120.0,
+    "no_ack": False,
+    "subject_transform": None,
+}
+_CONSUMER_FIXED: Final[dict[str, Any]] = {
+    "deliver_policy": DeliverPolicy.ALL,
+    "ack_policy": AckPolicy.EXPLICIT,
+    "replay_policy": ReplayPolicy.INSTANT,
+    "deliver_subject": None,
+    "mem_storage": None,
+}
+_CONSUMER_CHANGEABLE: Final[dict[str, Any]] = {
+    "filter_subjects": None,
+    "backoff": None,  # it would override ack_wait
+    "max_deliver": _UNLIMITED,  # a limit strands messages for ever
+    "max_ack_pending": _UNLIMITED,
+    "headers_only": None,
+    "inactive_threshold": None,
+    "rate_limit_bps": None,
+}
 _SUBJECTS_OVERLAP: Final = 10065
 _NAME_IN_USE: Final = 10058
 
@@ -94,17 +103,10 @@ def stream_config(settings: Settings, installation_id: UUID | None) -> StreamCon
     return StreamConfig(
         name=settings.stream,
         subjects=[subject_of(settings.subject_prefix, "*")],
-        retention=RetentionPolicy.WORK_QUEUE,
-        storage=StorageType.FILE,
         num_replicas=settings.stream_replicas,
-        discard=DiscardPolicy.NEW,
-        max_age=0.0,
-        max_bytes=_UNLIMITED,
-        max_msgs=_UNLIMITED,
-        max_msgs_per_subject=_UNLIMITED,
-        max_msg_size=LIMIT_BYTES,
-        duplicate_window=_DUPLICATE_SECONDS,
         metadata={INSTALLATION: str(installation_id)} if installation_id else None,
+        **_STREAM_FIXED,
+        **_STREAM_CHANGEABLE,
     )
 
 
@@ -114,13 +116,10 @@ def consumer_config(settings: Settings, kind: str, ack_wait: float) -> ConsumerC
         name=kind,
         durable_name=kind,
         filter_subject=subject_of(settings.subject_prefix, kind),
-        deliver_policy=DeliverPolicy.ALL,
-        ack_policy=AckPolicy.EXPLICIT,
-        replay_policy=ReplayPolicy.INSTANT,
         ack_wait=ack_wait,
-        max_deliver=_UNLIMITED,  # a limit strands messages for ever
-        max_ack_pending=_UNLIMITED,
         max_waiting=_MAX_WAITING,
+        **_CONSUMER_FIXED,
+        **_CONSUMER_CHANGEABLE,
     )
 
 
@@ -137,14 +136,15 @@ def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Diffe
 
 def consumer_differences(actual: ConsumerConfig, wanted: ConsumerConfig) -> list[Difference]:
     """Compare a consumer."""
-    found = _differences(actual, wanted, _CONSUMER_FIXED, _CONSUMER_CHANGEABLE)
+    changeable = ("filter_subject", "ack_wait", *_CONSUMER_CHANGEABLE)
+    found = _differences(actual, wanted, _CONSUMER_FIXED, changeable)
     if (actual.max_waiting or _LEAST_WAITING) < _LEAST_WAITING:
         found.append(Difference("max_waiting", actual.max_waiting, wanted.max_waiting, changeable=False))
     return found
 
 
 def _differences(
-    actual: Any, wanted: Any, fixed: tuple[str, ...], changeable: tuple[str, ...]
+    actual: Any, wanted: Any, fixed: Collection[str], changeable: Collection[str]
 ) -> list[Difference]:
     compared = (
         Difference(name, getattr(actual, name), getattr(wanted, name), changeable=name in changeable)
