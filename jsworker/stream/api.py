@@ -22,11 +22,9 @@ from jsworker.stream.nats_client import reason_of
 T = TypeVar("T")
 
 _SECONDS: Final = 5.0
-_MOST_SUBJECTS: Final = 500
-"""Looked at in one call: publishers may invent any number of subjects."""
+_MOST_SUBJECTS: Final = 500  # publishers may invent any number
 _ASKED_AT_ONCE: Final = 20
-_NOT_ENABLED: Final = frozenset({10039, 10076})
-"""JetStream's numbers for: not for this account, not on this server."""
+_NOT_ENABLED: Final = frozenset({10039, 10076})  # for this account, on this server
 
 
 class NotThere(StreamUnavailable):

@@ -18,18 +18,14 @@ from jsworker.stream.nats_client import Client, end_tasks, reason_of
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
-_REPLACE_SECONDS = 15.0
-"""Without a connection; then nats-py's client is replaced."""
-_PING_SECONDS = 10.0
-"""Between pings; the third one unanswered ends the connection."""
+_REPLACE_SECONDS = 15.0  # without a connection; then nats-py's client is replaced
+_PING_SECONDS = 10.0  # the third ping that is not answered ends the connection
 _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _MOST_COMPLAINTS = 100
 _ABANDON_SECONDS: Final = 2.0
-"""For nats-py to end; it takes a moment, but for a cancellation that it swallowed while sending."""
-_LEAST_ATTEMPT_SECONDS: Final = 0.2
-"""Else the last attempt could only report that it had no time."""
+_LEAST_ATTEMPT_SECONDS: Final = 0.2  # else the last attempt could only report that it had no time
 _CAUSE: Final = "connection lost"
 _NO_CONNECTION: Final = "there is no connection to NATS"
 
@@ -39,8 +35,9 @@ Callback = Callable[[], None]
 class Connection:
     """One connection to NATS that lasts until it is closed.
 
-    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and complaints of server or
-    client as ``worker.degraded`` with ``what="nats client"``, each text once.
+    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``, then calls what is in
+    ``lost_callbacks`` or ``restored_callbacks``; and complaints of server or client as ``worker.degraded``
+    with ``what="nats client"``, each text once.
     """
 
     def __init__(self, settings: Settings, *, events: Events, name: str) -> None:
@@ -54,8 +51,8 @@ class Connection:
         self._cause = _CAUSE
         self._complaints: set[str] = set()
         self._failures: dict[asyncio.Future[str | None], str] = {}
-        self._lost_callbacks: list[Callback] = []
-        self._restored_callbacks: list[Callback] = []
+        self.lost_callbacks: list[Callback] = []
+        self.restored_callbacks: list[Callback] = []
 
     @property
     def client(self) -> Client:
@@ -70,13 +67,7 @@ class Connection:
         return self._client is not None and self._client.is_connected and self._up.is_set()
 
     async def connect(self, seconds: float) -> None:
-        """Connect within ``seconds``.
-
-        Raises:
-            SettingsError: a URL or a file cannot be used.
-            StreamUnavailable: no server answered in time.
-            StreamRefused: login or TLS was refused.
-        """
+        """Connect within ``seconds``; raises as ``Stream.connect`` does."""
         if self._client is None:
             self._client = await self._open(seconds)
             self._up.set()
@@ -85,18 +76,17 @@ class Connection:
     async def close(self) -> None:
         """Close within seconds; never raises."""
         client, self._client = self._client, None
-        watch, self._watch = self._watch, None
         self._up.set()  # let the callers of wait_connected go
         self._up.clear()
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait({watch})
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
         if client is not None:
             self._abandon(client)
             await client.discard()
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Wait for a connection for at most ``seconds``; returns whether there is one.
+        """Wait for at most ``seconds``; returns whether there is a connection.
 
         Raises StreamUnavailable when it was closed, or never made.
         """
@@ -106,14 +96,6 @@ class Connection:
             async with asyncio.timeout(seconds):
                 await self._up.wait()
         return self.connected
-
-    def on_lost(self, callback: Callback) -> None:
-        """Call when the connection is lost."""
-        self._lost_callbacks.append(callback)
-
-    def on_restored(self, callback: Callback) -> None:
-        """Call when there is a connection again."""
-        self._restored_callbacks.append(callback)
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
         """Send a verdict about a message without waiting; one that gets lost costs a redelivery."""
@@ -267,7 +249,8 @@ class Connection:
         for failure in self._failures:
             if not failure.done():
                 failure.set_result(None)
-        _call(self._lost_callbacks)
+        for callback in self.lost_callbacks:
+            callback()
 
     def _restore(self, client: Client) -> None:
         if client is self._client:
@@ -275,7 +258,8 @@ class Connection:
             self._cause = _CAUSE
             self._up.set()
             self._events.emit("worker.restored", what="nats")
-            _call(self._restored_callbacks)
+            for callback in self.restored_callbacks:
+                callback()
 
     def _on_error(self, client: Client, error: Exception) -> None:
         """Report what is news, which excludes that a lost connection is still lost."""
@@ -300,8 +284,3 @@ class Connection:
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)
             self._events.emit("worker.degraded", what="nats client", reason=text)
-
-
-def _call(callbacks: list[Callback]) -> None:
-    for callback in tuple(callbacks):
-        callback()

@@ -24,12 +24,8 @@ from jsworker.stream.topology import (
     stream_differences,
 )
 
-_NAME: Final = "jsworker doctor"
-_LIST_SECONDS: Final = 10.0
-"""For all pages of consumers; a cluster that misses a server takes four seconds for each."""
-_PAGE: Final = 256
-"""Consumers that a server lists at once."""
-
+_LIST_SECONDS: Final = 10.0  # for all pages; a cluster that misses a server takes four seconds for each
+_PAGE: Final = 256  # consumers that a server lists at once
 _ASKED_AT_ONCE: Final = 20
 _ANSWER_SECONDS: Final = 1.0
 
@@ -39,11 +35,7 @@ MOST_CONSUMERS: Final = 20 * _PAGE
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """What the server that answered says of itself.
-
-    ``encrypted`` is None when unknown; ``local``: the connection does not leave this machine. Of a cluster
-    another server may offer JetStream.
-    """
+    """What the server that answered says of itself; ``local``: the connection does not leave this machine."""
 
     place: str
     name: str | None
@@ -63,11 +55,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The stream as it is.
-
-    ``installation`` is None when it is not marked; ``peers`` are the servers that keep its replicas, none
-    without a cluster.
-    """
+    """The stream as it is; ``peers`` are the servers that keep its replicas, none without a cluster."""
 
     installation: str | None
     differences: tuple[Difference, ...]
@@ -80,10 +68,7 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """A consumer as it is; its name is its kind, unless another application created it.
-
-    Messages that were never delivered, delivered and not answered; requests that wait for messages.
-    """
+    """A consumer as it is; ``pending`` messages were never delivered, ``requests`` wait for messages."""
 
     name: str
     differences: tuple[Difference, ...]
@@ -95,13 +80,10 @@ class ConsumerReport:
 
 
 class Inspector(JetStreamApi):
-    """Reads server, account, stream and consumers over one connection; it changes nothing.
-
-    Every method raises ``StreamUnavailable`` or ``StreamRefused`` when JetStream does not answer.
-    """
+    """Reads server, account, stream and consumers; raises as ``JetStreamApi`` does."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(Connection(settings, events=Events(), name=_NAME), settings)
+        super().__init__(Connection(settings, events=Events(), name="jsworker doctor"), settings)
 
     async def connect(self, seconds: float) -> None:
         """Connect within ``seconds``; raises as ``Connection.connect`` does."""
@@ -124,7 +106,7 @@ class Inspector(JetStreamApi):
             version=(version.major, version.minor, version.patch),
             encrypted=bool(info.get("tls_required")),
             local=_is_loopback(host),
-            offers_jetstream=client.offers_jetstream,
+            offers_jetstream=bool(info.get("jetstream")),
         )
 
     async def account(self) -> AccountInfo:
@@ -153,10 +135,7 @@ class Inspector(JetStreamApi):
         return {self.subject_of(kind): messages for kind, messages in (await self.unconsumed()).items()}
 
     async def refused(self, workers: Sequence[str]) -> list[str]:
-        """Return those workers that say that JetStream stores none of their messages.
-
-        Workers that do not answer, or may not be asked, are left out.
-        """
+        """Return those workers that answer, and say that JetStream stores none of their messages."""
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
         async def is_refused(worker_id: str) -> bool:

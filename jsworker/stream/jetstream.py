@@ -61,7 +61,7 @@ class Stream(JetStreamApi):
 
     def on_disconnect(self, callback: Callback) -> None:
         """Call when the connection is lost."""
-        self.connection.on_lost(callback)
+        self.connection.lost_callbacks.append(callback)
 
     def witness(
         self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
@@ -145,7 +145,7 @@ class Stream(JetStreamApi):
         except NotThere:
             return
         except StreamUnavailable as fault:
-            if not self.connection.client.offers_jetstream:
+            if not self.connection.client.server_info.get("jetstream"):  # another one of its cluster may
                 servers = self.settings.redacted_nats_url()
                 raise StreamRefused(f"NATS at {servers} has JetStream disabled") from fault
 

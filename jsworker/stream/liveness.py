@@ -1,7 +1,4 @@
-"""Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there.
-
-On a second subject, below it, a worker answers with the stacks of its runs.
-"""
+"""Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,24 +16,20 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.nats_client import Client
 
 SUBJECT: Final = "jsworker.worker."
-"""Followed by a worker's id: where it answers."""
+"""Followed by a worker's id: where it answers with ``WELL`` or ``REFUSED``."""
 STACKS: Final = ".stack"
 """After that: where it returns all its stacks, or with a job's id as question that run's. No worker's id ends
 like this, for each has a random end."""
-
 WELL: Final = b"alive"
 REFUSED: Final = b"alive, and JetStream stores no messages"
-"""What a worker answers."""
 
 
 class Answer(Enum):
     """What came of asking a worker."""
 
     ALIVE = "alive"
-    NO_RESPONDERS = "no responders"
-    """The server knows of no listener there: the worker has no connection."""
-    UNKNOWN = "unknown"
-    """A time-out, a lost connection, a missing permission: says nothing about the worker."""
+    NO_RESPONDERS = "no responders"  # the server knows of no listener there: it has no connection
+    UNKNOWN = "unknown"  # a time-out, a lost connection, a missing permission: says nothing about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +61,7 @@ class Witness:
         self._connection = connection
         self._worker_id = worker_id
         self._listening: Client | None = None
-        connection.on_lost(self._forget)
+        connection.lost_callbacks.append(self._forget)
 
     async def prove(self, seconds: float) -> bool:
         """Listen on the worker's subject; returns whether a question sent there was answered in time."""
@@ -108,7 +101,7 @@ class Witness:
 
 
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
-    """Ask a worker for its stacks, or those of one job's run, over a connection for this question.
+    """Ask a worker for its stacks, or those of one job's run, over a connection of its own.
 
     Waits at most ``seconds`` for the connection, raises as it does, and waits as long for the answer.
     """

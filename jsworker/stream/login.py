@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import nats.errors
 from nats.aio.client import RawCredentials
+from nats.errors import SecureConnWantedError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
@@ -40,15 +40,9 @@ class Login:
 def login_of(settings: Settings) -> Login:
     """Read addresses, credentials and certificates; raises SettingsError for what cannot be used."""
     urls = [urlsplit(url) for url in map(str.strip, settings.nats_url.split(",")) if url]
-    tls = _tls_context(settings)
-    options = _credentials(settings, urls)
-    if tls is not None:
-        options["tls"] = tls
-    return Login(
-        servers=[_address(url) for url in urls],
-        options=options,
-        require_tls=tls is not None or any(url.scheme == "tls" for url in urls),
-    )
+    options = _credentials(settings, urls) | _tls(settings)
+    require_tls = "tls" in options or any(url.scheme == "tls" for url in urls)
+    return Login([_address(url) for url in urls], options, require_tls)
 
 
 def _address(url: SplitResult) -> str:
@@ -64,10 +58,16 @@ def _address(url: SplitResult) -> str:
 
 def _credentials(settings: Settings, urls: Sequence[SplitResult]) -> dict[str, Any]:
     """Return nats-py's login options: the settings' own, else what the URLs hold."""
-    if settings.nats_creds_file is not None:
-        return {"user_credentials": _creds(settings.nats_creds_file)}
-    if settings.nats_nkey_seed_file is not None:
-        return {"nkeys_seed_str": _nkey_seed(settings.nats_nkey_seed_file)}
+    if (path := settings.nats_creds_file) is not None:
+        text = _read("JSWORKER_NATS_CREDS_FILE", path)
+        if not (_USER_JWT.search(text) and _CREDS_SEED.search(text)):  # nats-py would search for ever
+            raise SettingsError(f"JSWORKER_NATS_CREDS_FILE={path} must hold a user JWT and a user nkey seed")
+        return {"user_credentials": RawCredentials(text)}
+    if (path := settings.nats_nkey_seed_file) is not None:
+        seed = _USER_SEED.search(_read("JSWORKER_NATS_NKEY_SEED_FILE", path))
+        if seed is None:
+            raise SettingsError(f"JSWORKER_NATS_NKEY_SEED_FILE={path} must hold a user nkey seed (SU…)")
+        return {"nkeys_seed_str": seed.group()}
     if settings.nats_user is not None:
         password = settings.nats_password
         return {"user": settings.nats_user, "password": password.get_secret_value() if password else ""}
@@ -92,32 +92,17 @@ def _credentials_in(urls: Sequence[SplitResult], settings: Settings) -> dict[str
     return {"user": unquote(user or ""), "password": unquote(password)}
 
 
-def _creds(path: Path) -> RawCredentials:
-    """Read the file here: nats-py, searching for missing marks, would read on for ever."""
-    text = _read("JSWORKER_NATS_CREDS_FILE", path)
-    if not (_USER_JWT.search(text) and _CREDS_SEED.search(text)):
-        raise SettingsError(f"JSWORKER_NATS_CREDS_FILE={path} must hold a user JWT and a user nkey seed")
-    return RawCredentials(text)
-
-
-def _nkey_seed(path: Path) -> str:
-    seed = _USER_SEED.search(_read("JSWORKER_NATS_NKEY_SEED_FILE", path))
-    if seed is None:
-        raise SettingsError(f"JSWORKER_NATS_NKEY_SEED_FILE={path} must hold a user nkey seed (SU…)")
-    return seed.group()
-
-
 def _read(variable: str, path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(errors="replace")
+    except OSError as error:
         raise SettingsError(f"{variable}={path} cannot be read: {_cause(error)}") from None
 
 
-def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+def _tls(settings: Settings) -> dict[str, ssl.SSLContext]:
     ca, certificate, key = settings.nats_tls_ca, settings.nats_tls_cert, settings.nats_tls_key
     if ca is None and certificate is None:
-        return None
+        return {}
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -130,13 +115,13 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
                 f"JSWORKER_NATS_TLS_CERT={certificate} and JSWORKER_NATS_TLS_KEY={key} "
                 f"must be a certificate and its key: {_cause(error)}"
             ) from None
-    return context
+    return {"tls": context}
 
 
-def _cause(error: OSError | UnicodeDecodeError) -> str:
+def _cause(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "unreadable").replace("_", " ").lower()
-    return error.strerror or "unreadable" if isinstance(error, OSError) else "not a text"
+    return error.strerror or "unreadable"
 
 
 def while_unavailable(seconds: float) -> AsyncRetrying:
@@ -151,11 +136,25 @@ def while_unavailable(seconds: float) -> AsyncRetrying:
 
 def login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavailable:
     """Return why a connection could not be made: refused for good, or worth another try."""
+    nats = f"NATS at {servers}"
     match error:
-        case ssl.SSLError() | nats.errors.SecureConnWantedError():
-            return StreamRefused(f"NATS at {servers}: {_tls_error(error)}")
+        case SecureConnWantedError():
+            return StreamRefused(f"{nats}: it offers no TLS, which tls:// and JSWORKER_NATS_TLS_CA ask for")
+        case ssl.SSLCertVerificationError(verify_message=why):
+            reason = f"its TLS certificate cannot be verified, {why} (see JSWORKER_NATS_TLS_CA)"
+            return StreamRefused(f"{nats}: {reason}")
+        case ssl.SSLError(reason="TLSV13_ALERT_CERTIFICATE_REQUIRED" | "SSLV3_ALERT_BAD_CERTIFICATE"):
+            reason = "it wants a client certificate that it trusts (see JSWORKER_NATS_TLS_CERT)"
+            return StreamRefused(f"{nats}: {reason}")
+        case ssl.SSLError():
+            name = error.reason or "no handshake"
+            words = re.sub("^(SSL|TLS)V[0-9]+_ALERT_", "", name).replace("_", " ").lower()
+            reason = f"TLS failed, {words}"
+            if re.search("ALERT_(CERTIFICATE|UNKNOWN_CA)", name):
+                reason = f"it refuses the client's certificate, {words} (see JSWORKER_NATS_TLS_CERT)"
+            return StreamRefused(f"{nats}: {reason}")
         case _ if any(word in str(error).lower() for word in ("authorization", "authentication")):
-            return StreamRefused(f"NATS at {servers} refused the login: authorization violation")
+            return StreamRefused(f"{nats} refused the login: authorization violation")
         case ConnectionRefusedError():
             reason = "refused the connection: nobody listens there"
         case socket.gaierror():
@@ -166,25 +165,4 @@ def login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavail
             reason = f"cannot be reached: {error.strerror or error}"
         case _:
             reason = f"cannot be used: {reason_of(error)}"
-    return StreamUnavailable(f"NATS at {servers} {reason}")
-
-
-def _tls_error(error: ssl.SSLError | nats.errors.SecureConnWantedError) -> str:
-    match error:
-        case ssl.SSLCertVerificationError():
-            return (
-                f"its TLS certificate cannot be verified, {error.verify_message} (see JSWORKER_NATS_TLS_CA)"
-            )
-        case ssl.SSLError(reason="TLSV13_ALERT_CERTIFICATE_REQUIRED" | "SSLV3_ALERT_BAD_CERTIFICATE"):
-            return "it wants a client certificate that it trusts (see JSWORKER_NATS_TLS_CERT)"
-        case ssl.SSLError(reason=str(reason)) if re.search("ALERT_(CERTIFICATE|UNKNOWN_CA)", reason):
-            return f"it refuses the client's certificate, {_words(reason)} (see JSWORKER_NATS_TLS_CERT)"
-        case ssl.SSLError():
-            return f"TLS failed, {_words(error.reason or 'no handshake')}"
-        case _:
-            return "it offers no TLS, which tls:// and JSWORKER_NATS_TLS_CA ask for"
-
-
-def _words(reason: str) -> str:
-    """Return OpenSSL's name of a reason as words."""
-    return re.sub(r"^(SSL|TLS)V\d+_ALERT_", "", reason).replace("_", " ").lower()
+    return StreamUnavailable(f"{nats} {reason}")

@@ -37,8 +37,7 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.
     """Cancel tasks that wait in nats-py until all have ended, or ``seconds`` have gone by.
 
     Once is not enough: nats-py swallows a cancellation that comes while it waits to send; and in Python 3.11
-    ``asyncio.wait_for``, which it waits with, loses one that comes while what it awaits ends. The task would
-    go on, and connect.
+    its ``wait_for`` loses one that comes while what it awaits ends. The task would go on, and connect.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
@@ -77,7 +76,7 @@ class _InboxParser(Parser):
                 try:
                     take(subject.decode(), reply, data[begin + int(head) : end], None)
                 except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
-                    await self._client.report(error)
+                    await self._client._error_cb(error)  # noqa: SLF001 -- see the first line of this file
             data = data[rest:]
         await super().parse(data)
 
@@ -98,26 +97,16 @@ class Client(NatsClient):
         return self._server_info
 
     @property
-    def offers_jetstream(self) -> bool:
-        """Whether the connected server itself runs JetStream; another one of its cluster may."""
-        return bool(self._server_info.get("jetstream"))
-
-    @property
     def is_dead(self) -> bool:
         """Whether nats-py closed itself, or its tasks ended without a word, as on uvloop's errors."""
         tasks = (self._reading_task, self._flusher_task) if self.is_connected else (self._reconnection_task,)
         return any(task is None or task.done() for task in tasks)
 
-    async def report(self, error: Exception) -> None:
-        """Tell whoever listens to this client's errors."""
-        await self._error_cb(error)
-
     def open_inbox(self, subject: str, take: Take) -> int:
         """Subscribe until the connection is lost; returns the inbox's number.
 
         Arrivals go straight to ``take``, which must not block. nats-py's own subscriptions come back by
-        themselves after a reconnect, and with them requests that the server still remembers; they also cost
-        a queue and a task switch for each message.
+        themselves after a reconnect, with requests that the server still remembers, and are slower.
         """
         self._sid += 1
         self.inboxes[self._sid] = take
@@ -140,10 +129,9 @@ class Client(NatsClient):
             self.inboxes.pop(number, None)
 
     def lose(self) -> None:
-        """Forget what dies with a connection: inboxes, and what waits to be sent.
+        """Forget what dies with a connection: inboxes, and what waits to be sent except verdicts.
 
-        Only verdicts still mean something to the next connection. A request would be served to an inbox that
-        is closed, and its messages would be lost until the consumer's ``ack_wait``.
+        A request would be served to an inbox that is gone, and its messages wait for ``ack_wait``.
         """
         self.inboxes.clear()
         self._pending = [command for command in self._pending if command.startswith(_VERDICT)]
@@ -152,8 +140,7 @@ class Client(NatsClient):
     def post(self, subject: str, content: bytes, reply: str = "", headers: bytes = b"") -> None:
         """Send without waiting and without a promise; what a stuck connection cannot hold is dropped.
 
-        ``subject`` and ``reply`` must be one line without spaces, which is not checked; ``headers`` a
-        whole block, as the protocol has it.
+        ``subject`` and ``reply`` hold no white space, which is not checked; ``headers`` is a whole block.
         """
         line = f"{subject} {reply}".encode()
         size = len(content)
@@ -230,7 +217,7 @@ class Client(NatsClient):
         try:
             take(subject.decode(), reply, data, status)
         except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
-            await self.report(error)
+            await self._error_cb(error)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 -- nats-py's signature
         """Look at the server's greeting before the login is sent: nats-py goes on in clear text."""

@@ -16,15 +16,9 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
 
-_WINDOW: Final = 512
-"""Messages of one call under way at once: enough that neither side waits for the other."""
-
-_SILENCE_SECONDS: Final = 2.0
-"""After so long without any acknowledgement, those missing are asked for again."""
-
-_SUBJECTS_KEPT: Final = 1_000
-"""Kinds whose subject is cached: relays publish jobs of any kinds that producers invent."""
-
+_WINDOW: Final = 512  # messages of one call under way: enough that neither side waits for the other
+_SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then those missing are asked for again
+_SUBJECTS_KEPT: Final = 1_000  # relays publish jobs of any kinds that producers invent
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
 """JetStream's numbers for no room: on the server, in its storage, in the stream. It does not pass at once."""
@@ -74,7 +68,7 @@ class Publisher:
         self._token = 0
         self._batches: dict[int, _Batch] = {}
         self._subjects: dict[str, str] = {}
-        connection.on_lost(self._interrupt)
+        connection.lost_callbacks.append(self._interrupt)
 
     async def publish(
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float

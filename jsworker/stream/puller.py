@@ -18,12 +18,11 @@ _SHORT_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
-MOST_REQUESTS: Final = 8
-"""Requests open at once: the consumer's ``max_waiting`` is shared by the whole fleet."""
+MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
 
 
 class _Inbox(NamedTuple):
-    """Where messages arrive. A new one is opened whenever the old one's requests can no longer be trusted."""
+    """Where messages arrive; a new one is opened when the old one's requests can no longer be trusted."""
 
     client: Client
     subject: str
@@ -33,9 +32,8 @@ class _Inbox(NamedTuple):
 class Credit:
     """Counts the messages that were asked for and have not come: the prefetch credit that the server holds.
 
-    The sum is exact: a delivery takes one off, and a request that ends early says how many it still owes. A
-    delivery does not say which request it serves, so the number of open requests is an estimate (oldest
-    first); it only bounds how many there are, and finds one that the server has forgotten.
+    The sum is exact. A delivery does not say which request it serves, so the number of open requests is an
+    estimate (oldest first); it only bounds how many there are, and finds one that the server has forgotten.
     """
 
     __slots__ = ("_requests", "total")
@@ -85,13 +83,10 @@ class Credit:
 class Puller:
     """Pulls the messages of one kind; ``stream`` is connected and ensured.
 
-    It never asks for more than there is room for. Room that shrinks afterwards does not call back what is
-    on its way: ``deliver`` is called all the same, and requests that stay too large for a second are
-    cancelled.
-
-    ``deliver`` and ``undecodable`` are called on the event loop and must not block. A request waits at
-    the server for ``expires`` seconds, which gives a sign of life every ``idle_heartbeat`` seconds, at
-    most half of that.
+    It never asks for more than there is ``room`` for. When that shrinks, what is on its way is delivered all
+    the same, and requests that stay too large for a second are cancelled. ``deliver`` and ``undecodable``
+    must not block. A request waits at the server for ``expires`` seconds, which gives a sign of life every
+    ``idle_heartbeat`` seconds, at most half of that.
     """
 
     def __init__(
@@ -138,8 +133,8 @@ class Puller:
     async def start(self) -> None:
         """Begin to pull."""
         if self._task is None and not self._stopping:
-            self._stream.connection.on_lost(self._on_disconnect)
-            self._stream.connection.on_restored(self._on_reconnect)
+            self._stream.connection.lost_callbacks.append(self._on_disconnect)
+            self._stream.connection.restored_callbacks.append(self._on_reconnect)
             self._task = asyncio.create_task(self._run(), name=f"pull {self.kind}")
             self._task.add_done_callback(self._on_end)
 

@@ -33,7 +33,7 @@ async def test_a_restart_of_the_server_is_told_and_survived(
 ) -> None:
     calls: list[str] = []
     stream.on_disconnect(lambda: calls.append("lost"))
-    stream.connection.on_restored(lambda: calls.append("back"))
+    stream.connection.restored_callbacks.append(lambda: calls.append("back"))
     await server.stop(how)
     await until(lambda: bool(stream.told_of("worker.degraded")))
     assert not stream.connected
