@@ -26,13 +26,10 @@ from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.nats_client import end_tasks
 
-_OWN_SECONDS: Final = 5.0
-"""For so long relays leave a new job's message to the client that enqueued it."""
-
+_OWN_SECONDS: Final = 5.0  # for so long relays leave a new job's message to the client that enqueued it
+# Far less. Most jobs have been claimed by then and need no mark; one that came at once would make the CLAIM
+# of the very same row wait for its commit.
 _MARK_SECONDS: Final = 0.5
-"""Far less than that. Most jobs have been claimed by then and need no mark; one that came at once would make
-the CLAIM of the very same row wait for its commit."""
-
 _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000

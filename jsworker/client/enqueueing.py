@@ -28,28 +28,20 @@ if TYPE_CHECKING:
 Kind = str | type[JobProcessor[Any]]
 """A kind's name, or its processor, whose payload type then checks the payload."""
 
-MAX_PAYLOAD_BYTES = 1_048_576
-"""The default limit of a payload's JSON text."""
-
-_NO_SPAN = TraceContext()
-
-MOST_ATTEMPTS = 1_000_000
-MOST_STALLS = 100
-"""The table's constraint refuses more from a producer, too."""
-
-LONGEST_DELAY = 10 * 366 * 86400.0
-"""Seconds; a later date is a mistake."""
-
+MAX_PAYLOAD_BYTES: Final = 1_048_576
+MOST_ATTEMPTS: Final = 1_000_000
+MOST_STALLS: Final = 100  # the table's constraint refuses more from a producer, too
+LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
+_NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
-_BATCH_BYTES: Final = 8_000_000
-"""Of payloads in one statement; more only where a single payload is larger."""
+_BATCH_BYTES: Final = 8_000_000  # of payloads in one statement, but for a single one that is larger
 _AT_ONCE: Final = 2
 _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
 
 
 class JobOptions(NamedTuple):
-    """What is given once for all jobs of a call; see ``enqueue_statement``."""
+    """What is given once for all jobs of a call."""
 
     delay: float
     max_attempts: int | None

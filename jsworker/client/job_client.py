@@ -30,7 +30,7 @@ from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.control import Cancelled
-from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
+from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.stream.message import subject_of
@@ -47,7 +47,7 @@ class JobClient:
 
     A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
     connects in the background. Its ``events`` are ``worker.degraded`` and ``worker.restored``, with
-    ``what="publishing"`` for a stream that it cannot publish to.
+    ``what="publishing"`` for a stream that it cannot publish to; ``database`` are its connections.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -56,10 +56,10 @@ class JobClient:
             raise TypeError(f"JobClient takes Settings, not {type(settings).__name__}: {hint}")
         self._settings = settings
         self.events = Events()
-        self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
-        self._publisher = ClientPublisher(settings, self._database, self.events, died=self._died)
+        self.database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+        self._publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(
-            self._database, publish_after=self._publisher.own_seconds, died=self._died
+            self.database, publish_after=self._publisher.own_seconds, died=self._died
         )
         self._unusable_because: str | None = _NOT_OPEN
 
@@ -70,11 +70,6 @@ class JobClient:
         Raises SettingsError for one that is wrong or missing.
         """
         return cls(load_settings(**overrides))
-
-    @property
-    def database(self) -> Database:
-        """The client's connections to PostgreSQL."""
-        return self._database
 
     @property
     def unpublished_because(self) -> str | None:
@@ -98,7 +93,7 @@ class JobClient:
             StreamRefused: the login or the stream cannot be used as configured.
         """
         try:
-            await self._database.check_migrated()
+            await self.database.check_migrated()
             await self._publisher.open()
         except BaseException:
             await self.close()
@@ -112,7 +107,7 @@ class JobClient:
         await self._publisher.end_publishing()
         await self._inserts.flush()
         await self._publisher.close()
-        await self._database.close()
+        await self.database.close()
 
     async def enqueue(
         self,
@@ -135,19 +130,13 @@ class JobClient:
         options = self._options(delay, max_attempts, max_stalls)
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
-        if tracing.active() is None:
-            return await self._enqueue(name, job)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
-            return await self._enqueue(name, job._replace(**context._asdict()))
-
-    async def _enqueue(self, kind: str, job: NewJob) -> Enqueued:
-        self._opened()
-        enqueued = await self._inserts.insert(kind, job)
-        if enqueued.created and not job.delay:
-            await fault_points.reach("after_commit_before_publish")
-            own = Outgoing(enqueued.id, kind, 1, False, None, job.traceparent, job.tracestate)
-            await self._publisher.publish(own)
-        return enqueued
+            self._opened()
+            enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
+            if enqueued.created and not delay:
+                await fault_points.reach("after_commit_before_publish")
+                await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
+            return enqueued
 
     async def enqueue_many(
         self,
@@ -169,21 +158,18 @@ class JobClient:
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
+        enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
-            return await self._enqueue_many(name, jobs, keyed=any(key is not None for key in keys))
-
-    async def _enqueue_many(self, kind: str, jobs: Iterable[NewJob], *, keyed: bool) -> "list[Enqueued]":
-        enqueued: list[Enqueued] = []
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        publish_at = began + _PUBLISH_EVERY_SECONDS
-        async with aclosing(insert(self._opened(), kind, jobs, keyed=keyed)) as inserted:
-            async for answers in inserted:
-                enqueued += answers
-                if clock() >= publish_at:
-                    self._publisher.publish_in_background(since=began)
-        self._publisher.publish_in_background(since=began)
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            keyed = any(key is not None for key in keys)
+            async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
+                async for answers in inserted:
+                    enqueued += answers
+                    if clock() >= began + _PUBLISH_EVERY_SECONDS:
+                        self._publisher.publish_in_background(since=began)
+            self._publisher.publish_in_background(since=began)
         return enqueued
 
     async def publish_pending(self) -> int:
@@ -281,30 +267,28 @@ class JobClient:
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
+        wanted = job_uuid(job_id)
         with operators_rights("clear_and_reenqueue"):
-            reset_ = await self._clear(job_uuid(job_id), reason)
-        self._publisher.publish_in_background()
-        return reset_
-
-    async def _clear(self, wanted: UUID, reason: str) -> Reset:
-        seen = (await listing.look_up(self._opened(), [wanted])).get(wanted)
-        if seen is None:
-            raise JobNotFound(f"no job has id {wanted}")
-        if seen.status != "processing":
-            raise TransitionRefused(f"job {wanted} is {seen.status}; only a running job can be cleared")
-        taken = await reset.reset_by_operator(
-            self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
-        )
+            seen = (await listing.look_up(self._opened(), [wanted])).get(wanted)
+            if seen is None:
+                raise JobNotFound(f"no job has id {wanted}")
+            if seen.status != "processing":
+                raise TransitionRefused(f"job {wanted} is {seen.status}; only a running job can be cleared")
+            shown_reason = printable(reason, _REASON_CHARACTERS)
+            taken = await reset.reset_by_operator(
+                self.database, seen=[(wanted, seen.fencing_token)], reason=shown_reason
+            )
         if wanted in taken.refused:
             raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
             raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
+        self._publisher.publish_in_background()
         return taken.resets[0]
 
     def _opened(self) -> Database:
         if self._unusable_because is not None:
             raise RuntimeError(f"the client is {self._unusable_because}")
-        return self._database
+        return self.database
 
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)
