@@ -110,6 +110,19 @@ class JetStreamApi:
         self.name = settings.stream
         self.settings = settings
 
+    async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
+        """Connect within ``timeout`` seconds; raises as ``Stream.connect`` does."""
+        await self.connection.connect(timeout)
+
+    async def close(self) -> None:
+        """Close within seconds; never raises, and may be called again."""
+        await self.connection.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        return self.connection.connected
+
     def subject_of(self, kind: str) -> str:
         """Return the subject on which messages of a kind are published."""
         return subject_of(self.settings.subject_prefix, kind)

@@ -102,15 +102,6 @@ class Connection:
         if self._client is not None:
             self._client.answer(reply, verdict)
 
-    async def flush(self, seconds: float) -> bool:
-        """Return whether the server confirmed within ``seconds`` that it read all that was sent before."""
-        if not self.connected:
-            return False
-        with suppress(TimeoutError):
-            await self.client.flush(seconds)
-            return True
-        return False
-
     async def answered(self, subject: str, asking: Coroutine[Any, Any, T]) -> T:
         """Return what ``asking`` returns, which has to send to ``subject`` and to wait for an answer.
 
@@ -223,20 +214,16 @@ class Connection:
                 alive_at = clock()
                 continue
             self._lose(self.client)
-            if self.client.is_dead or clock() - alive_at >= _REPLACE_SECONDS:
-                await self._replace()
-
-    async def _replace(self) -> None:
-        await self.client.discard()
-        try:
-            client = await self._open(_REPLACE_SECONDS)
-        except JsworkerError as fault:
-            self._complain(str(fault))
-        except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
-            self._complain(f"{type(error).__name__}: {error}")
-        else:
-            self._client = client
-            self._restore(client)
+            if not self.client.is_dead and clock() - alive_at < _REPLACE_SECONDS:
+                continue
+            await self.client.discard()
+            try:
+                self._client = await self._open(_REPLACE_SECONDS)
+                self._restore(self._client)
+            except JsworkerError as fault:
+                self._complain(str(fault))
+            except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
+                self._complain(f"{type(error).__name__}: {error}")
 
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():

@@ -85,14 +85,6 @@ class Inspector(JetStreamApi):
     def __init__(self, settings: Settings) -> None:
         super().__init__(Connection(settings, events=Events(), name="jsworker doctor"), settings)
 
-    async def connect(self, seconds: float) -> None:
-        """Connect within ``seconds``; raises as ``Connection.connect`` does."""
-        await self.connection.connect(seconds)
-
-    async def close(self) -> None:
-        """Close within seconds; never raises."""
-        await self.connection.close()
-
     async def server(self) -> NatsServer:
         """Return what the server that answered has said of itself."""
         client = self.connection.client

@@ -1,7 +1,7 @@
 """One stream of JetStream: connect, ensure that stream and consumers are right, publish, and ask."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from uuid import UUID
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -39,25 +39,21 @@ class Stream(JetStreamApi):
             StreamUnavailable: no server answered in time.
             StreamRefused: login or TLS was refused, or JetStream is disabled.
         """
-        await self.connection.connect(timeout)
+        await super().connect(timeout)
         try:
             await self._check_jetstream()
         except BaseException:
             await self.close()
             raise
 
-    async def close(self) -> None:
-        """Close within seconds; never raises, and may be called again."""
-        await self.connection.close()
-
-    @property
-    def connected(self) -> bool:
-        """Whether the server can be reached, as far as is known."""
-        return self.connection.connected
-
     async def flush(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 -- as above
         """Return whether the server confirmed within ``timeout`` seconds that it read all that was sent."""
-        return await self.connection.flush(timeout)
+        if not self.connected:
+            return False
+        with suppress(TimeoutError):
+            await self.connection.client.flush(timeout)
+            return True
+        return False
 
     def on_disconnect(self, callback: Callback) -> None:
         """Call when the connection is lost."""

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Final, NamedTuple, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -18,7 +19,6 @@ from jsworker.stream.nats_client import Client
 
 _WINDOW: Final = 512  # messages of one call under way: enough that neither side waits for the other
 _SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then those missing are asked for again
-_SUBJECTS_KEPT: Final = 1_000  # relays publish jobs of any kinds that producers invent
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
 """JetStream's numbers for no room: on the server, in its storage, in the stream. It does not pass at once."""
@@ -67,7 +67,6 @@ class Publisher:
         self._inbox = ""
         self._token = 0
         self._batches: dict[int, _Batch] = {}
-        self._subjects: dict[str, str] = {}
         connection.lost_callbacks.append(self._interrupt)
 
     async def publish(
@@ -113,7 +112,7 @@ class Publisher:
         message = batch.messages[index]
         try:
             headers = header_block(message, batch.headers[index] if batch.headers else None)
-            subject = self._subject_of(message.kind)
+            subject = _checked_subject(self._prefix, message.kind)
         except ValueError as fault:
             batch.fail(index, str(fault), MessageUnfit)
             return
@@ -125,14 +124,6 @@ class Publisher:
         self._batches[self._token] = batch
         batch.under_way[self._token] = index
         client.post(subject, content, f"{self._inbox}{self._token}", headers)
-
-    def _subject_of(self, kind: str) -> str:
-        subject = self._subjects.get(kind)
-        if subject is None:
-            if len(self._subjects) >= _SUBJECTS_KEPT:
-                self._subjects.clear()
-            subject = self._subjects[kind] = subject_of(self._prefix, check_kind(kind))
-        return subject
 
     def _on_acknowledgement(
         self, subject: str, _reply: bytes, data: bytes, _headers: dict[str, str] | None
@@ -151,6 +142,11 @@ class Publisher:
         for token in batch.under_way:
             self._batches.pop(token, None)
         batch.under_way.clear()
+
+
+@lru_cache(maxsize=1_000)  # relays publish jobs of any kinds that producers invent
+def _checked_subject(prefix: str, kind: str) -> str:
+    return subject_of(prefix, check_kind(kind))
 
 
 class _Batch:

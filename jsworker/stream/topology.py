@@ -160,10 +160,10 @@ def _same(has: Any, wants: Any) -> bool:
 
 
 class Topology:
-    """Ensures that the stream and the consumers exist and are as they must be.
+    """Ensures that stream and consumers exist and are as they must be; any number of workers do so at once.
 
-    Any number of workers may do so at once: all of them want the same. Without an ``installation_id`` the
-    stream's owner is neither claimed nor checked. Every change is emitted as ``stream.changed``.
+    Without an ``installation_id`` the stream's owner is neither claimed nor checked. Every change is emitted
+    as ``stream.changed``.
     """
 
     def __init__(self, api: JetStreamApi, *, installation_id: UUID | None, events: Events) -> None:
@@ -184,9 +184,7 @@ class Topology:
             seconds: how long to try without an answer, as from a cluster that elects its leaders.
             shortens: whether a longer ack_wait than asked for, which does no harm, is made shorter.
 
-        Raises:
-            StreamRefused: something is not as it must be and cannot be changed; the message names it.
-            StreamUnavailable: JetStream did not answer.
+        Raises StreamUnavailable, or StreamRefused: the message names what cannot be changed.
         """
         async for attempt in while_unavailable(seconds):
             with attempt:
@@ -217,11 +215,7 @@ class Topology:
         return info
 
     def _check_stream(self, actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
-        """Return what must be changed, the metadata of a stream without an owner included.
-
-        Raises:
-            StreamRefused: the stream has another owner, or a difference that cannot be changed.
-        """
+        """Return what must be changed; refuse another's stream, and what cannot be changed."""
         owner = (actual.metadata or {}).get(INSTALLATION)
         own = str(self._installation_id) if self._installation_id else owner
         if owner is not None and owner != own:
@@ -253,8 +247,7 @@ class Topology:
         except ApiRefused as refused:
             asked = f"cannot be changed: {_list(differences)}"
             raise await self._stream_refusal(wanted, refused, asked) from refused
-        left = self._check_stream(changed.config, wanted)
-        if left:
+        if left := self._check_stream(changed.config, wanted):
             raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
         for difference in differences:
             self._emit_change(self._stream, difference.setting, difference.actual, difference.wanted)
