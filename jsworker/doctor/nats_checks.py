@@ -145,7 +145,7 @@ def _not_asked(
 ) -> Iterator[Remark]:
     asked = {each.name for each in monitoring.values() if not isinstance(each, Unknown)}
     peers = () if isinstance(stream, Unknown) or stream is None else stream.peers
-    others = sorted(peer.name for peer in peers if peer.name not in asked)
+    others = sorted(name for name in peers if name not in asked)
     if asked and others:
         yield info(
             f"{counted(len(others), 'server')} of the stream not asked: {printable(listed(others), 200)}",
@@ -207,7 +207,7 @@ def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Remark
     if stream is None:
         yield unchecked("there is no stream")
         return
-    behind = [peer.name for peer in stream.peers if not peer.current]
+    behind = [name for name, is_current in stream.peers.items() if not is_current]
     if behind:
         yield warning(
             f"{counted(len(behind), 'copy', plural='copies')} of the stream not current: "

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.js import JetStreamManager
-from nats.js.api import ConsumerInfo, StreamInfo
+from nats.js.api import ConsumerInfo, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
@@ -18,6 +18,8 @@ from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import subject_of
 from jsworker.stream.nats_client import reason_of
+
+__all__ = ["ApiRefused", "ConsumerInfo", "JetStreamApi", "NotThere", "StreamState", "api_errors"]
 
 T = TypeVar("T")
 
@@ -75,27 +77,6 @@ class StreamState:
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerState:
-    """How far a kind's consumer is; every message of the kind up to the ack floor was answered for good."""
-
-    num_pending: int
-    num_ack_pending: int
-    num_waiting: int
-    ack_floor_stream_seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as the stream stores it; its ``Nats-Msg-Id`` names job and dispatch."""
-
-    stream_seq: int
-    subject: str
-    message_id: str | None
-    data: bytes
-    stored_at: datetime | None
-
-
 class JetStreamApi:
     """JetStream's requests about the stream that the settings name.
 
@@ -141,7 +122,7 @@ class JetStreamApi:
         """Return the stream's configuration and state."""
         return await self.ask(f"STREAM.INFO.{self.name}", self.manager.stream_info(self.name, **options))
 
-    async def consumer_info(self, name: str) -> ConsumerInfo:
+    async def consumer_state(self, name: str) -> ConsumerInfo:
         """Return a consumer's configuration and state."""
         asking: Coroutine[Any, Any, ConsumerInfo] = self.manager.consumer_info(self.name, name)
         return await self.ask(f"CONSUMER.INFO.{self.name}.{name}", asking)
@@ -158,16 +139,6 @@ class JetStreamApi:
             raise StreamRefused(f"stream {self.name}: the server does not say when it was created")
         return info.created
 
-    async def consumer_state(self, kind: str) -> ConsumerState:
-        """Return how far a kind's consumer is."""
-        info = await self.consumer_info(kind)
-        return ConsumerState(
-            num_pending=info.num_pending or 0,
-            num_ack_pending=info.num_ack_pending or 0,
-            num_waiting=info.num_waiting or 0,
-            ack_floor_stream_seq=info.ack_floor.stream_seq if info.ack_floor else 0,
-        )
-
     async def unconsumed(self) -> dict[str, int]:
         """Return kinds whose messages no consumer takes, and how many they are; of very many, some.
 
@@ -183,7 +154,7 @@ class JetStreamApi:
         async def has_consumer(kind: str) -> bool:
             async with at_once:
                 try:
-                    await self.consumer_info(check_kind(kind))
+                    await self.consumer_state(check_kind(kind))
                 except (NotThere, InvalidName):
                     return False
             return True
@@ -196,14 +167,12 @@ class JetStreamApi:
         purging = self.manager.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
         await self.ask(f"STREAM.PURGE.{self.name}", purging)
 
-    async def get(self, stream_seq: int) -> StoredMessage | None:
+    async def get(self, stream_seq: int) -> RawStreamMsg | None:
         """Return a stored message; None when there is none with this number."""
         if stream_seq < 1:
             return None
         try:
             getting = self.manager.get_msg(self.name, stream_seq)
-            found = await self.ask(f"STREAM.MSG.GET.{self.name}", getting)
+            return await self.ask(f"STREAM.MSG.GET.{self.name}", getting)
         except NotThere:
             return None
-        identity = (found.headers or {}).get("Nats-Msg-Id")
-        return StoredMessage(stream_seq, found.subject or "", identity, found.data or b"", found.time)

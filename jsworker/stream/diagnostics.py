@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -46,21 +46,13 @@ class NatsServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A server that keeps a copy of the stream."""
-
-    name: str
-    current: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The stream as it is; ``peers`` are the servers that keep its replicas, none without a cluster."""
+    """The stream as it is; ``peers``: the servers that keep its replicas, and whether each is current."""
 
     installation: str | None
     differences: tuple[Difference, ...]
     replicas: int
-    peers: tuple[Peer, ...]
+    peers: Mapping[str, bool]
     clustered: bool
     messages: int
     bytes: int
@@ -150,7 +142,7 @@ class Inspector(JetStreamApi):
         for kind in kinds:
             if kind not in found:
                 with suppress(NotThere):
-                    found[kind] = await self.consumer_info(kind)
+                    found[kind] = await self.consumer_state(kind)
         return [self._report(info) for info in found.values()]
 
     async def _listed(self) -> dict[str, ConsumerInfo]:
@@ -183,15 +175,12 @@ class Inspector(JetStreamApi):
         )
 
 
-def _peers(cluster: ClusterInfo | None) -> tuple[Peer, ...]:
+def _peers(cluster: ClusterInfo | None) -> dict[str, bool]:
     if cluster is None or not cluster.name:
-        return ()
-    leader = [Peer(cluster.leader, current=True)] if cluster.leader else []
-    followers = [
-        Peer(peer.name or "unknown", current=bool(peer.current) and not peer.offline)
-        for peer in cluster.replicas or []
-    ]
-    return (*leader, *followers)
+        return {}
+    leader = {cluster.leader: True} if cluster.leader else {}
+    replicas = cluster.replicas or []
+    return leader | {peer.name or "unknown": bool(peer.current) and not peer.offline for peer in replicas}
 
 
 def _is_loopback(host: str) -> bool:

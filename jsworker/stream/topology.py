@@ -269,7 +269,7 @@ class Topology:
         what = f"consumer {kind} of {self._stream}"
         wanted = consumer_config(self._settings, kind, ack_wait)
         try:
-            info = await self._api.consumer_info(kind)
+            info = await self._api.consumer_state(kind)
         except NotThere:
             try:
                 info = await self._put_consumer(wanted)

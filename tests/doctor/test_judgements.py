@@ -12,7 +12,7 @@ from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Remark, counted, listed, seconds
 from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
 from jsworker.ownership.queries.server_report import Link, OpenTransaction, Server
-from jsworker.stream.diagnostics import NatsServer, Peer, StreamReport
+from jsworker.stream.diagnostics import NatsServer, StreamReport
 
 SERVER = Server(
     role="worker",
@@ -48,7 +48,7 @@ ROWS = Rows(
     ended=EndedSample(0, 0, None, None),
 )
 NATS = NatsServer("nats:4222", "n1", (2, 15, 1), True, False, True)
-STREAM = StreamReport(None, (), 1, (), clustered=False, messages=0, bytes=0)
+STREAM = StreamReport(None, (), 1, {}, clustered=False, messages=0, bytes=0)
 
 
 def having(**changed: str) -> Server:
@@ -232,7 +232,7 @@ class TestReplicas:
         assert "JSWORKER_STREAM_REPLICAS=3" in (remark.do or "")
 
     def test_a_copy_that_is_behind(self) -> None:
-        peers = (Peer("n1", current=True), Peer("n2", current=False), Peer("n3", current=True))
+        peers = {"n1": True, "n2": False, "n3": True}
         remark = only(self.judge(clustered=True, replicas=3, peers=peers))
         assert (remark.level, remark.says) == ("warning", "1 copy of the stream not current: n2")
 
