@@ -197,10 +197,9 @@ class Client(NatsClient):
 
     def _abort(self) -> None:
         """Free the socket at once: a closed transport waits for ever for a frozen server to read."""
-        for stream in ("_io_writer", "_bare_io_writer"):
-            writer: asyncio.StreamWriter | None = getattr(self._transport, stream, None)
-            if writer is not None:
-                writer.transport.abort()
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
     async def _attempt_reconnect(self) -> None:
         if (attempt := asyncio.current_task()) is not None:  # nats-py forgets one that goes on

@@ -201,7 +201,20 @@ class Topology:
         except NotThere:
             info = await self._create_stream(wanted)
         differences = self._check_stream(info.config, wanted)
-        return await self._change_stream(info, wanted, differences) if differences else info
+        if not differences:
+            return info
+        metadata = {**(info.config.metadata or {}), **(wanted.metadata or {})}
+        config = replace(info.config, **{**_changes(differences), "metadata": metadata})
+        try:
+            changing = self._api.manager.update_stream(config)
+            info = await self._api.ask(f"STREAM.UPDATE.{wanted.name}", changing)
+        except ApiRefused as refused:
+            asked = f"cannot be changed: {_list(differences)}"
+            raise await self._stream_refusal(wanted, refused, asked) from refused
+        if left := self._check_stream(info.config, wanted):
+            raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
+        self._emit_changes(self._stream, differences)
+        return info
 
     async def _create_stream(self, wanted: StreamConfig) -> StreamInfo:
         try:
@@ -211,7 +224,8 @@ class Topology:
             if refused.code == _NAME_IN_USE:  # another worker, or another installation, was faster
                 return await self._api.stream_info()
             raise await self._stream_refusal(wanted, refused, "cannot be made") from refused
-        self._emit_change(self._stream, "created", None, shown(info.created))
+        made = Difference("created", None, shown(info.created), changeable=True)
+        self._emit_changes(self._stream, [made])
         return info
 
     def _check_stream(self, actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
@@ -224,34 +238,14 @@ class Topology:
                 f"its metadata has {INSTALLATION}={owner}, this database is {own}"
             )
         differences = stream_differences(actual, wanted)
-        # An unmarked stream may serve another application: leave its subjects.
-        fixed = [
-            each
-            for each in differences
-            if not each.changeable or (owner is None and each.setting == "subjects")
-        ]
+        fixed = [each for each in differences if not each.changeable]
+        if owner is None:  # an unmarked stream may serve another application: leave its subjects
+            fixed += [each for each in differences if each.setting == "subjects"]
         if fixed:
             raise StreamRefused(f"{self._stream} cannot be used: {_list(fixed)}")
         if owner != own:
             differences.append(Difference("metadata", actual.metadata, wanted.metadata, changeable=True))
         return differences
-
-    async def _change_stream(
-        self, info: StreamInfo, wanted: StreamConfig, differences: list[Difference]
-    ) -> StreamInfo:
-        metadata = {**(info.config.metadata or {}), **(wanted.metadata or {})}
-        config = replace(info.config, **{**_changes(differences), "metadata": metadata})
-        try:
-            changing = self._api.manager.update_stream(config)
-            changed = await self._api.ask(f"STREAM.UPDATE.{wanted.name}", changing)
-        except ApiRefused as refused:
-            asked = f"cannot be changed: {_list(differences)}"
-            raise await self._stream_refusal(wanted, refused, asked) from refused
-        if left := self._check_stream(changed.config, wanted):
-            raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
-        for difference in differences:
-            self._emit_change(self._stream, difference.setting, difference.actual, difference.wanted)
-        return changed
 
     async def _stream_refusal(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> StreamRefused:
         """Return an error with the server's reason, and the stream whose subjects overlap."""
@@ -282,12 +276,8 @@ class Topology:
         fixed = [each for each in differences if not each.changeable]
         if fixed:
             raise StreamRefused(f"{what} cannot be used: {_list(fixed)}; delete it, and it is made anew")
-        if differences:
-            await self._change_consumer(what, info, wanted, differences)
-
-    async def _change_consumer(
-        self, what: str, info: ConsumerInfo, wanted: ConsumerConfig, differences: list[Difference]
-    ) -> None:
+        if not differences:
+            return
         names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
@@ -295,7 +285,10 @@ class Topology:
         except ApiRefused as refused:
             reason = refused.reason
         left = consumer_differences(info.config, wanted)
-        bad = [each for each in left if _does_harm(each)]
+        self._refuse_harm(what, [each for each in left if _does_harm(each)], reason)
+        self._emit_changes(what, [each for each in differences if each not in left])
+
+    def _refuse_harm(self, what: str, bad: list[Difference], reason: str) -> None:
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval
         for difference in bad:
             if difference.setting == "ack_wait" and difference.actual <= stale + 2 * scan:
@@ -305,16 +298,15 @@ class Topology:
                 )
         if bad:
             raise StreamRefused(f"{what} cannot be changed: {_list(bad)}; the server says: {reason}")
-        for difference in differences:
-            if difference not in left:
-                self._emit_change(what, difference.setting, difference.actual, difference.wanted)
 
     async def _put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
         request = f"CONSUMER.CREATE.{self._api.name}.{config.name}.{config.filter_subject}"
         return await self._api.ask(request, self._api.manager.add_consumer(self._api.name, config))
 
-    def _emit_change(self, what: str, setting: str, was: Any, now: Any) -> None:
-        self._events.emit("stream.changed", **{"what": what, "setting": setting, "was": was, "is": now})
+    def _emit_changes(self, what: str, made: Iterable[Difference]) -> None:
+        for each in made:
+            fields = {"what": what, "setting": each.setting, "was": each.actual, "is": each.wanted}
+            self._events.emit("stream.changed", **fields)
 
 
 def _list(differences: Iterable[Difference]) -> str:
