@@ -99,11 +99,9 @@ def enqueue_statement(
         max_payload_bytes: most bytes of the payload's JSON text.
 
     Raises:
-        InvalidName: the kind or the unique key holds characters that are not allowed, or too many.
-        InvalidPayload: the payload does not fit the processor or is too large.
-        InvalidJson: the payload is no JSON that can be stored.
-        ValueError: delay, max_attempts or max_stalls is out of range.
-        TypeError: one of them is no number.
+        InvalidName: the kind or the unique key is not allowed.
+        InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
+        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number.
     """
     options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes)
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
@@ -247,22 +245,19 @@ class SharedInserts:
         return await enqueue.enqueue(self._database, kind, job, publish_after=self._publish_after())
 
     async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:
-        if len(jobs) == 1:
-            return [await self._alone_or_refused(kind, jobs[0])]
-        try:
-            inserted, refused = await in_halves(jobs, partial(self._together, kind))
-        except JsworkerError as error:
-            return [error] * len(jobs)
-        answers: dict[UUID, _Answer] = {answer.id: answer for answer in inserted}
-        for job, _ in refused:  # once more, for its own error
-            answers[job.id] = await self._alone_or_refused(kind, job)
+        answers: dict[UUID, _Answer] = {}
+        alone = list(jobs)
+        if len(jobs) > 1:
+            write = partial(enqueue.enqueue_many, self._database, kind, publish_after=self._publish_after())
+            try:
+                inserted, refused = await in_halves(jobs, write)
+            except JsworkerError as error:
+                return [error] * len(jobs)
+            answers = {answer.id: answer for answer in inserted}
+            alone = [job for job, _ in refused]  # once more, for its own error
+        for job in alone:
+            try:
+                answers[job.id] = await self._alone(kind, job)
+            except JsworkerError as error:
+                answers[job.id] = error
         return [answers[job.id] for job in jobs]
-
-    async def _together(self, kind: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        return await enqueue.enqueue_many(self._database, kind, jobs, publish_after=self._publish_after())
-
-    async def _alone_or_refused(self, kind: str, job: NewJob) -> _Answer:
-        try:
-            return await self._alone(kind, job)
-        except JsworkerError as error:
-            return error

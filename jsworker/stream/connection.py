@@ -260,8 +260,6 @@ class Connection:
             for failure, quoted in self._failures.items():
                 if (quoted in text or self._own_inbox in text) and not failure.done():
                     failure.set_result(text)
-        elif isinstance(error, nats.errors.SlowConsumerError):
-            self._complain(f"messages of {error.subject} were dropped: too many are waiting")
         elif isinstance(error, nats.errors.Error | OSError):
             self._cause = text
         else:
