@@ -133,10 +133,7 @@ def new_jobs(
     options: JobOptions,
     context: TraceContext = _NO_SPAN,
 ) -> Iterator[NewJob]:
-    """Return a job with a fresh id for each payload; all are checked before the first one is made.
-
-    See ``enqueue_statement`` for the errors; one of several payloads is named by its index.
-    """
+    """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
     options.check()
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]

@@ -26,21 +26,13 @@ Take = Callable[[], Awaitable[list[Outgoing]]]
 
 @dataclass(slots=True)
 class Tally:
-    """What came of publishing an outbox.
+    """What came of publishing an outbox."""
 
-    Attributes:
-        published: messages that the stream acknowledged.
-        stored: those among them that the stream did not have already.
-        failed: why one of the others was not; None: all were.
-        refused: why the stream takes no messages now; None: it does, as far as is known.
-        ended: no more batches are begun: one was short, not taken, or not acknowledged at all.
-    """
-
-    published: int = 0
-    stored: int = 0
-    failed: str | None = None
-    refused: str | None = None
-    ended: bool = False
+    published: int = 0  # messages that the stream acknowledged
+    stored: int = 0  # those among them that the stream did not have already
+    failed: str | None = None  # why one of the others was not
+    refused: str | None = None  # why the stream takes no messages now, as far as is known
+    ended: bool = False  # a batch was short, not taken, or not acknowledged at all: begin no other
 
 
 class OutboxPublisher:

@@ -66,10 +66,7 @@ def api_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What the stream holds; one that was created at another time is another stream of the same name.
-
-    ``first_seq`` is one above ``last_seq`` when there is no message.
-    """
+    """What the stream holds; ``first_seq`` is one above ``last_seq`` when there is no message."""
 
     created: datetime
     first_seq: int
@@ -140,10 +137,7 @@ class JetStreamApi:
         return info.created
 
     async def unconsumed(self) -> dict[str, int]:
-        """Return kinds whose messages no consumer takes, and how many they are; of very many, some.
-
-        A kind is what follows the prefix in a subject; publishers may have chosen any word.
-        """
+        """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some."""
         info = await self.stream_info(subjects_filter=self.subject_of("*"))
         counted = {
             subject.removeprefix(self.subject_of("")): messages

@@ -40,10 +40,17 @@ class Stream(JetStreamApi):
             StreamRefused: login or TLS was refused, or JetStream is disabled.
         """
         await super().connect(timeout)
+        client = self.connection.client
         try:
-            await self._check_jetstream()
-        except BaseException:
+            await self.stream_info()  # which a worker must be permitted anyway; it need not exist
+        except NotThere:
+            return
+        except BaseException as fault:
             await self.close()
+            # In a cluster another server may have it, and be silent just now.
+            if isinstance(fault, StreamUnavailable) and not client.server_info.get("jetstream"):
+                servers = self.settings.redacted_nats_url()
+                raise StreamRefused(f"NATS at {servers} has JetStream disabled") from fault
             raise
 
     async def flush(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 -- as above
@@ -118,12 +125,7 @@ class Stream(JetStreamApi):
         ]
 
     async def publish_raw(self, subject: str, data: bytes) -> None:
-        """Publish bytes as they are, without a message id.
-
-        Raises:
-            StreamUnavailable: no acknowledgement; they may be stored or not.
-            StreamRefused: the stream does not take them.
-        """
+        """Publish bytes as they are, without a message id; StreamUnavailable: they may be stored or not."""
         publishing = self.connection.client.jetstream().publish(subject, data, stream=self.name)
         with api_errors(f"stream {self.name}"):
             await self.connection.answered(subject, publishing)
@@ -133,17 +135,6 @@ class Stream(JetStreamApi):
         state = await super().state()
         self._publisher.stream_created = state.created
         return state
-
-    async def _check_jetstream(self) -> None:
-        """Ask for the stream, which a worker must be permitted anyway; it need not exist."""
-        try:
-            await self.stream_info()
-        except NotThere:
-            return
-        except StreamUnavailable as fault:
-            if not self.connection.client.server_info.get("jetstream"):  # another one of its cluster may
-                servers = self.settings.redacted_nats_url()
-                raise StreamRefused(f"NATS at {servers} has JetStream disabled") from fault
 
 
 @asynccontextmanager

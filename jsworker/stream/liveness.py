@@ -101,9 +101,9 @@ class Witness:
 
 
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
-    """Ask a worker for its stacks, or those of one job's run, over a connection of its own.
+    """Ask a worker for its stacks, or those of one job's run.
 
-    Waits at most ``seconds`` for the connection, raises as it does, and waits as long for the answer.
+    Waits at most ``seconds`` for a connection, raises as it does, and waits as long for the answer.
     """
     connection = Connection(settings, events=Events(), name="jsworker stacks")
     await connection.connect(seconds)

@@ -33,8 +33,7 @@ class MalformedMessage(JsworkerError):
 class WireMessage(NamedTuple):
     """The content of a message: a hint to look at a job, whose payload stays in the row.
 
-    ``dispatch`` says which entry into the queue it belongs to, and counts from 1. Whether the job was
-    cleared, and why, is for logs.
+    ``dispatch`` counts its entries into the queue from 1. Whether it was cleared, and why, is for logs.
     """
 
     job_id: UUID
@@ -103,10 +102,7 @@ def encode(message: WireMessage) -> bytes:
 
 
 def decode(data: bytes, *, subject_kind: str) -> WireMessage:
-    """Read a message of the consumer of ``subject_kind``; other fields are ignored.
-
-    Raises MalformedMessage.
-    """
+    """Read a message of a kind's consumer, or raise MalformedMessage; further fields are ignored."""
     if len(data) > LIMIT_BYTES:
         raise MalformedMessage(f"too large: {len(data)} bytes, at most {LIMIT_BYTES} are read")
     try:

@@ -114,10 +114,7 @@ class Client(NatsClient):
         return self._sid
 
     async def close_inbox(self, number: int) -> None:
-        """Unsubscribe, and take what is on its way before the inbox is forgotten.
-
-        With nats-py's ``unsubscribe`` it would get lost, and wait for the consumer's ``ack_wait``.
-        """
+        """Unsubscribe, and take what is on its way: nats-py would let it wait for ``ack_wait``."""
         try:
             if self.is_connected and number in self.inboxes:
                 self._send(b"UNSUB %d\r\n" % number)
@@ -166,10 +163,7 @@ class Client(NatsClient):
             queue.put_nowait(asyncio.get_running_loop().create_future())
 
     async def flush(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- nats-py's signature
-        """Wait until the server has read all that was sent; nats-py's own may lose a cancellation.
-
-        Raises TimeoutError.
-        """
+        """Wait until the server has read all that was sent; nats-py's own may lose a cancellation."""
         answer = asyncio.get_running_loop().create_future()
         async with asyncio.timeout(timeout):
             await self._send_ping(answer)
@@ -227,13 +221,10 @@ class Client(NatsClient):
         await super()._process_info(info, initial_connection)
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT001, FBT002 -- nats-py's signature
-        """Connect again when nats-py, whose own task for it has ended, meets a dead connection here.
-
-        Closed transports raise OSError, on uvloop others.
-        """
+        """Connect again when nats-py, whose own task for it has ended, meets a dead connection here."""
         try:
             return await super()._flush_pending(force_flush)
-        except (OSError, RuntimeError, AttributeError) as error:
+        except (OSError, RuntimeError, AttributeError) as error:  # the others come from uvloop
             await self._process_op_err(error)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:

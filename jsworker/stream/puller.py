@@ -139,10 +139,7 @@ class Puller:
             self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
-        """Stop pulling. What arrives meanwhile is handed back at once; then nothing is outstanding.
-
-        Raises what ended the loop before, as ``join`` does.
-        """
+        """Stop pulling, hand back what arrives meanwhile, and raise what ended the loop before."""
         self._stopping = True
         task, self._task = self._task, None
         if task is None:
