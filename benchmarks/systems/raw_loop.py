@@ -189,7 +189,7 @@ class _Pull:
         self._arrived = asyncio.Event()
 
     async def open(self) -> None:
-        await self._client.open_inbox(self._inbox, self._take)
+        self._client.open_inbox(self._inbox, self._take)
         self._ask()
 
     async def batch(self) -> list[tuple[bytes, bytes]]:

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
@@ -26,13 +26,10 @@ from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.nats_client import end_tasks
 
-_OWN_SECONDS: Final = 5.0
-"""For so long relays leave a new job's message to the client that enqueued it."""
-
+_OWN_SECONDS: Final = 5.0  # for so long relays leave a new job's message to the client that enqueued it
+# Far less. Most jobs have been claimed by then and need no mark; one that came at once would make the CLAIM
+# of the very same row wait for its commit.
 _MARK_SECONDS: Final = 0.5
-"""Far less than that. Most jobs have been claimed by then and need no mark; one that came at once would make
-the CLAIM of the very same row wait for its commit."""
-
 _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
@@ -40,106 +37,19 @@ _AT_ONCE_BESIDE_ENQUEUES: Final = 2
 _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
 )
+_NOT_CONNECTED: Final = "NATS is not connected"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
 
 
-class StreamLink:
-    """Keeps a client's stream usable: connected, and checked anew after every loss of the connection.
-
-    Unchecked, a stream that was made meanwhile might be another installation's. ``silent_because`` is why
-    the last message was not acknowledged; None: it was, or the stream has been checked since.
-    """
-
-    def __init__(self, stream: Stream, events: Events) -> None:
-        self.silent_because: str | None = None
-        self._stream = stream
-        self._events = events
-        self._connected_once = False
-        self._lost = asyncio.Event()
-        self._ready = False
-        self._reason: str | None = None
-        self._keeping: asyncio.Task[None] | None = None
-
-    @property
-    def stream(self) -> Stream | None:
-        """The stream, None while nothing can be published to it."""
-        return self._stream if self._ready and self._stream.connected else None
-
-    @property
-    def reason(self) -> str:
-        """Why nothing can be published, while that is so."""
-        return self._reason or "NATS is not connected"
-
-    async def open(self, seconds: float) -> None:
-        """Try to connect for about ``seconds``; go on in the background when NATS does not answer.
-
-        Raises SettingsError and StreamRefused: what cannot be used as configured.
-        """
-        self._stream.on_disconnect(self._on_lost)
-        try:
-            await self._prepare(seconds)
-        except StreamUnavailable as error:
-            self._note(str(error))
-        self._keeping = asyncio.create_task(self._keep_ready(), name="jsworker stream")
-
-    async def close(self) -> None:
-        """Disconnect within seconds; never raises."""
-        self._ready = False
-        if self._keeping is not None:
-            await end_tasks({self._keeping}, _END_SECONDS)
-        await self._stream.close()
-
-    async def _keep_ready(self) -> None:
-        while True:
-            if self._ready:
-                await self._lost.wait()
-            # Whatever it is may end: a login is mended, a stream deleted, a file written.
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type(Exception),
-                wait=wait_random_exponential(multiplier=0.5, max=_LONGEST_PAUSE_SECONDS),
-            ):
-                with attempt:
-                    await self._prepare_or_note()
-
-    async def _prepare_or_note(self) -> None:
-        try:
-            await self._prepare(_AGAIN_SECONDS)
-        except Exception as error:
-            self._note(str(error) if isinstance(error, JsworkerError) else f"{type(error).__name__}: {error}")
-            raise
-
-    async def _prepare(self, seconds: float) -> None:
-        self._lost.clear()
-        if not self._connected_once:
-            await self._stream.connect(timeout=seconds)
-            self._connected_once = True
-        elif not await self._stream.connection.wait_connected(seconds):
-            raise StreamUnavailable("NATS is not connected")
-        await self._stream.ensure([], timeout=seconds)
-        if not self._lost.is_set():
-            self._ready = True
-            self.silent_because = None
-            if self._reason is not None:
-                self._reason = None
-                self._events.emit("worker.restored", what="publishing")
-
-    def _on_lost(self) -> None:
-        self._ready = False
-        self._lost.set()
-
-    def _note(self, reason: str) -> None:
-        if reason != self._reason:
-            self._reason = reason
-            self._events.emit("worker.degraded", what="publishing", reason=reason)
-
-
 class ClientPublisher:
-    """Publishes the jobs of one client over its own connection to NATS.
+    """Publishes the jobs of one client over its own connection to NATS, which it keeps usable.
 
-    ``unpublished_because`` is why messages were left to workers; None: none was, or the last
-    ``publish_pending`` has published everything. ``link`` is None before ``open`` and after ``close``.
+    After every loss of the connection the stream is checked anew: one that was made meanwhile might be
+    another installation's. ``unpublished_because`` is why messages were left to workers; None: none was, or
+    the last ``publish_pending`` has published everything. ``silent_because`` is why the last message was not
+    acknowledged; None: it was, or the stream has been checked since.
     """
 
     def __init__(
@@ -151,7 +61,8 @@ class ClientPublisher:
         died: Callable[[str, BaseException], None],
     ) -> None:
         self.unpublished_because: str | None = None
-        self.link: StreamLink | None = None
+        self.silent_because: str | None = None
+        self.stream: Stream | None = None
         self._settings = settings
         self._database = database
         self._events = events
@@ -159,20 +70,30 @@ class ClientPublisher:
         self._marks: Batcher[Sent, None] = Batcher(
             "marks", self._mark, limit=500, died=died, linger=_MARK_SECONDS
         )
+        self._lost = asyncio.Event()
+        self._connected_once = False
+        self._ready = False
+        self._unready_because: str | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._wanted_since: float | None = None
 
     async def open(self) -> None:
-        """Connect; see ``JobClient.open``."""
+        """Connect, or go on trying in the background; see ``JobClient.open``."""
         self._may_mark = await publish.may_mark(self._database)
-        stream = Stream(
+        self.stream = stream = Stream(
             self._settings,
             installation_id=await installation_id(self._database),
             events=self._events,
             client_name="jsworker client",
         )
-        self.link = StreamLink(stream, self._events)
-        await self.link.open(_CONNECT_SECONDS)
+        stream.on_disconnect(self._on_lost)
+        self._connected_once = False
+        try:
+            await self._prepare(stream, _CONNECT_SECONDS)
+        except StreamUnavailable as error:
+            self._degrade(str(error))
+        self._keeping = asyncio.create_task(self._keep_ready(stream), name="jsworker stream")
         self._reachable_stream()
 
     async def end_publishing(self) -> None:
@@ -185,9 +106,12 @@ class ClientPublisher:
     async def close(self) -> None:
         """Mark what was published and disconnect."""
         await self._marks.flush()
-        if self.link is not None:
-            await self.link.close()
-            self.link = None
+        self._ready = False
+        if self._keeping is not None:
+            await end_tasks({self._keeping}, _END_SECONDS)
+        if self.stream is not None:
+            await self.stream.close()
+            self.stream = None
 
     def own_seconds(self) -> float:
         """Return the seconds for which relays leave new messages to this client: 0 when it cannot publish."""
@@ -232,30 +156,69 @@ class ClientPublisher:
         self._reachable_stream()  # when the connection was lost meanwhile, not all was published
         return tally.published
 
+    async def _keep_ready(self, stream: Stream) -> None:
+        while True:
+            if self._ready:
+                await self._lost.wait()
+            # Whatever it is may end: a login is mended, a stream deleted, a file written.
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(Exception),
+                wait=wait_random_exponential(multiplier=0.5, max=_LONGEST_PAUSE_SECONDS),
+            ):
+                with attempt:
+                    try:
+                        await self._prepare(stream, _AGAIN_SECONDS)
+                    except Exception as error:
+                        known = isinstance(error, JsworkerError)
+                        self._degrade(str(error) if known else f"{type(error).__name__}: {error}")
+                        raise
+
+    async def _prepare(self, stream: Stream, seconds: float) -> None:
+        self._lost.clear()
+        if not self._connected_once:
+            await stream.connect(timeout=seconds)
+            self._connected_once = True
+        elif not await stream.connection.wait_connected(seconds):
+            raise StreamUnavailable(_NOT_CONNECTED)
+        await stream.ensure([], timeout=seconds)
+        if not self._lost.is_set():
+            self._ready = True
+            self.silent_because = None
+            if self._unready_because is not None:
+                self._unready_because = None
+                self._events.emit("worker.restored", what="publishing")
+
+    def _on_lost(self) -> None:
+        self._ready = False
+        self._lost.set()
+
+    def _degrade(self, reason: str) -> None:
+        if reason != self._unready_because:
+            self._unready_because = reason
+            self._events.emit("worker.degraded", what="publishing", reason=reason)
+
     def _reachable_stream(self) -> Stream | None:
         """Return the stream when it can be reached; else note why nothing is published."""
-        if self.link is None:
-            return None
-        if self.link.stream is None:
-            self.unpublished_because = self.link.reason
-        return self.link.stream
+        if self.stream is None or (self._ready and self.stream.connected):
+            return self.stream
+        self.unpublished_because = self._unready_because or _NOT_CONNECTED
+        return None
 
     def _answering_stream(self) -> Stream | None:
         """Return the stream when it is worth waiting for: it can be reached and stored the last message."""
-        if self.link is not None and self.link.silent_because is not None:
-            self.unpublished_because = self.link.silent_because
-            return None
-        return self._reachable_stream()
+        if self.silent_because is None:
+            return self._reachable_stream()
+        self.unpublished_because = self.silent_because
+        return None
 
     async def _publish_queued(self) -> None:
         """Publish until no call has asked for it since the last time, or nothing is acknowledged."""
         while self._wanted_since is not None and (stream := self._reachable_stream()) is not None:
             since, self._wanted_since = self._wanted_since, None
-            if not self._may_mark:
-                await self._answers_again(stream)
-                return
             take = partial(self._take_since, since)
-            if self._answering_stream() is None and not await self._probe(stream, take):
+            if self._answering_stream() is None and not await self._stores_again(stream, take):
+                return
+            if not self._may_mark:
                 return
             own = OutboxPublisher(
                 self._database,
@@ -282,22 +245,20 @@ class ClientPublisher:
 
     def _note(self, tally: Tally) -> None:
         self.unpublished_because = tally.failed or self.unpublished_because
-        if self.link is not None and (tally.published or tally.failed):
-            self.link.silent_because = None if tally.published else tally.failed
-
-    async def _probe(self, stream: Stream, take: Callable[[int], Awaitable[Any]]) -> bool:
-        """Return whether the stream stores messages again; keeps no more than one of them from workers."""
-        tally = Tally()
-        one = OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1))
-        await self._publish_all(one, tally)
         if tally.published or tally.failed:
-            return tally.published > 0
-        return await self._answers_again(stream)
+            self.silent_because = None if tally.published else tally.failed
 
-    async def _answers_again(self, stream: Stream) -> bool:
+    async def _stores_again(self, stream: Stream, take: Callable[[int], Awaitable[list[Outgoing]]]) -> bool:
+        """Return whether the stream stores messages again; keeps no more than one of them from workers."""
+        if self._may_mark:
+            tally = Tally()
+            one = OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1))
+            await self._publish_all(one, tally)
+            if tally.published or tally.failed:
+                return tally.published > 0
         answers = await stream.flush(_PUBLISH_SECONDS)
-        if answers and self.link is not None:
-            self.link.silent_because = None
+        if answers:
+            self.silent_because = None
         return answers
 
     async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:

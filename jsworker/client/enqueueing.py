@@ -1,9 +1,8 @@
 """Enqueueing: kinds, payloads, keys and delays are checked, then rows inserted, many in few statements."""
 
 import asyncio
-import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from numbers import Integral
@@ -29,28 +28,20 @@ if TYPE_CHECKING:
 Kind = str | type[JobProcessor[Any]]
 """A kind's name, or its processor, whose payload type then checks the payload."""
 
-MAX_PAYLOAD_BYTES = 1_048_576
-"""The default limit of a payload's JSON text."""
-
-_NO_SPAN = TraceContext()
-
-MOST_ATTEMPTS = 1_000_000
-MOST_STALLS = 100
-"""The table's constraint refuses more from a producer, too."""
-
-LONGEST_DELAY = 10 * 366 * 86400.0
-"""Seconds; a later date is a mistake."""
-
+MAX_PAYLOAD_BYTES: Final = 1_048_576
+MOST_ATTEMPTS: Final = 1_000_000
+MOST_STALLS: Final = 100  # the table's constraint refuses more from a producer, too
+LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
+_NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
-_BATCH_BYTES: Final = 8_000_000
-"""Of payloads in one statement; more only where a single payload is larger."""
+_BATCH_BYTES: Final = 8_000_000  # of payloads in one statement, but for a single one that is larger
 _AT_ONCE: Final = 2
 _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
 
 
 class JobOptions(NamedTuple):
-    """What is given once for all jobs of a call; see ``enqueue_statement``."""
+    """What is given once for all jobs of a call."""
 
     delay: float
     max_attempts: int | None
@@ -60,23 +51,25 @@ class JobOptions(NamedTuple):
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
         try:
-            finite = math.isfinite(self.delay)
-        except OverflowError:
-            finite = False
+            is_in_range = 0 <= self.delay <= LONGEST_DELAY
         except TypeError:
             hint = "; give its total_seconds()" if isinstance(self.delay, timedelta) else ""
             what = f"not {type(self.delay).__name__}{hint}"
             raise TypeError(f"delay={shown(self.delay)} must be a number of seconds, {what}") from None
-        if not (finite and 0 <= self.delay <= LONGEST_DELAY):
+        if not is_in_range:
             raise ValueError(f"delay={shown(self.delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
-        for name, value, most in (
-            ("max_attempts", self.max_attempts, MOST_ATTEMPTS),
-            ("max_stalls", self.max_stalls, MOST_STALLS),
-        ):
-            if value is not None and not isinstance(value, Integral):
-                raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
-            if value is not None and not 1 <= value <= most:
-                raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
+        if self.max_attempts is not None:
+            check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
+        if self.max_stalls is not None:
+            check_count("max_stalls", self.max_stalls, MOST_STALLS)
+
+
+def check_count(name: str, value: int, most: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what is no whole number from 1 to ``most``."""
+    if not isinstance(value, Integral):
+        raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
 
 
 def enqueue_statement(
@@ -106,11 +99,9 @@ def enqueue_statement(
         max_payload_bytes: most bytes of the payload's JSON text.
 
     Raises:
-        InvalidName: the kind or the unique key holds characters that are not allowed, or too many.
-        InvalidPayload: the payload does not fit the processor or is too large.
-        InvalidJson: the payload is no JSON that can be stored.
-        ValueError: delay, max_attempts or max_stalls is out of range.
-        TypeError: one of them is no number.
+        InvalidName: the kind or the unique key is not allowed.
+        InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
+        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number.
     """
     options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes)
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
@@ -142,11 +133,7 @@ def new_jobs(
     options: JobOptions,
     context: TraceContext = _NO_SPAN,
 ) -> Iterator[NewJob]:
-    """Return a job with a fresh id for each payload; all are checked before the first one is made.
-
-    See ``enqueue_statement`` for the errors; one of several payloads is named by its index. The span of
-    ``context`` is the parent of the jobs' own.
-    """
+    """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
     options.check()
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
@@ -176,11 +163,10 @@ def _payload_text(kind: Kind, payload: Any, most: int) -> str:
 async def insert(
     database: Database, kind: str, jobs: Iterable[NewJob], *, keyed: bool
 ) -> AsyncGenerator[list[Enqueued]]:
-    """Insert jobs of a kind and yield the answers, in order, as they come; two statements at once.
+    """Insert jobs of a kind and yield the answers, in order, as they come.
 
-    Without keys, jobs are made while others are inserted. Of two jobs with one key the first wins, so
-    then batch goes after batch. After an error those that were answered are stored; of those under way it
-    is unclear.
+    Without keys, two statements are under way at once; of two jobs with one key the first wins, so then batch
+    goes after batch. After an error those that were answered are stored; of those under way it is unclear.
     """
     under_way: deque[asyncio.Task[list[Enqueued]]] = deque()
     at_once = 1 if keyed else _AT_ONCE
@@ -193,14 +179,9 @@ async def insert(
         while under_way:
             yield await under_way.popleft()
     finally:
-        await _give_up(under_way)
-
-
-async def _give_up(statements: Collection["asyncio.Task[list[Enqueued]]"]) -> None:
-    """Wait no longer for what is under way, after an error or a cancellation; it may still be stored."""
-    for statement in statements:
-        statement.cancel()
-    await asyncio.gather(*statements, return_exceptions=True)
+        for statement in under_way:
+            statement.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
@@ -220,8 +201,7 @@ class SharedInserts:
     """Inserts single jobs of a client: a lone one at once, a flood in natural batches, kind by kind.
 
     A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet.
-    ``publish_after`` returns the seconds for which relays leave messages to this client now; ``died`` is
-    called with the name and the error when a batch raises what no caller is waiting for.
+    ``publish_after`` returns the seconds for which relays leave messages to this client now.
     """
 
     def __init__(
@@ -240,7 +220,10 @@ class SharedInserts:
     async def insert(self, kind: str, job: NewJob) -> Enqueued:
         """Insert a job; after DatabaseUnavailable it is unclear whether it was stored."""
         if job.unique_key is None and self._under_way:
-            answer = await self._batches_of(kind).submit(job)
+            if kind not in self._kinds:
+                name, write = f"inserts of {kind}", partial(self._write, kind)
+                self._kinds[kind] = Batcher(name, write, limit=_SHARED_BATCH, died=self._died)
+            answer = await self._kinds[kind].submit(job)
             if isinstance(answer, JsworkerError):
                 raise answer.with_traceback(None)
             return answer
@@ -255,33 +238,23 @@ class SharedInserts:
         for batches in self._kinds.values():
             await batches.flush()
 
-    def _batches_of(self, kind: str) -> Batcher[NewJob, _Answer]:
-        if kind not in self._kinds:
-            self._kinds[kind] = Batcher(
-                f"inserts of {kind}", partial(self._write, kind), limit=_SHARED_BATCH, died=self._died
-            )
-        return self._kinds[kind]
-
     async def _alone(self, kind: str, job: NewJob) -> Enqueued:
         return await enqueue.enqueue(self._database, kind, job, publish_after=self._publish_after())
 
     async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:
-        if len(jobs) == 1:
-            return [await self._alone_or_refused(kind, jobs[0])]
-        try:
-            inserted, refused = await in_halves(jobs, partial(self._together, kind))
-        except JsworkerError as error:
-            return [error] * len(jobs)
-        answers: dict[UUID, _Answer] = {answer.id: answer for answer in inserted}
-        for job, _ in refused:  # once more, for its own error
-            answers[job.id] = await self._alone_or_refused(kind, job)
+        answers: dict[UUID, _Answer] = {}
+        alone = list(jobs)
+        if len(jobs) > 1:
+            write = partial(enqueue.enqueue_many, self._database, kind, publish_after=self._publish_after())
+            try:
+                inserted, refused = await in_halves(jobs, write)
+            except JsworkerError as error:
+                return [error] * len(jobs)
+            answers = {answer.id: answer for answer in inserted}
+            alone = [job for job, _ in refused]  # once more, for its own error
+        for job in alone:
+            try:
+                answers[job.id] = await self._alone(kind, job)
+            except JsworkerError as error:
+                answers[job.id] = error
         return [answers[job.id] for job in jobs]
-
-    async def _together(self, kind: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        return await enqueue.enqueue_many(self._database, kind, jobs, publish_after=self._publish_after())
-
-    async def _alone_or_refused(self, kind: str, job: NewJob) -> _Answer:
-        try:
-            return await self._alone(kind, job)
-        except JsworkerError as error:
-            return error

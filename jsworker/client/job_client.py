@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -13,6 +12,7 @@ from jsworker.client.enqueueing import (
     JobOptions,
     Kind,
     SharedInserts,
+    check_count,
     insert,
     kind_name,
     new_jobs,
@@ -30,7 +30,7 @@ from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.control import Cancelled
-from jsworker.ownership.transitions.enqueue import Enqueued, NewJob
+from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.stream.message import subject_of
@@ -46,54 +46,34 @@ class JobClient:
     """Enqueues jobs and acts on them. Open one per process: ``async with JobClient.from_env() as client``.
 
     A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
-    connects in the background.
-
-    Attributes:
-        events: ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that this
-            client cannot publish to.
+    connects in the background. Its ``events`` are ``worker.degraded`` and ``worker.restored``, with
+    ``what="publishing"`` for a stream that it cannot publish to; ``database`` are its connections.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare a client; nothing connects yet.
-
-        Raises:
-            TypeError: these are no ``Settings``.
-        """
         if not isinstance(settings, Settings):
             hint = "JobClient.from_env() makes them, JobClient.from_env(database_url=…) with changes"
             raise TypeError(f"JobClient takes Settings, not {type(settings).__name__}: {hint}")
         self._settings = settings
         self.events = Events()
-        self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
-        self._publisher = ClientPublisher(settings, self._database, self.events, died=self._died)
+        self.database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+        self._publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(
-            self._database, publish_after=self._publisher.own_seconds, died=self._died
+            self.database, publish_after=self._publisher.own_seconds, died=self._died
         )
         self._unusable_because: str | None = _NOT_OPEN
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
-        """Return a client with the settings of the environment.
+        """Return a client with the settings of the environment; ``overrides`` go before, in lower case.
 
-        Args:
-            overrides: settings that take precedence, by their names in lower case.
-
-        Raises:
-            SettingsError: a setting is wrong or missing.
+        Raises SettingsError for one that is wrong or missing.
         """
         return cls(load_settings(**overrides))
 
     @property
-    def database(self) -> Database:
-        """The client's connections to PostgreSQL."""
-        return self._database
-
-    @property
     def unpublished_because(self) -> str | None:
-        """Why messages were left to workers.
-
-        None: none was, or the last ``publish_pending`` has published everything.
-        """
+        """Why messages were left to workers; None: none was, or ``publish_pending`` published them all."""
         return self._publisher.unpublished_because
 
     async def __aenter__(self) -> Self:
@@ -113,7 +93,7 @@ class JobClient:
             StreamRefused: the login or the stream cannot be used as configured.
         """
         try:
-            await self._database.check_migrated()
+            await self.database.check_migrated()
             await self._publisher.open()
         except BaseException:
             await self.close()
@@ -127,7 +107,7 @@ class JobClient:
         await self._publisher.end_publishing()
         await self._inserts.flush()
         await self._publisher.close()
-        await self._database.close()
+        await self.database.close()
 
     async def enqueue(
         self,
@@ -139,12 +119,9 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
     ) -> Enqueued:
-        """Enqueue a job in a transaction of its own and publish it.
+        """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
-        Args and errors are those of ``enqueue_statement``.
-
-        Returns:
-            The job's id, and whether it was created or a live one holds the unique key.
+        Returns the job's id, and whether it was created or a live one holds the unique key.
 
         Raises:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
@@ -153,19 +130,13 @@ class JobClient:
         options = self._options(delay, max_attempts, max_stalls)
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
-        if tracing.active() is None:
-            return await self._enqueue(name, job)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
-            return await self._enqueue(name, job._replace(**context._asdict()))
-
-    async def _enqueue(self, kind: str, job: NewJob) -> Enqueued:
-        self._opened()
-        enqueued = await self._inserts.insert(kind, job)
-        if enqueued.created and not job.delay:
-            await fault_points.reach("after_commit_before_publish")
-            own = Outgoing(enqueued.id, kind, 1, False, None, job.traceparent, job.tracestate)
-            await self._publisher.publish(own)
-        return enqueued
+            self._opened()
+            enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
+            if enqueued.created and not delay:
+                await fault_points.reach("after_commit_before_publish")
+                await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
+            return enqueued
 
     async def enqueue_many(
         self,
@@ -177,44 +148,28 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
     ) -> list[Enqueued]:
-        """Enqueue many jobs of a kind, in statements of up to 5,000, and publish them in the background.
+        """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
-        An error leaves the jobs of earlier statements stored.
-
-        Args:
-            kind: the kind, or its processor.
-            payloads: one for each job.
-            unique_keys: one for each payload, or None.
-            delay: seconds until the jobs are due.
-            max_attempts: overrides the processor's.
-            max_stalls: overrides the processor's.
-
-        Returns:
-            One answer for each payload, in order.
-
-        Raises:
-            TypeError: ``payloads`` or ``unique_keys`` is one value instead of many, or has no order.
+        ``unique_keys`` holds a key or None for each; see ``enqueue`` for the rest. Answers come in order. An
+        error leaves the jobs of earlier statements stored; TypeError: what must be a list is none.
         """
         given = one_for_each("payloads", payloads)
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
+        enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
-            return await self._enqueue_many(name, jobs, keyed=any(key is not None for key in keys))
-
-    async def _enqueue_many(self, kind: str, jobs: Iterable[NewJob], *, keyed: bool) -> "list[Enqueued]":
-        enqueued: list[Enqueued] = []
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        publish_at = began + _PUBLISH_EVERY_SECONDS
-        async with aclosing(insert(self._opened(), kind, jobs, keyed=keyed)) as inserted:
-            async for answers in inserted:
-                enqueued += answers
-                if clock() >= publish_at:
-                    self._publisher.publish_in_background(since=began)
-        self._publisher.publish_in_background(since=began)
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            keyed = any(key is not None for key in keys)
+            async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
+                async for answers in inserted:
+                    enqueued += answers
+                    if clock() >= began + _PUBLISH_EVERY_SECONDS:
+                        self._publisher.publish_in_background(since=began)
+            self._publisher.publish_in_background(since=began)
         return enqueued
 
     async def publish_pending(self) -> int:
@@ -228,11 +183,7 @@ class JobClient:
         return await self._publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> dict[str, Any]:
-        """Return a job by column name, payload and result included.
-
-        Raises:
-            JobNotFound: no job has this id.
-        """
+        """Return a job by column name, payload and result included; JobNotFound: no job has this id."""
         row = await listing.get_job(self._opened(), job_uuid(job_id))
         if row is None:
             raise JobNotFound(f"no job has id {job_id}")
@@ -261,8 +212,8 @@ class JobClient:
         their last progress, of their claim or of their last heartbeat.
 
         Args:
-            status: only jobs of this status: scheduled, queued, processing, completed, failed or cancelled.
-            kind: only jobs of this kind, given by its name or its processor.
+            status: scheduled, queued, processing, completed, failed or cancelled.
+            kind: a kind's name or its processor.
             limit: how many at most.
             after: begin behind this job, the last one of the list before.
             stale_for: only running jobs whose worker gave no heartbeat for so many seconds.
@@ -277,10 +228,7 @@ class JobClient:
                 seconds or goes with another status than processing.
             TypeError: ``limit`` is no whole number.
         """
-        if not isinstance(limit, Integral):
-            raise TypeError(f"limit={shown(limit)} must be a whole number, not {type(limit).__name__}")
-        if not 1 <= limit <= _MOST_LISTED:
-            raise ValueError(f"limit={shown(limit)} must be from 1 to {_MOST_LISTED}")
+        check_count("limit", limit, _MOST_LISTED)
         if status is not None and status not in STATUSES:
             raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
         age = RunAge(stale_for, running_for, no_progress_for)
@@ -301,8 +249,7 @@ class JobClient:
     async def retry(self, job_id: UUID | str) -> None:
         """Put a failed job back into the queue with its counters at zero.
 
-        Raises:
-            TransitionRefused: it is not failed, or a live job holds its unique key.
+        Raises TransitionRefused: it is not failed, or a live job holds its unique key.
         """
         with operators_rights("retry"):
             await control.retry(self._opened(), job_uuid(job_id))
@@ -311,43 +258,37 @@ class JobClient:
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
         """Take a running job from its owner and put it back into the queue, uncounted.
 
-        One of the workers emits it as the event ``job.cleared``, with the cause ``operator``.
-
-        Args:
-            job_id: the job.
-            reason: passed to its next run as ``job.clear_reason``, in one line of at most 1,000 characters.
+        Its next run finds ``reason`` as ``job.clear_reason``, in one line of at most 1,000 characters. One of
+        the workers emits it as the event ``job.cleared``, with the cause ``operator``.
 
         Raises:
             JobNotFound: no job has this id.
             TransitionRefused: it is not running, or its owner has just settled it.
-            TypeError: ``reason`` is no text.
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
+        wanted = job_uuid(job_id)
         with operators_rights("clear_and_reenqueue"):
-            reset_ = await self._clear(job_uuid(job_id), reason)
-        self._publisher.publish_in_background()
-        return reset_
-
-    async def _clear(self, wanted: UUID, reason: str) -> Reset:
-        seen = (await listing.look_up(self._opened(), [wanted])).get(wanted)
-        if seen is None:
-            raise JobNotFound(f"no job has id {wanted}")
-        if seen.status != "processing":
-            raise TransitionRefused(f"job {wanted} is {seen.status}; only a running job can be cleared")
-        taken = await reset.reset_by_operator(
-            self._database, seen=[(wanted, seen.fencing_token)], reason=printable(reason, _REASON_CHARACTERS)
-        )
+            seen = (await listing.look_up(self._opened(), [wanted])).get(wanted)
+            if seen is None:
+                raise JobNotFound(f"no job has id {wanted}")
+            if seen.status != "processing":
+                raise TransitionRefused(f"job {wanted} is {seen.status}; only a running job can be cleared")
+            shown_reason = printable(reason, _REASON_CHARACTERS)
+            taken = await reset.reset_by_operator(
+                self.database, seen=[(wanted, seen.fencing_token)], reason=shown_reason
+            )
         if wanted in taken.refused:
             raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
             raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
+        self._publisher.publish_in_background()
         return taken.resets[0]
 
     def _opened(self) -> Database:
         if self._unusable_because is not None:
             raise RuntimeError(f"the client is {self._unusable_because}")
-        return self._database
+        return self.database
 
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)
@@ -360,11 +301,7 @@ class JobClient:
 
 
 def job_uuid(job_id: UUID | str) -> UUID:
-    """Return a job id as a UUID.
-
-    Raises JobNotFound for a text that is none, so that no job can have it, and TypeError for anything
-    else.
-    """
+    """Return a job id as a UUID; JobNotFound: a text that is none, so that no job can have it."""
     if isinstance(job_id, UUID):
         return job_id
     if not isinstance(job_id, str):

@@ -26,27 +26,21 @@ Take = Callable[[], Awaitable[list[Outgoing]]]
 
 @dataclass(slots=True)
 class Tally:
-    """What came of publishing an outbox.
+    """What came of publishing an outbox."""
 
-    Attributes:
-        published: messages that the stream acknowledged.
-        stored: those among them that the stream did not have already.
-        failed: why one of the others was not; None: all were.
-        refused: why the stream takes no messages now; None: it does, as far as is known.
-        ended: no more batches are begun: one was short, not taken, or not acknowledged at all.
-    """
-
-    published: int = 0
-    stored: int = 0
-    failed: str | None = None
-    refused: str | None = None
-    ended: bool = False
+    published: int = 0  # messages that the stream acknowledged
+    stored: int = 0  # those among them that the stream did not have already
+    failed: str | None = None  # why one of the others was not
+    refused: str | None = None  # why the stream takes no messages now, as far as is known
+    ended: bool = False  # a batch was short, not taken, or not acknowledged at all: begin no other
 
 
 class OutboxPublisher:
     """Publishes the outbox batch by batch; while it is full, some are taken as others are sent and marked.
 
-    Every method raises ``DatabaseUnavailable`` when PostgreSQL does not answer.
+    A batch holds up to ``limit`` jobs: all that is due, or what ``take`` takes. ``at_once`` of them are
+    under way while the outbox is full; fewer leave more of the process to others. ``refused_rows`` sets rows
+    aside whose mark is refused. Every method raises ``DatabaseUnavailable`` without an answer of PostgreSQL.
     """
 
     def __init__(
@@ -59,11 +53,6 @@ class OutboxPublisher:
         at_once: int = _AT_ONCE,
         refused_rows: RefusedRows | None = None,
     ) -> None:
-        """Publish up to ``limit`` jobs a batch: everything that is due, or what ``take`` takes.
-
-        ``at_once`` batches are under way while the outbox is full; fewer leave more of the process to others.
-        ``refused_rows`` sets rows aside whose mark is refused.
-        """
         self._database = database
         self._stream = stream
         self._limit = limit
@@ -97,6 +86,12 @@ class OutboxPublisher:
                 raise ended
         return tally
 
+    async def try_out(self, outgoing: Sequence[Outgoing], *, seconds: float) -> Tally:
+        """Publish a few messages to learn whether the stream takes any; give up after ``seconds``."""
+        tally = Tally()
+        await self._send(outgoing, tally, seconds)
+        return tally
+
     async def _publish_on(self, tally: Tally) -> None:
         try:
             while not tally.ended:
@@ -111,26 +106,31 @@ class OutboxPublisher:
             outgoing = await self._take() if wanted else []
         if len(outgoing) < self._limit:
             tally.ended = True
-        await self._send(outgoing, tally)
-
-    async def try_out(self, outgoing: Sequence[Outgoing], *, seconds: float) -> Tally:
-        """Publish a few messages to learn whether the stream takes any; give up after ``seconds``."""
-        tally = Tally()
-        await self._send(outgoing, tally, seconds)
-        return tally
+        if outgoing:
+            await self._send(outgoing, tally)
 
     async def _send(self, outgoing: Sequence[Outgoing], tally: Tally, seconds: float = 5.0) -> None:
-        if not outgoing:
-            return
         answers = await publish_traced(self._stream, outgoing, timeout=seconds)
-        sent = _acknowledged(outgoing, answers)
+        sent = [
+            Sent(job.id, job.dispatch, answer.stream_seq, answer.stream_created)
+            for job, answer in zip(outgoing, answers, strict=True)
+            if isinstance(answer, Published)
+        ]
         stored = sum(isinstance(each, Published) and not each.duplicate for each in answers)
+        failed = [each for each in answers if isinstance(each, PublishFailed)]
         tally.published += len(sent)
         tally.stored += stored
-        tally.failed = next((str(each) for each in answers if isinstance(each, PublishFailed)), tally.failed)
+        if failed:
+            tally.failed = str(failed[0])
         # Beside messages that were stored a refusal is one message's own: a limit of its subject, perhaps.
         if not stored:
-            tally.refused = tally.refused or _refusal(answers)
+            # The stream said so, or acknowledged nothing at all. One message without an answer among others
+            # says nothing about them: its subject may not be permitted.
+            refused: list[PublishFailed] = [each for each in failed if isinstance(each, PublishRefused)]
+            if not refused and not sent:
+                refused = [each for each in failed if not isinstance(each, MessageUnfit)]
+            if refused:
+                tally.refused = tally.refused or str(refused[0])
         # Without a leader, say: what failed is due again before the last batch has failed, too.
         if tally.refused is not None or not sent:
             tally.ended = True
@@ -161,25 +161,3 @@ async def publish_traced(
             sent = partial(spans.sent, subject, job.id, context, began_ns=began_ns, stored=stored)
             tracing.attempt(sent)
     return answers
-
-
-def _refusal(answers: Sequence[object]) -> str | None:
-    """Return why the stream stored none of a batch; None: nothing shows that it stores none.
-
-    It said so, or it acknowledged nothing at all. One message without an answer among others says nothing
-    about them: its subject may not be permitted.
-    """
-    refused: list[PublishFailed] = [each for each in answers if isinstance(each, PublishRefused)]
-    if not refused and not any(isinstance(each, Published) for each in answers):
-        refused = [
-            each for each in answers if isinstance(each, PublishFailed) and not isinstance(each, MessageUnfit)
-        ]
-    return str(refused[0]) if refused else None
-
-
-def _acknowledged(outgoing: Sequence[Outgoing], answers: Sequence[object]) -> list[Sent]:
-    return [
-        Sent(job.id, job.dispatch, answer.stream_seq, answer.stream_created)
-        for job, answer in zip(outgoing, answers, strict=True)
-        if isinstance(answer, Published)
-    ]

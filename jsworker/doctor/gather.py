@@ -139,7 +139,7 @@ async def _ask_nats(inspector: Inspector, facts: Facts) -> None:
         facts.consumers = facts.unconsumed = Unknown("there is no stream")
     else:
         facts.consumers = await _learn(inspector.consumers(kinds))
-        facts.unconsumed = await _learn(inspector.unconsumed())
+        facts.unconsumed = await _learn(inspector.unconsumed_subjects())
 
 
 async def _learn(reading: Coroutine[Any, Any, T]) -> Learnt[T]:

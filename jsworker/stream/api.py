@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.js import JetStreamManager
-from nats.js.api import AccountInfo, ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo
+from nats.js.api import ConsumerInfo, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
@@ -19,15 +19,14 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.message import subject_of
 from jsworker.stream.nats_client import reason_of
 
+__all__ = ["ApiRefused", "ConsumerInfo", "JetStreamApi", "NotThere", "StreamState", "api_errors"]
+
 T = TypeVar("T")
 
 _SECONDS: Final = 5.0
-_MESSAGE_ID: Final = "Nats-Msg-Id"
-_MOST_SUBJECTS: Final = 500
-"""Looked at in one call: publishers may invent any number of subjects."""
+_MOST_SUBJECTS: Final = 500  # publishers may invent any number
 _ASKED_AT_ONCE: Final = 20
-_NOT_ENABLED: Final = frozenset({10039, 10076})
-"""JetStream's numbers for: not for this account, not on this server."""
+_NOT_ENABLED: Final = frozenset({10039, 10076})  # for this account, on this server
 
 
 class NotThere(StreamUnavailable):
@@ -45,9 +44,11 @@ class ApiRefused(StreamRefused):
 
 @contextmanager
 def api_errors(what: str) -> Iterator[None]:
-    """Turn errors of nats-py about ``what`` into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``."""
+    """Turn errors about ``what`` into ``NotThere``, ``StreamUnavailable`` or ``StreamRefused``."""
     try:
         yield
+    except StreamRefused as denied:
+        raise ApiRefused(what, str(denied)) from denied
     except NotFoundError as error:
         raise NotThere(f"{what}: {reason_of(error)}") from error
     except APIError as error:
@@ -57,7 +58,7 @@ def api_errors(what: str) -> Iterator[None]:
         if isinstance(error, ServiceUnavailableError):
             raise StreamUnavailable(f"{what}: {error.description or 'JetStream does not answer'}") from error
         raise ApiRefused(what, reason_of(error), error.err_code) from error
-    except (nats.errors.Error, OSError) as error:
+    except (StreamUnavailable, nats.errors.Error, OSError) as error:
         raise StreamUnavailable(f"{what}: {reason_of(error)}") from error
     except (ValueError, KeyError, TypeError) as error:  # nats-py parses without checking
         raise StreamUnavailable(f"{what}: the answer is no JetStream answer") from error
@@ -65,40 +66,12 @@ def api_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What the stream holds; one that was created at another time is another stream of the same name.
-
-    ``first_seq`` is one above ``last_seq`` when there is no message.
-    """
+    """What the stream holds; ``first_seq`` is one above ``last_seq`` when there is no message."""
 
     created: datetime
     first_seq: int
     last_seq: int
     messages: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerState:
-    """How far a kind's consumer is.
-
-    Messages that were never delivered, delivered and not answered; requests that wait for messages; and
-    the number up to which every message of this kind was answered for good.
-    """
-
-    num_pending: int
-    num_ack_pending: int
-    num_waiting: int
-    ack_floor_stream_seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as the stream stores it; its ``Nats-Msg-Id`` names job and dispatch."""
-
-    stream_seq: int
-    subject: str
-    message_id: str | None
-    data: bytes
-    stored_at: datetime | None
 
 
 class JetStreamApi:
@@ -113,47 +86,43 @@ class JetStreamApi:
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self.connection = connection
         self.name = settings.stream
-        self._prefix = settings.subject_prefix
+        self.settings = settings
+
+    async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
+        """Connect within ``timeout`` seconds; raises as ``Stream.connect`` does."""
+        await self.connection.connect(timeout)
+
+    async def close(self) -> None:
+        """Close within seconds; never raises, and may be called again."""
+        await self.connection.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        return self.connection.connected
 
     def subject_of(self, kind: str) -> str:
         """Return the subject on which messages of a kind are published."""
-        return subject_of(self._prefix, kind)
+        return subject_of(self.settings.subject_prefix, kind)
 
-    async def account_info(self) -> AccountInfo:
-        """Return what the account stores, and how much it may."""
-        return await self._ask("INFO", self._jetstream.account_info())
+    @property
+    def manager(self) -> JetStreamManager:
+        """nats-py's requests, to be handed to ``ask``."""
+        return self.connection.client.jsm(timeout=_SECONDS)
 
-    async def stream_info(self) -> StreamInfo:
+    async def ask(self, request: str, asking: Coroutine[Any, Any, T]) -> T:
+        """Return the answer to a request of the ``manager``, whose subject is ``$JS.API.<request>``."""
+        with api_errors(f"stream {self.name}"):
+            return await self.connection.answered(f"$JS.API.{request}", asking)
+
+    async def stream_info(self, **options: Any) -> StreamInfo:
         """Return the stream's configuration and state."""
-        return await self._ask(f"STREAM.INFO.{self.name}", self._jetstream.stream_info(self.name))
+        return await self.ask(f"STREAM.INFO.{self.name}", self.manager.stream_info(self.name, **options))
 
-    async def create_stream(self, config: StreamConfig) -> StreamInfo:
-        """Create the stream; the same one again is no error."""
-        return await self._ask(f"STREAM.CREATE.{self.name}", self._jetstream.add_stream(config))
-
-    async def update_stream(self, config: StreamConfig) -> StreamInfo:
-        """Change the stream."""
-        return await self._ask(f"STREAM.UPDATE.{self.name}", self._jetstream.update_stream(config))
-
-    async def stream_of(self, subject: str) -> str:
-        """Return the name of a stream that stores messages of this subject."""
-        return await self._ask("STREAM.NAMES", self._jetstream.find_stream_name_by_subject(subject))
-
-    async def consumer_info(self, name: str) -> ConsumerInfo:
+    async def consumer_state(self, name: str) -> ConsumerInfo:
         """Return a consumer's configuration and state."""
-        request = self._jetstream.consumer_info(self.name, name)
-        info: ConsumerInfo = await self._ask(f"CONSUMER.INFO.{self.name}.{name}", request)
-        return info
-
-    async def put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
-        """Create or change a consumer."""
-        subject = f"CONSUMER.CREATE.{self.name}.{config.name}.{config.filter_subject}"
-        return await self._ask(subject, self._jetstream.add_consumer(self.name, config))
-
-    async def consumers(self, offset: int) -> list[ConsumerInfo]:
-        """Return a page of the stream's consumers by name, 256 at most; ``offset`` of them come before it."""
-        request = self._jetstream.consumers_info(self.name, offset)
-        return await self._ask(f"CONSUMER.LIST.{self.name}", request)
+        asking: Coroutine[Any, Any, ConsumerInfo] = self.manager.consumer_info(self.name, name)
+        return await self.ask(f"CONSUMER.INFO.{self.name}.{name}", asking)
 
     async def state(self) -> StreamState:
         """Return what the stream holds."""
@@ -167,23 +136,9 @@ class JetStreamApi:
             raise StreamRefused(f"stream {self.name}: the server does not say when it was created")
         return info.created
 
-    async def consumer_state(self, kind: str) -> ConsumerState:
-        """Return how far a kind's consumer is."""
-        info = await self.consumer_info(kind)
-        return ConsumerState(
-            num_pending=info.num_pending or 0,
-            num_ack_pending=info.num_ack_pending or 0,
-            num_waiting=info.num_waiting or 0,
-            ack_floor_stream_seq=info.ack_floor.stream_seq if info.ack_floor else 0,
-        )
-
     async def unconsumed(self) -> dict[str, int]:
-        """Return kinds whose messages no consumer takes, and how many they are; of very many, some.
-
-        A kind is what follows the prefix in a subject; publishers may have chosen any word.
-        """
-        request = self._jetstream.stream_info(self.name, subjects_filter=self.subject_of("*"))
-        info = await self._ask(f"STREAM.INFO.{self.name}", request)
+        """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some."""
+        info = await self.stream_info(subjects_filter=self.subject_of("*"))
         counted = {
             subject.removeprefix(self.subject_of("")): messages
             for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
@@ -193,7 +148,7 @@ class JetStreamApi:
         async def has_consumer(kind: str) -> bool:
             async with at_once:
                 try:
-                    await self.consumer_info(check_kind(kind))
+                    await self.consumer_state(check_kind(kind))
                 except (NotThere, InvalidName):
                     return False
             return True
@@ -203,37 +158,15 @@ class JetStreamApi:
 
     async def remove(self, kind: str, *, up_to: int) -> None:
         """Delete a kind's messages up to this number."""
-        request = self._jetstream.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
-        await self._ask(f"STREAM.PURGE.{self.name}", request)
+        purging = self.manager.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
+        await self.ask(f"STREAM.PURGE.{self.name}", purging)
 
-    async def get(self, stream_seq: int) -> StoredMessage | None:
+    async def get(self, stream_seq: int) -> RawStreamMsg | None:
         """Return a stored message; None when there is none with this number."""
         if stream_seq < 1:
             return None
         try:
-            request = self._jetstream.get_msg(self.name, stream_seq)
-            found = await self._ask(f"STREAM.MSG.GET.{self.name}", request)
+            getting = self.manager.get_msg(self.name, stream_seq)
+            return await self.ask(f"STREAM.MSG.GET.{self.name}", getting)
         except NotThere:
             return None
-        identity = (found.headers or {}).get(_MESSAGE_ID)
-        return StoredMessage(stream_seq, found.subject or "", identity, found.data or b"", found.time)
-
-    @property
-    def _jetstream(self) -> JetStreamManager:
-        return self.connection.client.jsm(timeout=_SECONDS)
-
-    async def _ask(self, request: str, answer: Coroutine[Any, Any, T]) -> T:
-        asking = asyncio.create_task(answer, name=request)
-        try:
-            with self.connection.failure_of(f"$JS.API.{request}") as failure:
-                either: set[asyncio.Future[Any]] = {asking, failure}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                denial = failure.result()
-                if denial is None:
-                    raise StreamUnavailable(f"stream {self.name}: the connection to NATS was lost")
-                raise ApiRefused(f"stream {self.name}", denial)
-            with api_errors(f"stream {self.name}"):
-                return await asking
-        finally:
-            asking.cancel()

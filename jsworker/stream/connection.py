@@ -3,29 +3,31 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import nats.errors
 
-from jsworker.core.errors import JsworkerError, StreamUnavailable
+from jsworker.core.errors import JsworkerError, StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings, variable_of
-from jsworker.stream.login import Listeners, login_of, open_client
-from jsworker.stream.nats_client import Client, reason_of
+from jsworker.stream.login import Login, login_error, login_of, while_unavailable
+from jsworker.stream.nats_client import Client, end_tasks, reason_of
+
+T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
-_REPLACE_SECONDS = 15.0
-"""Without a connection; then nats-py's client is replaced."""
-_PING_SECONDS = 10.0
-"""Between pings; the third one unanswered ends the connection."""
+_REPLACE_SECONDS = 15.0  # without a connection; then nats-py's client is replaced
+_PING_SECONDS = 10.0  # the third ping that is not answered ends the connection
 _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _MOST_COMPLAINTS = 100
-_CAUSE = "connection lost"
-_NO_CONNECTION = "there is no connection to NATS"
+_ABANDON_SECONDS: Final = 2.0
+_LEAST_ATTEMPT_SECONDS: Final = 0.2  # else the last attempt could only report that it had no time
+_CAUSE: Final = "connection lost"
+_NO_CONNECTION: Final = "there is no connection to NATS"
 
 Callback = Callable[[], None]
 
@@ -33,8 +35,9 @@ Callback = Callable[[], None]
 class Connection:
     """One connection to NATS that lasts until it is closed.
 
-    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``; and complaints of server or
-    client as ``worker.degraded`` with ``what="nats client"``, each text once.
+    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``, then calls what is in
+    ``lost_callbacks`` or ``restored_callbacks``; and complaints of server or client as ``worker.degraded``
+    with ``what="nats client"``, each text once.
     """
 
     def __init__(self, settings: Settings, *, events: Events, name: str) -> None:
@@ -48,8 +51,8 @@ class Connection:
         self._cause = _CAUSE
         self._complaints: set[str] = set()
         self._failures: dict[asyncio.Future[str | None], str] = {}
-        self._lost_callbacks: list[Callback] = []
-        self._restored_callbacks: list[Callback] = []
+        self.lost_callbacks: list[Callback] = []
+        self.restored_callbacks: list[Callback] = []
 
     @property
     def client(self) -> Client:
@@ -64,13 +67,7 @@ class Connection:
         return self._client is not None and self._client.is_connected and self._up.is_set()
 
     async def connect(self, seconds: float) -> None:
-        """Connect within ``seconds``.
-
-        Raises:
-            SettingsError: a URL or a file cannot be used.
-            StreamUnavailable: no server answered in time.
-            StreamRefused: login or TLS was refused.
-        """
+        """Connect within ``seconds``; raises as ``Stream.connect`` does."""
         if self._client is None:
             self._client = await self._open(seconds)
             self._up.set()
@@ -79,18 +76,17 @@ class Connection:
     async def close(self) -> None:
         """Close within seconds; never raises."""
         client, self._client = self._client, None
-        watch, self._watch = self._watch, None
         self._up.set()  # let the callers of wait_connected go
         self._up.clear()
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait({watch})
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
         if client is not None:
             self._abandon(client)
             await client.discard()
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Wait for a connection for at most ``seconds``; returns whether there is one.
+        """Wait for at most ``seconds``; returns whether there is a connection.
 
         Raises StreamUnavailable when it was closed, or never made.
         """
@@ -101,48 +97,87 @@ class Connection:
                 await self._up.wait()
         return self.connected
 
-    def on_lost(self, callback: Callback) -> Callback:
-        """Call when the connection is lost; returns a function that ends that."""
-        return _register(self._lost_callbacks, callback)
-
-    def on_restored(self, callback: Callback) -> Callback:
-        """Call when there is a connection again; returns a function that ends that."""
-        return _register(self._restored_callbacks, callback)
-
     def answer(self, reply: bytes, verdict: bytes) -> None:
         """Send a verdict about a message without waiting; one that gets lost costs a redelivery."""
         if self._client is not None:
             self._client.answer(reply, verdict)
 
-    async def flush(self, seconds: float) -> bool:
-        """Return whether the server confirmed within ``seconds`` that it read all that was sent before."""
-        if not self.connected:
-            return False
-        with suppress(nats.errors.Error, OSError, TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.client.flush()
-                return True
-        return False
+    async def answered(self, subject: str, asking: Coroutine[Any, Any, T]) -> T:
+        """Return what ``asking`` returns, which has to send to ``subject`` and to wait for an answer.
 
-    @contextmanager
-    def failure_of(self, subject: str) -> Iterator[asyncio.Future[str | None]]:
-        """Yield a future that is done when a request to ``subject`` cannot be answered.
-
-        It then holds the server's words when publishing there is not permitted, and None when the connection
-        is lost.
+        Raises at once when none can come, besides what ``asking`` raises:
+            StreamRefused: publishing there is not permitted; in the server's words.
+            StreamUnavailable: the connection is lost.
         """
         failure: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._failures[failure] = f'"{subject.lower()}"'
+        task = asyncio.create_task(asking, name=f"ask {subject}")
         try:
-            yield failure
+            either: set[asyncio.Future[Any]] = {task, failure}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if (denial := failure.result()) is not None:
+                raise StreamRefused(denial)
+            raise StreamUnavailable("the connection to NATS was lost")
         finally:
             del self._failures[failure]
+            task.cancel()
 
     async def _open(self, seconds: float) -> Client:
+        """Return a connected client; what a later attempt cannot mend is raised at once."""
         login = login_of(self._settings)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        login.options["connect_timeout"] = min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1))
+        async for attempt in while_unavailable(seconds):
+            with attempt:
+                return await self._attempt(login, max(deadline - clock(), _LEAST_ATTEMPT_SECONDS))
+        raise AssertionError("unreachable: the last attempt raises")
+
+    async def _attempt(self, login: Login, seconds: float) -> Client:
+        client = Client(require_tls=login.require_tls)
+        connecting = asyncio.create_task(self._connect(client, login), name="connect to nats")
+        connected = False
+        try:
+            await asyncio.wait({connecting}, timeout=seconds)
+            connected = connecting.done() and connecting.result()
+        finally:
+            if not connected:  # nothing else closes one that was just connected when the caller was cancelled
+                try:
+                    await end_tasks({connecting}, _ABANDON_SECONDS)
+                finally:
+                    await client.discard(_ABANDON_SECONDS)
+        if not connected:
+            raise StreamUnavailable(f"NATS at {login.shown} did not answer within {seconds:.3g} s")
+        return client
+
+    async def _connect(self, client: Client, login: Login) -> bool:
+        """Try every server once; returns True, or raises what was wrong with the last one."""
+        failures = 0
+        trying = True
+
+        async def on_error(error: Exception) -> None:
+            nonlocal failures
+            if not trying:
+                self._on_error(client, error)
+                return
+            failures += 1
+            fault = login_error(error, login.shown)
+            if isinstance(fault, StreamRefused) or failures >= len(login.servers):
+                raise fault from error  # the way out of nats-py's endless loop
+
+        async def on_lost() -> None:
+            self._lose(client)
+
+        async def on_restored() -> None:
+            self._restore(client)
+
         options: dict[str, Any] = {
+            "error_cb": on_error,
+            "disconnected_cb": on_lost,
+            "reconnected_cb": on_restored,
             "name": self._name,
-            "connect_timeout": min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1)),
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": _RECONNECT_SECONDS * random.uniform(0.5, 1.5),  # noqa: S311 -- spreads a fleet
             "ping_interval": _PING_SECONDS,
@@ -151,8 +186,19 @@ class Connection:
             "flush_timeout": _BLOCKED_SECONDS,
             "inbox_prefix": f"{self._settings.nats_inbox_prefix}.{secrets.token_hex(8)}",
         }
-        listeners = Listeners(on_error=self._on_error, on_lost=self._lose, on_restored=self._restore)
-        return await open_client(login, listeners, options, seconds)
+        try:
+            await client.connect(login.servers, **login.options, **options)
+        except (
+            nats.errors.Error,
+            OSError,
+            RuntimeError,
+        ) as error:  # RuntimeError: uvloop's closed transports
+            raise login_error(error, login.shown) from error
+        finally:
+            trying = False
+        if not client.is_connected:  # nats-py takes an end of file during the login for success
+            raise StreamUnavailable(f"NATS at {login.shown} closed the connection during the login")
+        return True
 
     async def _keep_alive(self) -> None:
         """Replace a client that cannot help itself.
@@ -164,24 +210,20 @@ class Connection:
         alive_at = clock()
         while True:
             await asyncio.sleep(_REPLACE_SECONDS / 15)
-            if self.client.is_connected:
+            if self.client.is_connected and not self.client.is_dead:
                 alive_at = clock()
                 continue
             self._lose(self.client)
-            if self.client.is_closed or clock() - alive_at >= _REPLACE_SECONDS:
-                await self._replace()
-
-    async def _replace(self) -> None:
-        await self.client.discard()
-        try:
-            client = await self._open(_REPLACE_SECONDS)
-        except JsworkerError as fault:
-            self._complain(str(fault))
-        except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
-            self._complain(f"{type(error).__name__}: {error}")
-        else:
-            self._client = client
-            self._restore(client)
+            if not self.client.is_dead and clock() - alive_at < _REPLACE_SECONDS:
+                continue
+            await self.client.discard()
+            try:
+                self._client = await self._open(_REPLACE_SECONDS)
+                self._restore(self._client)
+            except JsworkerError as fault:
+                self._complain(str(fault))
+            except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
+                self._complain(f"{type(error).__name__}: {error}")
 
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():
@@ -194,7 +236,8 @@ class Connection:
         for failure in self._failures:
             if not failure.done():
                 failure.set_result(None)
-        _call(self._lost_callbacks)
+        for callback in self.lost_callbacks:
+            callback()
 
     def _restore(self, client: Client) -> None:
         if client is self._client:
@@ -202,7 +245,8 @@ class Connection:
             self._cause = _CAUSE
             self._up.set()
             self._events.emit("worker.restored", what="nats")
-            _call(self._restored_callbacks)
+            for callback in self.restored_callbacks:
+                callback()
 
     def _on_error(self, client: Client, error: Exception) -> None:
         """Report what is news, which excludes that a lost connection is still lost."""
@@ -216,8 +260,6 @@ class Connection:
             for failure, quoted in self._failures.items():
                 if (quoted in text or self._own_inbox in text) and not failure.done():
                     failure.set_result(text)
-        elif isinstance(error, nats.errors.SlowConsumerError):
-            self._complain(f"messages of {error.subject} were dropped: too many are waiting")
         elif isinstance(error, nats.errors.Error | OSError):
             self._cause = text
         else:
@@ -227,18 +269,3 @@ class Connection:
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)
             self._events.emit("worker.degraded", what="nats client", reason=text)
-
-
-def _register(callbacks: list[Callback], callback: Callback) -> Callback:
-    callbacks.append(callback)
-
-    def end() -> None:
-        with suppress(ValueError):
-            callbacks.remove(callback)
-
-    return end
-
-
-def _call(callbacks: list[Callback]) -> None:
-    for callback in tuple(callbacks):
-        callback()

@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -24,12 +24,8 @@ from jsworker.stream.topology import (
     stream_differences,
 )
 
-_NAME: Final = "jsworker doctor"
-_LIST_SECONDS: Final = 10.0
-"""For all pages of consumers; a cluster that misses a server takes four seconds for each."""
-_PAGE: Final = 256
-"""Consumers that a server lists at once."""
-
+_LIST_SECONDS: Final = 10.0  # for all pages; a cluster that misses a server takes four seconds for each
+_PAGE: Final = 256  # consumers that a server lists at once
 _ASKED_AT_ONCE: Final = 20
 _ANSWER_SECONDS: Final = 1.0
 
@@ -39,11 +35,7 @@ MOST_CONSUMERS: Final = 20 * _PAGE
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """What the server that answered says of itself.
-
-    ``encrypted`` is None when unknown; ``local``: the connection does not leave this machine. Of a cluster
-    another server may offer JetStream.
-    """
+    """What the server that answered says of itself; ``local``: the connection does not leave this machine."""
 
     place: str
     name: str | None
@@ -54,25 +46,13 @@ class NatsServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A server that keeps a copy of the stream."""
-
-    name: str
-    current: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The stream as it is.
-
-    ``installation`` is None when it is not marked; ``peers`` are the servers that keep its replicas, none
-    without a cluster.
-    """
+    """The stream as it is; ``peers``: the servers that keep its replicas, and whether each is current."""
 
     installation: str | None
     differences: tuple[Difference, ...]
     replicas: int
-    peers: tuple[Peer, ...]
+    peers: Mapping[str, bool]
     clustered: bool
     messages: int
     bytes: int
@@ -80,10 +60,7 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """A consumer as it is; its name is its kind, unless another application created it.
-
-    Messages that were never delivered, delivered and not answered; requests that wait for messages.
-    """
+    """A consumer as it is; ``pending`` messages were never delivered, ``requests`` wait for messages."""
 
     name: str
     differences: tuple[Difference, ...]
@@ -94,28 +71,15 @@ class ConsumerReport:
     paused: bool
 
 
-class Inspector:
-    """Reads server, account, stream and consumers over one connection; it changes nothing.
-
-    Every method raises ``StreamUnavailable`` or ``StreamRefused`` when JetStream does not answer.
-    """
+class Inspector(JetStreamApi):
+    """Reads server, account, stream and consumers; raises as ``JetStreamApi`` does."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._connection = Connection(settings, events=Events(), name=_NAME)
-        self._api = JetStreamApi(self._connection, settings)
-
-    async def connect(self, seconds: float) -> None:
-        """Connect within ``seconds``; raises as ``Connection.connect`` does."""
-        await self._connection.connect(seconds)
-
-    async def close(self) -> None:
-        """Close within seconds; never raises."""
-        await self._connection.close()
+        super().__init__(Connection(settings, events=Events(), name="jsworker doctor"), settings)
 
     async def server(self) -> NatsServer:
         """Return what the server that answered has said of itself."""
-        client = self._connection.client
+        client = self.connection.client
         url = client.connected_url
         host, port = (url.hostname or "", url.port or 4222) if url else ("", 4222)
         info = client.server_info
@@ -126,20 +90,20 @@ class Inspector:
             version=(version.major, version.minor, version.patch),
             encrypted=bool(info.get("tls_required")),
             local=_is_loopback(host),
-            offers_jetstream=client.offers_jetstream,
+            offers_jetstream=bool(info.get("jetstream")),
         )
 
     async def account(self) -> AccountInfo:
         """Return what JetStream says of the account."""
-        return await self._api.account_info()
+        return await self.ask("INFO", self.manager.account_info())
 
     async def stream(self) -> StreamReport | None:
         """Return the stream as it is; None: there is none of this name."""
         try:
-            info = await self._api.stream_info()
+            info = await self.stream_info()
         except NotThere:
             return None
-        wanted = stream_config(self._settings, None)
+        wanted = stream_config(self.settings, None)
         return StreamReport(
             installation=(info.config.metadata or {}).get(INSTALLATION),
             differences=tuple(stream_differences(info.config, wanted)),
@@ -150,21 +114,17 @@ class Inspector:
             bytes=info.state.bytes,
         )
 
-    async def unconsumed(self) -> dict[str, int]:
+    async def unconsumed_subjects(self) -> dict[str, int]:
         """Return subjects whose messages no consumer takes, and how many they are; of very many, some."""
-        found = await self._api.unconsumed()
-        return {self._api.subject_of(kind): messages for kind, messages in found.items()}
+        return {self.subject_of(kind): messages for kind, messages in (await self.unconsumed()).items()}
 
     async def refused(self, workers: Sequence[str]) -> list[str]:
-        """Return those workers that say that JetStream stores none of their messages.
-
-        Workers that do not answer, or may not be asked, are left out.
-        """
+        """Return those workers that answer, and say that JetStream stores none of their messages."""
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
         async def is_refused(worker_id: str) -> bool:
             async with at_once:
-                reply = await ask(self._connection, SUBJECT + worker_id, _ANSWER_SECONDS)
+                reply = await ask(self.connection, SUBJECT + worker_id, _ANSWER_SECONDS)
             return reply.content == REFUSED
 
         found = await asyncio.gather(*map(is_refused, workers))
@@ -182,7 +142,7 @@ class Inspector:
         for kind in kinds:
             if kind not in found:
                 with suppress(NotThere):
-                    found[kind] = await self._api.consumer_info(kind)
+                    found[kind] = await self.consumer_state(kind)
         return [self._report(info) for info in found.values()]
 
     async def _listed(self) -> dict[str, ConsumerInfo]:
@@ -191,18 +151,19 @@ class Inspector:
         try:
             async with asyncio.timeout(_LIST_SECONDS):
                 for offset in range(0, MOST_CONSUMERS, _PAGE):
-                    page = await self._api.consumers(offset)
+                    listing = self.manager.consumers_info(self.name, offset)
+                    page = await self.ask(f"CONSUMER.LIST.{self.name}", listing)
                     if not page:  # a short one may miss what a server of a cluster left out
                         break
                     found |= {info.name: info for info in page}
         except TimeoutError:
             raise StreamUnavailable(
-                f"stream {self._settings.stream}: its consumers were not listed within {_LIST_SECONDS:g} s"
+                f"stream {self.name}: its consumers were not listed within {_LIST_SECONDS:g} s"
             ) from None
         return found
 
     def _report(self, info: ConsumerInfo) -> ConsumerReport:
-        wanted = consumer_config(self._settings, info.name, self._settings.ack_wait)
+        wanted = consumer_config(self.settings, info.name, self.settings.ack_wait)
         return ConsumerReport(
             name=info.name,
             differences=tuple(consumer_differences(info.config, wanted)),
@@ -214,15 +175,12 @@ class Inspector:
         )
 
 
-def _peers(cluster: ClusterInfo | None) -> tuple[Peer, ...]:
+def _peers(cluster: ClusterInfo | None) -> dict[str, bool]:
     if cluster is None or not cluster.name:
-        return ()
-    leader = [Peer(cluster.leader, current=True)] if cluster.leader else []
-    followers = [
-        Peer(peer.name or "unknown", current=bool(peer.current) and not peer.offline)
-        for peer in cluster.replicas or []
-    ]
-    return (*leader, *followers)
+        return {}
+    leader = {cluster.leader: True} if cluster.leader else {}
+    replicas = cluster.replicas or []
+    return leader | {peer.name or "unknown": bool(peer.current) and not peer.offline for peer in replicas}
 
 
 def _is_loopback(host: str) -> bool:

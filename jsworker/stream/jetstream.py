@@ -1,7 +1,7 @@
 """One stream of JetStream: connect, ensure that stream and consumers are right, publish, and ask."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from uuid import UUID
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -22,20 +22,13 @@ class Stream(JetStreamApi):
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        installation_id: UUID | None,
-        events: Events,
-        client_name: str,
+        self, settings: Settings, *, installation_id: UUID | None, events: Events, client_name: str
     ) -> None:
-        connection = Connection(settings, events=events, name=client_name)
-        super().__init__(connection, settings)
+        super().__init__(Connection(settings, events=events, name=client_name), settings)
         self.events = events
-        self._servers = settings.redacted_nats_url()
         self._ack_waits: dict[str, float] = {}
-        self._topology = Topology(self, settings, installation_id=installation_id, events=events)
-        self._publisher = Publisher(connection, stream=settings.stream, prefix=settings.subject_prefix)
+        self._topology = Topology(self, installation_id=installation_id, events=events)
+        self._publisher = Publisher(self.connection, settings)
         self._highest_seq = 0
 
     async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
@@ -46,29 +39,32 @@ class Stream(JetStreamApi):
             StreamUnavailable: no server answered in time.
             StreamRefused: login or TLS was refused, or JetStream is disabled.
         """
-        await self.connection.connect(timeout)
+        await super().connect(timeout)
+        client = self.connection.client
         try:
-            await self._check_jetstream()
-        except BaseException:
+            await self.stream_info()  # which a worker must be permitted anyway; it need not exist
+        except NotThere:
+            return
+        except BaseException as fault:
             await self.close()
+            # In a cluster another server may have it, and be silent just now.
+            if isinstance(fault, StreamUnavailable) and not client.server_info.get("jetstream"):
+                servers = self.settings.redacted_nats_url()
+                raise StreamRefused(f"NATS at {servers} has JetStream disabled") from fault
             raise
-
-    async def close(self) -> None:
-        """Close within seconds; never raises, and may be called again."""
-        await self.connection.close()
-
-    @property
-    def connected(self) -> bool:
-        """Whether the server can be reached, as far as is known."""
-        return self.connection.connected
 
     async def flush(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 -- as above
         """Return whether the server confirmed within ``timeout`` seconds that it read all that was sent."""
-        return await self.connection.flush(timeout)
+        if not self.connected:
+            return False
+        with suppress(TimeoutError):
+            await self.connection.client.flush(timeout)
+            return True
+        return False
 
-    def on_disconnect(self, callback: Callback) -> Callback:
-        """Call when the connection is lost; returns a function that ends that."""
-        return self.connection.on_lost(callback)
+    def on_disconnect(self, callback: Callback) -> None:
+        """Call when the connection is lost."""
+        self.connection.lost_callbacks.append(callback)
 
     def witness(
         self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
@@ -110,40 +106,15 @@ class Stream(JetStreamApi):
         """
         highest = self._highest_seq
         outcomes = await self._publisher.publish(messages, headers, timeout)
-        if self._is_another_stream(outcomes, highest):
-            return await self._with_new_date(outcomes)
-        return outcomes
-
-    async def publish_raw(self, subject: str, data: bytes) -> None:
-        """Publish bytes as they are, without a message id.
-
-        Raises:
-            StreamUnavailable: no acknowledgement; they may be stored or not.
-            StreamRefused: the stream does not take them.
-        """
-        with api_errors(f"stream {self.name}"):
-            await self.connection.client.jetstream().publish(subject, data, stream=self.name)
-
-    async def state(self) -> StreamState:
-        """Return what the stream holds."""
-        state = await super().state()
-        self._publisher.stream_created = state.created
-        return state
-
-    def _is_another_stream(self, outcomes: Sequence[PublishOutcome], highest: int) -> bool:
-        """Return whether numbers went backwards: the stream was deleted and created under this connection.
-
-        ``highest`` is the highest number that was known before ``outcomes``.
-        """
-        numbers = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
-        if not numbers:
-            return False
-        backwards = min(numbers) <= highest
-        self._highest_seq = max(numbers) if backwards else max(self._highest_seq, *numbers)
-        return backwards
-
-    async def _with_new_date(self, outcomes: list[PublishOutcome]) -> list[PublishOutcome]:
-        """Return outcomes with the new stream's date, without which they would be taken for lost."""
+        new = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
+        if not new:
+            return outcomes
+        if min(new) > highest:
+            self._highest_seq = max(self._highest_seq, *new)
+            return outcomes
+        # The stream was deleted and created under this connection: with the old one's date, these messages
+        # would be taken for lost.
+        self._highest_seq = max(new)
         try:
             created = (await self.state()).created
         except (StreamUnavailable, StreamRefused):
@@ -153,15 +124,17 @@ class Stream(JetStreamApi):
             for each in outcomes
         ]
 
-    async def _check_jetstream(self) -> None:
-        """Ask for the stream, which a worker must be permitted anyway; it need not exist."""
-        try:
-            await self.stream_info()
-        except NotThere:
-            return
-        except StreamUnavailable as fault:
-            if not self.connection.client.offers_jetstream:
-                raise StreamRefused(f"NATS at {self._servers} has JetStream disabled") from fault
+    async def publish_raw(self, subject: str, data: bytes) -> None:
+        """Publish bytes as they are, without a message id; StreamUnavailable: they may be stored or not."""
+        publishing = self.connection.client.jetstream().publish(subject, data, stream=self.name)
+        with api_errors(f"stream {self.name}"):
+            await self.connection.answered(subject, publishing)
+
+    async def state(self) -> StreamState:
+        """Return what the stream holds."""
+        state = await super().state()
+        self._publisher.stream_created = state.created
+        return state
 
 
 @asynccontextmanager

@@ -1,7 +1,4 @@
-"""Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there.
-
-On a second subject, below it, a worker answers with the stacks of its runs.
-"""
+"""Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,31 +9,27 @@ from uuid import UUID
 
 import nats.errors
 
-from jsworker.core.errors import StreamUnavailable
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.nats_client import Client
 
 SUBJECT: Final = "jsworker.worker."
-"""Followed by a worker's id: where it answers."""
+"""Followed by a worker's id: where it answers with ``WELL`` or ``REFUSED``."""
 STACKS: Final = ".stack"
 """After that: where it returns all its stacks, or with a job's id as question that run's. No worker's id ends
 like this, for each has a random end."""
-
 WELL: Final = b"alive"
 REFUSED: Final = b"alive, and JetStream stores no messages"
-"""What a worker answers."""
 
 
 class Answer(Enum):
     """What came of asking a worker."""
 
     ALIVE = "alive"
-    NO_RESPONDERS = "no responders"
-    """The server knows of no listener there: the worker has no connection."""
-    UNKNOWN = "unknown"
-    """A time-out, a lost connection, a missing permission: says nothing about the worker."""
+    NO_RESPONDERS = "no responders"  # the server knows of no listener there: it has no connection
+    UNKNOWN = "unknown"  # a time-out, a lost connection, a missing permission: says nothing about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +59,16 @@ class Witness:
         self._read_stacks = read_stacks
         self._answering: set[asyncio.Task[None]] = set()
         self._connection = connection
-        self._subject = SUBJECT + worker_id
+        self._worker_id = worker_id
         self._listening: Client | None = None
-        connection.on_lost(self._forget)
+        connection.lost_callbacks.append(self._forget)
 
     async def prove(self, seconds: float) -> bool:
         """Listen on the worker's subject; returns whether a question sent there was answered in time."""
-        try:
-            await self._listen()
-        except (StreamUnavailable, nats.errors.Error, OSError):
+        if not self._connection.connected:
             return False
-        return (await ask(self._connection, self._subject, seconds)).answer is Answer.ALIVE
+        self._listen(self._connection.client)
+        return await self.ask(self._worker_id, seconds) is Answer.ALIVE
 
     async def ask(self, worker_id: str, seconds: float) -> Answer:
         """Ask whether a worker is reachable, and wait for the answer for at most ``seconds``."""
@@ -85,9 +77,8 @@ class Witness:
     def _forget(self) -> None:
         self._listening = None  # the subscription is lost with the connection
 
-    async def _listen(self) -> None:
-        client = self._connection.client
-        if self._listening is client or not self._connection.connected:
+    def _listen(self, client: Client) -> None:
+        if self._listening is client:
             return
 
         def answer(_subject: str, reply: bytes, _content: bytes, _status: dict[str, str] | None) -> None:
@@ -98,26 +89,21 @@ class Witness:
             _subject: str, reply: bytes, question: bytes, _status: dict[str, str] | None
         ) -> None:
             if reply and self._read_stacks is not None:
-                answering = asyncio.create_task(
-                    _send_stacks(client, reply, self._read_stacks(question)), name="jsworker stacks"
-                )
+                stacks = _send_stacks(client, reply, self._read_stacks(question))
+                answering = asyncio.create_task(stacks, name="jsworker stacks")
                 self._answering.add(answering)
                 answering.add_done_callback(self._answering.discard)
 
-        self._listening = client  # before it is waited for: a connection that is lost meanwhile is forgotten
-        try:
-            await client.open_inbox(self._subject, answer)
-            if self._read_stacks is not None:
-                await client.open_inbox(self._subject + STACKS, answer_stacks)
-        except BaseException:
-            self._listening = None
-            raise
+        self._listening = client
+        client.open_inbox(SUBJECT + self._worker_id, answer)
+        if self._read_stacks is not None:
+            client.open_inbox(SUBJECT + self._worker_id + STACKS, answer_stacks)
 
 
 async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None, seconds: float) -> Reply:
-    """Ask a worker for its stacks, or those of one job's run, over a connection for this question.
+    """Ask a worker for its stacks, or those of one job's run.
 
-    Waits at most ``seconds`` for the connection, raises as it does, and waits as long for the answer.
+    Waits at most ``seconds`` for a connection, raises as it does, and waits as long for the answer.
     """
     connection = Connection(settings, events=Events(), name="jsworker stacks")
     await connection.connect(seconds)
@@ -141,23 +127,13 @@ async def ask(connection: Connection, subject: str, seconds: float, question: by
     """Ask on a worker's subject and wait for an answer for at most ``seconds``; never raises."""
     if not connection.connected:
         return Reply(Answer.UNKNOWN)
-    asking = asyncio.create_task(_request(connection, subject, seconds, question), name=f"ask {subject}")
+    asking = connection.client.request(subject, question, timeout=seconds)
     try:
-        with connection.failure_of(subject) as failure:
-            either: set[asyncio.Future[Reply] | asyncio.Future[str | None]] = {asking, failure}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if failure.done():  # no permission, or the connection broke: both look like silence
-                return Reply(Answer.UNKNOWN, reason=failure.result() or "the connection was lost")
-        return asking.result()
-    finally:
-        asking.cancel()
-
-
-async def _request(connection: Connection, subject: str, seconds: float, question: bytes) -> Reply:
-    try:
-        answer = await connection.client.request(subject, question, timeout=seconds)
+        answer = await connection.answered(subject, asking)
+    except (StreamRefused, StreamUnavailable) as silenced:
+        return Reply(Answer.UNKNOWN, reason=str(silenced))
     except nats.errors.NoRespondersError:
         return Reply(Answer.NO_RESPONDERS if connection.connected else Answer.UNKNOWN)
-    except (StreamUnavailable, nats.errors.Error, OSError, TimeoutError):
+    except (nats.errors.Error, OSError):
         return Reply(Answer.UNKNOWN)
     return Reply(Answer.ALIVE, answer.data)

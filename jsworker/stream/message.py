@@ -1,7 +1,4 @@
-"""The message: what it holds on the wire, one delivery of it, and the answers that JetStream understands.
-
-A message names a job and says which dispatch of it; the payload stays in the row.
-"""
+"""The message: what it holds on the wire, one delivery of it, and the answers that JetStream understands."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +13,6 @@ from typing_extensions import TypedDict
 from jsworker.core.errors import JsworkerError
 
 VERSION: Final = 1
-"""The version this module writes, and the only one it reads."""
 
 LIMIT_BYTES: Final = 65_536
 """Largest message that a stream takes and a worker reads."""
@@ -24,11 +20,6 @@ LIMIT_BYTES: Final = 65_536
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 _HEADER_VALUE: Final = re.compile(r"[^\r\n\0]*")
 _REASON_CHARACTERS: Final = 1_000
-_ACK: Final = b"+ACK"
-_NAK: Final = b"-NAK"
-_TERM: Final = b"+TERM"
-_IN_PROGRESS: Final = b"+WPI"
-_PREFIX: Final = b"$JS.ACK."
 _INT64: Final = 2**63 - 1
 
 SendVerdict = Callable[[bytes, bytes], None]
@@ -40,10 +31,9 @@ class MalformedMessage(JsworkerError):
 
 
 class WireMessage(NamedTuple):
-    """The content of a message: a hint to look at a job.
+    """The content of a message: a hint to look at a job, whose payload stays in the row.
 
-    ``dispatch`` says which entry into the queue it belongs to, and counts from 1. Whether the job was
-    cleared, and why, is for logs: the row's own fields are authoritative.
+    ``dispatch`` counts its entries into the queue from 1. Whether it was cleared, and why, is for logs.
     """
 
     job_id: UUID
@@ -112,11 +102,7 @@ def encode(message: WireMessage) -> bytes:
 
 
 def decode(data: bytes, *, subject_kind: str) -> WireMessage:
-    """Read a message of the consumer of ``subject_kind``; fields that version 1 does not know are ignored.
-
-    Raises MalformedMessage: too large, no JSON object, of another version or kind, or a field breaks its
-    rule.
-    """
+    """Read a message of a kind's consumer, or raise MalformedMessage; further fields are ignored."""
     if len(data) > LIMIT_BYTES:
         raise MalformedMessage(f"too large: {len(data)} bytes, at most {LIMIT_BYTES} are read")
     try:
@@ -140,14 +126,8 @@ def _broken_rule(faults: list[ErrorDetails]) -> str:
 class _Arrival:
     """A delivered message and how to answer it.
 
-    Answers are sent without waiting: one that gets lost costs a redelivery, which the row then judges. A
-    message is answered once; every further answer does nothing.
-
-    Attributes:
-        subject: where the message was published.
-        data: its content.
-        stream_seq: its number in the stream.
-        answered: a final answer was given: ``ack``, ``nak`` or ``term``.
+    Answers are sent without waiting: one that gets lost costs a redelivery, which the row then judges.
+    ``answered``: a final one was given, ``ack``, ``nak`` or ``term``; every further one does nothing.
     """
 
     __slots__ = ("_reply", "_send", "_stored_ns", "answered", "data", "stream_seq", "subject")
@@ -170,20 +150,20 @@ class _Arrival:
 
     def ack(self) -> None:
         """Done: the stream forgets the message."""
-        self._finish(_ACK)
+        self._finish(b"+ACK")
 
     def nak(self, delay: float = 0.0) -> None:
         """Not now: the message is delivered again, to any puller, after ``delay`` seconds."""
-        self._finish(b'%b {"delay":%d}' % (_NAK, round(delay * 1e9)) if delay > 0 else _NAK)
+        self._finish(b'-NAK {"delay":%d}' % round(delay * 1e9) if delay > 0 else b"-NAK")
 
     def term(self) -> None:
         """Never again: the stream forgets a message that cannot be used."""
-        self._finish(_TERM)
+        self._finish(b"+TERM")
 
     def in_progress(self) -> None:
         """Still running: the consumer's ``ack_wait`` starts anew."""
         if not self.answered:
-            self._send(self._reply, _IN_PROGRESS)
+            self._send(self._reply, b"+WPI")
 
     def _finish(self, verdict: bytes) -> None:
         if not self.answered:
@@ -228,7 +208,7 @@ def read(
         num_delivered, stream_seq, stored_ns = map(int, (tokens[first - 1], tokens[first], tokens[first + 2]))
     except (ValueError, IndexError):
         return None
-    if not (reply.startswith(_PREFIX) and 0 <= stream_seq <= _INT64 and 0 <= stored_ns <= _INT64):
+    if not (reply.startswith(b"$JS.ACK.") and 0 <= stream_seq <= _INT64 and 0 <= stored_ns <= _INT64):
         return None
     try:
         message = decode(data, subject_kind=kind)
@@ -237,8 +217,6 @@ def read(
         unread.reason = str(fault)
         return unread
     delivery = Delivery(subject, reply, data, stream_seq, stored_ns, send)
-    delivery.job_id = message.job_id
-    delivery.kind = kind
-    delivery.dispatch = message.dispatch
+    delivery.job_id, delivery.kind, delivery.dispatch = message.job_id, kind, message.dispatch
     delivery.num_delivered = num_delivered
     return delivery

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Final, NamedTuple, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -11,19 +12,13 @@ from typing_extensions import TypedDict
 
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
 from jsworker.core.names import check_kind
+from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
 
-_WINDOW: Final = 512
-"""Messages of one call under way at once: enough that neither side waits for the other."""
-
-_SILENCE_SECONDS: Final = 2.0
-"""After so long without any acknowledgement, those missing are asked for again."""
-
-_SUBJECTS_KEPT: Final = 1_000
-"""Kinds whose subject is cached: relays publish jobs of any kinds that producers invent."""
-
+_WINDOW: Final = 512  # messages of one call under way: enough that neither side waits for the other
+_SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then those missing are asked for again
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
 """JetStream's numbers for no room: on the server, in its storage, in the stream. It does not pass at once."""
@@ -61,19 +56,18 @@ _validate = TypeAdapter(_PubAck).validator.validate_json
 
 
 class Publisher:
-    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by ``stream``."""
+    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by the settings' stream."""
 
-    def __init__(self, connection: Connection, *, stream: str, prefix: str) -> None:
+    def __init__(self, connection: Connection, settings: Settings) -> None:
         self.stream_created: datetime | None = None
         self._connection = connection
-        self._stream = stream
-        self._prefix = prefix
+        self._stream = settings.stream
+        self._prefix = settings.subject_prefix
         self._client: Client | None = None
         self._inbox = ""
         self._token = 0
         self._batches: dict[int, _Batch] = {}
-        self._subjects: dict[str, str] = {}
-        connection.on_lost(self._interrupt)
+        connection.lost_callbacks.append(self._interrupt)
 
     async def publish(
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float
@@ -83,15 +77,12 @@ class Publisher:
         try:
             await self._send_missing(batch)
             pause = _FIRST_PAUSE_SECONDS
-            while batch.missing():
-                if (left := batch.seconds_left()) <= 0:
-                    batch.give_up(batch.reason)
-                    break
+            while batch.missing() and (left := batch.seconds_left()) > 0:
                 await asyncio.sleep(min(random.uniform(0, pause), left))  # noqa: S311 -- spreads a fleet
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 await self._send_missing(batch)
         except StreamUnavailable as fault:
-            batch.give_up(str(fault))
+            batch.reason = str(fault)
         finally:
             self._forget(batch)
         return batch.outcomes(self.stream_created)
@@ -103,8 +94,12 @@ class Publisher:
             batch.reason = "NATS is not connected"
             return
         client = self._connection.client
+        if client is not self._client:
+            # Acknowledgements come to one inbox; their subject ends in the message's token.
+            self._client = client
+            self._inbox = f"{client.new_inbox()}."
+            client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
         batch.interrupted = False
-        await self._open_inbox(client)
         for index in batch.missing():
             if len(batch.under_way) >= _WINDOW:
                 await batch.wait_for(_WINDOW // 2)
@@ -113,18 +108,11 @@ class Publisher:
             self._send(client, batch, index)
         await batch.wait_for(0)
 
-    async def _open_inbox(self, client: Client) -> None:
-        """Acknowledgements come to one inbox; their subject ends in the message's token."""
-        if client is not self._client:
-            self._client = client
-            self._inbox = f"{client.new_inbox()}."
-            await client.open_inbox(f"{self._inbox}*", self._on_acknowledgement)
-
     def _send(self, client: Client, batch: "_Batch", index: int) -> None:
         message = batch.messages[index]
         try:
             headers = header_block(message, batch.headers[index] if batch.headers else None)
-            subject = self._subject_of(message.kind)
+            subject = _checked_subject(self._prefix, message.kind)
         except ValueError as fault:
             batch.fail(index, str(fault), MessageUnfit)
             return
@@ -136,14 +124,6 @@ class Publisher:
         self._batches[self._token] = batch
         batch.under_way[self._token] = index
         client.post(subject, content, f"{self._inbox}{self._token}", headers)
-
-    def _subject_of(self, kind: str) -> str:
-        subject = self._subjects.get(kind)
-        if subject is None:
-            if len(self._subjects) >= _SUBJECTS_KEPT:
-                self._subjects.clear()
-            subject = self._subjects[kind] = subject_of(self._prefix, check_kind(kind))
-        return subject
 
     def _on_acknowledgement(
         self, subject: str, _reply: bytes, data: bytes, _headers: dict[str, str] | None
@@ -162,6 +142,11 @@ class Publisher:
         for token in batch.under_way:
             self._batches.pop(token, None)
         batch.under_way.clear()
+
+
+@lru_cache(maxsize=1_000)  # relays publish jobs of any kinds that producers invent
+def _checked_subject(prefix: str, kind: str) -> str:
+    return subject_of(prefix, check_kind(kind))
 
 
 class _Batch:
@@ -217,10 +202,6 @@ class _Batch:
         identity = message_id(message.job_id, message.dispatch)
         self._outcomes[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
 
-    def give_up(self, reason: str) -> None:
-        for index in self.missing():
-            self.fail(index, f"no acknowledgement within {self._seconds:g} s, {reason}")
-
     def settle(self, token: int, data: bytes) -> None:
         index = self.under_way.pop(token)
         try:
@@ -247,6 +228,8 @@ class _Batch:
             self.fail(index, reason, PublishRefused)
 
     def outcomes(self, created: datetime | None) -> list[PublishOutcome]:
+        for index in self.missing():
+            self.fail(index, f"no acknowledgement within {self._seconds:g} s, {self.reason}")
         return [
             each
             if isinstance(each, PublishFailed)

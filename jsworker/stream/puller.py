@@ -4,11 +4,9 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from typing import Final
-
-import nats.errors
+from typing import Final, NamedTuple
 
 from jsworker.core.errors import JsworkerError
 from jsworker.stream.jetstream import Stream
@@ -20,25 +18,22 @@ _SHORT_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
-MOST_REQUESTS: Final = 8
-"""Requests open at once: the consumer's ``max_waiting`` is shared by the whole fleet."""
+MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
 
 
-@dataclass(slots=True, eq=False)
-class _Inbox:
-    """Where messages arrive. A new one is opened whenever the old one's requests can no longer be trusted."""
+class _Inbox(NamedTuple):
+    """Where messages arrive; a new one is opened when the old one's requests can no longer be trusted."""
 
     client: Client
     subject: str
-    number: int = 0
+    number: int
 
 
 class Credit:
     """Counts the messages that were asked for and have not come: the prefetch credit that the server holds.
 
-    The sum is exact: a delivery takes one off, and a request that ends early says how many it still owes. A
-    delivery does not say which request it serves, so the number of open requests is an estimate (oldest
-    first); it only bounds how many there are, and finds one that the server has forgotten.
+    The sum is exact. A delivery does not say which request it serves, so the number of open requests is an
+    estimate (oldest first); it only bounds how many there are, and finds one that the server has forgotten.
     """
 
     __slots__ = ("_requests", "total")
@@ -88,13 +83,10 @@ class Credit:
 class Puller:
     """Pulls the messages of one kind; ``stream`` is connected and ensured.
 
-    It never asks for more than there is room for. Room that shrinks afterwards does not call back what is
-    on its way: ``deliver`` is called all the same, and requests that stay too large for a second are
-    cancelled.
-
-    ``deliver`` and ``undecodable`` are called on the event loop and must not block. A request waits at
-    the server for ``expires`` seconds, which gives a sign of life every ``idle_heartbeat`` seconds, at
-    most half of that.
+    It never asks for more than there is ``room`` for. When that shrinks, what is on its way is delivered all
+    the same, and requests that stay too large for a second are cancelled. ``deliver`` and ``undecodable``
+    must not block. A request waits at the server for ``expires`` seconds, which gives a sign of life every
+    ``idle_heartbeat`` seconds, at most half of that.
     """
 
     def __init__(
@@ -132,37 +124,27 @@ class Puller:
         self._stopping = False
         self._signal = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._registrations: list[Callable[[], None]] = []
 
     @property
     def is_pulling(self) -> bool:
         """Whether messages are asked for as soon as there is room."""
-        able = self._stream.connected and not self._degraded
-        return able and self._task is not None
+        return self._stream.connected and not self._degraded and self._task is not None
 
     async def start(self) -> None:
         """Begin to pull."""
         if self._task is None and not self._stopping:
-            self._registrations = [
-                self._stream.connection.on_lost(self._on_disconnect),
-                self._stream.connection.on_restored(self._on_reconnect),
-            ]
+            self._stream.connection.lost_callbacks.append(self._on_disconnect)
+            self._stream.connection.restored_callbacks.append(self._on_reconnect)
             self._task = asyncio.create_task(self._run(), name=f"pull {self.kind}")
             self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
-        """Stop pulling. What arrives meanwhile is handed back at once; then nothing is outstanding.
-
-        Raises what ended the loop before, as ``join`` does.
-        """
+        """Stop pulling, hand back what arrives meanwhile, and raise what ended the loop before."""
         self._stopping = True
         task, self._task = self._task, None
         if task is None:
             return
-        self._signal.set()
         await end_tasks({task})
-        for end in self._registrations:
-            end()
         self._leave()
         await self._settle(_STOP_SECONDS)
         await end_tasks(self._closing, _STOP_SECONDS)
@@ -191,11 +173,9 @@ class Puller:
         while not self._stopping:
             self._signal.clear()
             seconds = await self._step()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._signal.wait()
-            except TimeoutError:
-                continue
 
     async def _step(self) -> float:
         """Do what is due; return the seconds until something may be due again."""
@@ -213,13 +193,11 @@ class Puller:
         return _SHORT_SECONDS if self._short_since else self._idle_heartbeat
 
     def _is_silent(self, now: float) -> bool:
-        """Two missed heartbeats, or a request that the server should have ended long ago."""
         if not self._credit.total:
             return False
         return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
 
     def _is_short_of_room(self, now: float, room: int) -> bool:
-        """More is outstanding than there is room for, and has been for a while."""
         if self._credit.total <= max(room, 0):
             self._short_since = None
         elif self._short_since is None:
@@ -227,30 +205,23 @@ class Puller:
         return self._short_since is not None and now - self._short_since >= _SHORT_SECONDS
 
     async def _ask(self, batch: int) -> None:
-        try:
-            inbox = await self._open_inbox()
-            if not self._credit.total:
-                self._heard_at = time.monotonic()
-            self._request += 1
-            deadline = time.monotonic() + self._expires + 2 * self._idle_heartbeat
-            self._credit.ask(self._request, batch, deadline)
-            limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
-            request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
-            await inbox.client.publish(self._request_subject, request, f"{inbox.subject}{self._request}")
-        except (nats.errors.Error, OSError):  # the connection is lost, which it reports itself
+        if self._inbox is None or self._inbox.client is not self._stream.connection.client:
             self._leave()
-            self._begin_pause()
-
-    async def _open_inbox(self) -> _Inbox:
-        client = self._stream.connection.client
-        if self._inbox is not None and self._inbox.client is client:
-            return self._inbox
-        self._leave()
-        await self._settle(_SETTLE_SECONDS)
-        inbox = _Inbox(client, f"{client.new_inbox()}.")
-        inbox.number = await client.open_inbox(f"{inbox.subject}*", partial(self._take, inbox))
-        self._inbox = inbox
-        return inbox
+            await self._settle(_SETTLE_SECONDS)
+            if not self._stream.connected:
+                return
+            client = self._stream.connection.client
+            subject = f"{client.new_inbox()}."
+            number = client.open_inbox(f"{subject}*", partial(self._take, subject))
+            self._inbox = _Inbox(client, subject, number)
+        now = time.monotonic()
+        if not self._credit.total:
+            self._heard_at = now
+        self._request += 1
+        self._credit.ask(self._request, batch, now + self._expires + 2 * self._idle_heartbeat)
+        limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
+        request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
+        self._inbox.client.post(self._request_subject, request, f"{self._inbox.subject}{self._request}")
 
     def _leave(self) -> None:
         """Give up the inbox with all its requests; what is still on its way is taken."""
@@ -278,18 +249,18 @@ class Puller:
         return True
 
     def _take(
-        self, inbox: _Inbox, subject: str, reply: bytes, data: bytes, headers: dict[str, str] | None
+        self, inbox: str, subject: str, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> None:
-        current = inbox is self._inbox
+        is_current = self._inbox is not None and self._inbox.subject == inbox
         if not reply:
-            if current:
-                self._on_status(subject[len(inbox.subject) :], headers or {})
+            if is_current:
+                self._on_status(subject[len(inbox) :], headers or {})
             return
         arrival = read(subject, reply, data, kind=self.kind, send=self._answer)
         if arrival is None:
             self._stream.events.emit("message.refused", kind=self.kind, reason="not delivered by JetStream")
             return
-        if current:
+        if is_current:
             self._credit.received()
             self._sign_of_life()
         if self._stopping:
@@ -305,15 +276,12 @@ class Puller:
         owed = headers.get("Nats-Pending-Messages", "")
         if not request.isdigit():
             return
-        if status == "100":
+        if status in {"100", "408"}:
             self._sign_of_life()
+        if status == "100":
             return
         if owed.isdigit():  # the request expired, or its server shuts down or is no longer the leader
             self._credit.ended(int(request), int(owed))
-            if status == "408":
-                self._sign_of_life()
-            else:
-                self._begin_pause()
         elif status == "408":  # from a server that does not say what it owes
             self._leave()
         else:
@@ -321,6 +289,7 @@ class Puller:
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"
             self._degrade(f"JetStream answered {status} {text}".rstrip())
             self._leave()
+        if status != "408":
             self._begin_pause()
         self._signal.set()
 
@@ -337,7 +306,6 @@ class Puller:
             self._stream.events.emit("worker.degraded", what=f"consumer {self.kind}", reason=reason)
 
     def _pause_left(self) -> float:
-        """Return the seconds until the next attempt may be made; not above 0 when it may be made now."""
         return self._paused_until - time.monotonic()
 
     def _begin_pause(self) -> None:

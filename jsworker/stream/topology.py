@@ -1,7 +1,7 @@
 """Stream and consumers: created when missing, compared with what the protocol needs, changed or refused."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -31,38 +31,47 @@ from jsworker.stream.message import LIMIT_BYTES, subject_of
 INSTALLATION: Final = "jsworker.installation"
 """Key in the stream's metadata: the id of the database that the stream belongs to."""
 
-_DUPLICATE_SECONDS: Final = 120.0
 _UNLIMITED: Final = -1
 _MAX_WAITING: Final = 4096
 _LEAST_WAITING: Final = 512
 
 # A stream that refuses what does not fit, keeps a message until it is acknowledged, and deletes none by age,
 # number or size. Differences that the server cannot change are refused, others are changed.
-_STREAM_FIXED: Final = ("retention", "storage", "mirror", "sealed", "persist_mode")
-_STREAM_CHANGEABLE: Final = (
-    "discard",
-    "discard_new_per_subject",
-    "max_age",
-    "max_bytes",
-    "max_msgs",
-    "max_msgs_per_subject",
-    "max_msg_size",
-    "duplicate_window",
-    "no_ack",
-    "subject_transform",
-)
-_CONSUMER_FIXED: Final = ("deliver_policy", "ack_policy", "replay_policy", "deliver_subject", "mem_storage")
-_CONSUMER_CHANGEABLE: Final = (
-    "filter_subject",
-    "filter_subjects",
-    "ack_wait",
-    "backoff",
-    "max_deliver",
-    "max_ack_pending",
-    "headers_only",
-    "inactive_threshold",
-    "rate_limit_bps",
-)
+_STREAM_FIXED: Final[dict[str, Any]] = {
+    "retention": RetentionPolicy.WORK_QUEUE,
+    "storage": StorageType.FILE,
+    "mirror": None,
+    "sealed": False,
+    "persist_mode": None,
+}
+_STREAM_CHANGEABLE: Final[dict[str, Any]] = {
+    "discard": DiscardPolicy.NEW,
+    "discard_new_per_subject": False,
+    "max_age": 0.0,
+    "max_bytes": _UNLIMITED,
+    "max_msgs": _UNLIMITED,
+    "max_msgs_per_subject": _UNLIMITED,
+    "max_msg_size": LIMIT_BYTES,
+    "duplicate_window": 120.0,
+    "no_ack": False,
+    "subject_transform": None,
+}
+_CONSUMER_FIXED: Final[dict[str, Any]] = {
+    "deliver_policy": DeliverPolicy.ALL,
+    "ack_policy": AckPolicy.EXPLICIT,
+    "replay_policy": ReplayPolicy.INSTANT,
+    "deliver_subject": None,
+    "mem_storage": None,
+}
+_CONSUMER_CHANGEABLE: Final[dict[str, Any]] = {
+    "filter_subjects": None,
+    "backoff": None,  # it would override ack_wait
+    "max_deliver": _UNLIMITED,  # a limit strands messages for ever
+    "max_ack_pending": _UNLIMITED,
+    "headers_only": None,
+    "inactive_threshold": None,
+    "rate_limit_bps": None,
+}
 _SUBJECTS_OVERLAP: Final = 10065
 _NAME_IN_USE: Final = 10058
 
@@ -94,17 +103,10 @@ def stream_config(settings: Settings, installation_id: UUID | None) -> StreamCon
     return StreamConfig(
         name=settings.stream,
         subjects=[subject_of(settings.subject_prefix, "*")],
-        retention=RetentionPolicy.WORK_QUEUE,
-        storage=StorageType.FILE,
         num_replicas=settings.stream_replicas,
-        discard=DiscardPolicy.NEW,
-        max_age=0.0,
-        max_bytes=_UNLIMITED,
-        max_msgs=_UNLIMITED,
-        max_msgs_per_subject=_UNLIMITED,
-        max_msg_size=LIMIT_BYTES,
-        duplicate_window=_DUPLICATE_SECONDS,
         metadata={INSTALLATION: str(installation_id)} if installation_id else None,
+        **_STREAM_FIXED,
+        **_STREAM_CHANGEABLE,
     )
 
 
@@ -114,13 +116,10 @@ def consumer_config(settings: Settings, kind: str, ack_wait: float) -> ConsumerC
         name=kind,
         durable_name=kind,
         filter_subject=subject_of(settings.subject_prefix, kind),
-        deliver_policy=DeliverPolicy.ALL,
-        ack_policy=AckPolicy.EXPLICIT,
-        replay_policy=ReplayPolicy.INSTANT,
         ack_wait=ack_wait,
-        max_deliver=_UNLIMITED,  # a limit strands messages for ever
-        max_ack_pending=_UNLIMITED,
         max_waiting=_MAX_WAITING,
+        **_CONSUMER_FIXED,
+        **_CONSUMER_CHANGEABLE,
     )
 
 
@@ -137,21 +136,21 @@ def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Diffe
 
 def consumer_differences(actual: ConsumerConfig, wanted: ConsumerConfig) -> list[Difference]:
     """Compare a consumer."""
-    found = _differences(actual, wanted, _CONSUMER_FIXED, _CONSUMER_CHANGEABLE)
+    changeable = ("filter_subject", "ack_wait", *_CONSUMER_CHANGEABLE)
+    found = _differences(actual, wanted, _CONSUMER_FIXED, changeable)
     if (actual.max_waiting or _LEAST_WAITING) < _LEAST_WAITING:
         found.append(Difference("max_waiting", actual.max_waiting, wanted.max_waiting, changeable=False))
     return found
 
 
 def _differences(
-    actual: Any, wanted: Any, fixed: tuple[str, ...], changeable: tuple[str, ...]
+    actual: Any, wanted: Any, fixed: Collection[str], changeable: Collection[str]
 ) -> list[Difference]:
-    compared = [(name, getattr(actual, name), getattr(wanted, name)) for name in (*fixed, *changeable)]
-    return [
-        Difference(name, has, wants, changeable=name in changeable)
-        for name, has, wants in compared
-        if not _same(has, wants)
-    ]
+    compared = (
+        Difference(name, getattr(actual, name), getattr(wanted, name), changeable=name in changeable)
+        for name in (*fixed, *changeable)
+    )
+    return [each for each in compared if not _same(each.actual, each.wanted)]
 
 
 def _same(has: Any, wants: Any) -> bool:
@@ -161,28 +160,21 @@ def _same(has: Any, wants: Any) -> bool:
 
 
 class Topology:
-    """Ensures that the stream and the consumers exist and are as they must be.
+    """Ensures that stream and consumers exist and are as they must be; any number of workers do so at once.
 
-    Any number of workers may do so at once: all of them want the same. Without an ``installation_id`` the
-    stream's owner is neither claimed nor checked. Every change is emitted as ``stream.changed``.
+    Without an ``installation_id`` the stream's owner is neither claimed nor checked. Every change is emitted
+    as ``stream.changed``.
     """
 
-    def __init__(
-        self, api: JetStreamApi, settings: Settings, *, installation_id: UUID | None, events: Events
-    ) -> None:
+    def __init__(self, api: JetStreamApi, *, installation_id: UUID | None, events: Events) -> None:
         self._api = api
-        self._settings = settings
+        self._settings = api.settings
         self._installation_id = installation_id
         self._events = events
-        self._stream = f"stream {settings.stream}"
+        self._stream = f"stream {api.name}"
 
     async def ensure(
-        self,
-        kinds: Iterable[str],
-        ack_waits: Mapping[str, float],
-        seconds: float,
-        *,
-        shortens: bool = True,
+        self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float, *, shortens: bool = True
     ) -> datetime:
         """Create, compare and change; returns when the stream was created.
 
@@ -192,9 +184,7 @@ class Topology:
             seconds: how long to try without an answer, as from a cluster that elects its leaders.
             shortens: whether a longer ack_wait than asked for, which does no harm, is made shorter.
 
-        Raises:
-            StreamRefused: something is not as it must be and cannot be changed; the message names it.
-            StreamUnavailable: JetStream did not answer.
+        Raises StreamUnavailable, or StreamRefused: the message names what cannot be changed.
         """
         async for attempt in while_unavailable(seconds):
             with attempt:
@@ -211,24 +201,35 @@ class Topology:
         except NotThere:
             info = await self._create_stream(wanted)
         differences = self._check_stream(info.config, wanted)
-        return await self._change_stream(info, wanted, differences) if differences else info
+        if not differences:
+            return info
+        metadata = {**(info.config.metadata or {}), **(wanted.metadata or {})}
+        config = replace(info.config, **{**_changes(differences), "metadata": metadata})
+        try:
+            changing = self._api.manager.update_stream(config)
+            info = await self._api.ask(f"STREAM.UPDATE.{wanted.name}", changing)
+        except ApiRefused as refused:
+            asked = f"cannot be changed: {_list(differences)}"
+            raise await self._stream_refusal(wanted, refused, asked) from refused
+        if left := self._check_stream(info.config, wanted):
+            raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
+        self._emit_changes(self._stream, differences)
+        return info
 
     async def _create_stream(self, wanted: StreamConfig) -> StreamInfo:
         try:
-            info = await self._api.create_stream(wanted)
+            creating = self._api.manager.add_stream(wanted)
+            info = await self._api.ask(f"STREAM.CREATE.{wanted.name}", creating)
         except ApiRefused as refused:
             if refused.code == _NAME_IN_USE:  # another worker, or another installation, was faster
                 return await self._api.stream_info()
             raise await self._stream_refusal(wanted, refused, "cannot be made") from refused
-        self._emit_change(self._stream, "created", None, shown(info.created))
+        made = Difference("created", None, shown(info.created), changeable=True)
+        self._emit_changes(self._stream, [made])
         return info
 
     def _check_stream(self, actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
-        """Return what must be changed, the metadata of a stream without an owner included.
-
-        Raises:
-            StreamRefused: the stream has another owner, or a difference that cannot be changed.
-        """
+        """Return what must be changed; refuse another's stream, and what cannot be changed."""
         owner = (actual.metadata or {}).get(INSTALLATION)
         own = str(self._installation_id) if self._installation_id else owner
         if owner is not None and owner != own:
@@ -246,97 +247,66 @@ class Topology:
             differences.append(Difference("metadata", actual.metadata, wanted.metadata, changeable=True))
         return differences
 
-    async def _change_stream(
-        self, info: StreamInfo, wanted: StreamConfig, differences: list[Difference]
-    ) -> StreamInfo:
-        metadata = {**(info.config.metadata or {}), **(wanted.metadata or {})}
-        config = replace(info.config, **{**_changes(differences), "metadata": metadata})
-        try:
-            changed = await self._api.update_stream(config)
-        except ApiRefused as refused:
-            asked = f"cannot be changed: {_list(differences)}"
-            raise await self._stream_refusal(wanted, refused, asked) from refused
-        left = self._check_stream(changed.config, wanted)
-        if left:
-            raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
-        for difference in differences:
-            self._emit_change(self._stream, difference.setting, difference.actual, difference.wanted)
-        return changed
-
     async def _stream_refusal(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> StreamRefused:
         """Return an error with the server's reason, and the stream whose subjects overlap."""
         if refused.code != _SUBJECTS_OVERLAP:
             return StreamRefused(f"{self._stream} {asked}; the server says: {refused.reason}")
         subjects = wanted.subjects or []
         try:
-            other = f"stream {await self._api.stream_of(subjects[0])}"
+            looking_up = self._api.manager.find_stream_name_by_subject(subjects[0])
+            other = f"stream {await self._api.ask('STREAM.NAMES', looking_up)}"
         except (StreamRefused, StreamUnavailable):  # not permitted to ask
             other = "another stream"
         return StreamRefused(f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps")
 
     async def _ensure_consumer(self, kind: str, ack_wait: float, *, shortens: bool) -> None:
+        what = f"consumer {kind} of {self._stream}"
         wanted = consumer_config(self._settings, kind, ack_wait)
         try:
-            info = await self._api.consumer_info(kind)
+            info = await self._api.consumer_state(kind)
         except NotThere:
-            info = await self._create_consumer(wanted)
+            try:
+                info = await self._put_consumer(wanted)
+            except ApiRefused as refused:
+                raise StreamRefused(
+                    f"{what} cannot be made for {wanted.filter_subject}; the server says: {refused.reason}"
+                ) from refused
         found = consumer_differences(info.config, wanted)
         differences = [each for each in found if shortens or _does_harm(each)]
         fixed = [each for each in differences if not each.changeable]
         if fixed:
-            raise StreamRefused(
-                f"{self._consumer(kind)} cannot be used: {_list(fixed)}; delete it, and it is made anew"
-            )
-        if differences:
-            await self._change_consumer(info, wanted, differences)
-
-    async def _create_consumer(self, wanted: ConsumerConfig) -> ConsumerInfo:
-        try:
-            return await self._api.put_consumer(wanted)
-        except ApiRefused as refused:
-            raise StreamRefused(
-                f"{self._consumer(wanted.name)} cannot be made for {wanted.filter_subject}; "
-                f"the server says: {refused.reason}"
-            ) from refused
-
-    async def _change_consumer(
-        self, info: ConsumerInfo, wanted: ConsumerConfig, differences: list[Difference]
-    ) -> None:
-        config = replace(
-            info.config, name=wanted.name, durable_name=wanted.durable_name, **_changes(differences)
-        )
+            raise StreamRefused(f"{what} cannot be used: {_list(fixed)}; delete it, and it is made anew")
+        if not differences:
+            return
+        names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
-            info = await self._api.put_consumer(config)
+            info = await self._put_consumer(replace(info.config, **names, **_changes(differences)))
         except ApiRefused as refused:
             reason = refused.reason
         left = consumer_differences(info.config, wanted)
-        self._check_consumer(wanted, left, reason)
-        for difference in differences:
-            if difference not in left:
-                what = self._consumer(wanted.name)
-                self._emit_change(what, difference.setting, difference.actual, difference.wanted)
+        self._refuse_harm(what, [each for each in left if _does_harm(each)], reason)
+        self._emit_changes(what, [each for each in differences if each not in left])
 
-    def _check_consumer(self, wanted: ConsumerConfig, left: list[Difference], reason: str) -> None:
-        """Raise StreamRefused for harmful differences that could not be changed."""
+    def _refuse_harm(self, what: str, bad: list[Difference], reason: str) -> None:
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval
-        bad = [each for each in left if _does_harm(each)]
         for difference in bad:
             if difference.setting == "ack_wait" and difference.actual <= stale + 2 * scan:
                 raise StreamRefused(
-                    f"{self._consumer(wanted.name)} has ack_wait={shown(difference.actual)} s, must exceed "
+                    f"{what} has ack_wait={shown(difference.actual)} s, must exceed "
                     f"JSWORKER_STALE_THRESHOLD={stale:g} + 2 × JSWORKER_SCAN_INTERVAL={scan:g}"
                 )
         if bad:
-            raise StreamRefused(
-                f"{self._consumer(wanted.name)} cannot be changed: {_list(bad)}; the server says: {reason}"
-            )
+            raise StreamRefused(f"{what} cannot be changed: {_list(bad)}; the server says: {reason}")
 
-    def _consumer(self, kind: str | None) -> str:
-        return f"consumer {kind} of {self._stream}"
+    async def _put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
+        request = f"CONSUMER.CREATE.{self._api.name}.{config.name}.{config.filter_subject}"
+        return await self._api.ask(request, self._api.manager.add_consumer(self._api.name, config))
 
-    def _emit_change(self, what: str, setting: str, was: Any, now: Any) -> None:
-        self._events.emit("stream.changed", **{"what": what, "setting": setting, "was": was, "is": now})
+    def _emit_changes(self, what: str, made: Iterable[Difference]) -> None:
+        for each in made:
+            fields = {"what": what, "setting": each.setting, "was": each.actual, "is": each.wanted}
+            self._events.emit("stream.changed", **fields)
 
 
 def _list(differences: Iterable[Difference]) -> str:

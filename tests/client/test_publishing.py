@@ -44,8 +44,7 @@ async def outbox(
 @pytest.fixture
 def publishing(client: JobClient, database: Database) -> Publish:
     """Makes publishers of small batches on the client's stream."""
-    assert client._publisher.link is not None
-    stream = client._publisher.link.stream
+    stream = client._publisher.stream
     assert stream is not None
 
     def new_publisher(take: Callable[[], Awaitable[list[Outgoing]]]) -> OutboxPublisher:

@@ -237,6 +237,6 @@ async def test_a_producer_publishes_and_a_worker_finds_the_message(
         await client.publish_pending()
         assert client.unpublished_because is None
     worker = await open_as("worker")
-    ids = {(await worker.get(number)).message_id for number in (1, 2, 3)}
+    ids = {(await worker.get(number)).headers["Nats-Msg-Id"] for number in (1, 2, 3)}
     assert ids == {f"{job.id}:1" for job in (enqueued, *many)}
     assert later.created

@@ -25,8 +25,8 @@ async def test_a_delivery_says_what_its_message_says(stream: TestStream, open_de
     assert (delivery.job_id, delivery.kind, delivery.dispatch) == (job, "resize", 7)
     assert (delivery.subject, delivery.data) == ("jobs.resize", stored.data)
     assert delivery.stream_seq == published.stream_seq
-    assert stored.stored_at is not None
-    assert abs((delivery.stored_at - stored.stored_at).total_seconds()) < 1e-3
+    assert stored.time is not None
+    assert abs((delivery.stored_at - stored.time).total_seconds()) < 1e-3
     assert str(job) in repr(delivery)
     assert not delivery.answered
 

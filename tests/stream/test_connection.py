@@ -33,7 +33,7 @@ async def test_a_restart_of_the_server_is_told_and_survived(
 ) -> None:
     calls: list[str] = []
     stream.on_disconnect(lambda: calls.append("lost"))
-    stream.connection.on_restored(lambda: calls.append("back"))
+    stream.connection.restored_callbacks.append(lambda: calls.append("back"))
     await server.stop(how)
     await until(lambda: bool(stream.told_of("worker.degraded")))
     assert not stream.connected
@@ -44,17 +44,6 @@ async def test_a_restart_of_the_server_is_told_and_survived(
     assert stream.told_of("worker.restored") == [{"what": "nats"}]
     assert calls == ["lost", "back"]
     assert (await stream.state()).messages == 0
-
-
-async def test_a_callback_that_was_ended_is_not_called(stream: TestStream, server: NatsServer) -> None:
-    calls: list[str] = []
-    end = stream.on_disconnect(lambda: calls.append("ended"))
-    stream.on_disconnect(lambda: calls.append("kept"))
-    end()
-    end()
-    await server.stop()
-    await until(lambda: bool(calls))
-    assert calls == ["kept"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -76,7 +65,7 @@ async def test_an_error_that_nats_py_takes_for_final_is_survived(
     stream = await open_stream(url=server.url)
     first = stream.connection.client
     for number in range(5):
-        await first.open_inbox(f"crowd.{number}", lambda *_: None)
+        first.open_inbox(f"crowd.{number}", lambda *_: None)
     await until(lambda: stream.connected and stream.connection.client is not first)
 
 
@@ -297,7 +286,7 @@ async def test_a_cancellation_that_comes_with_the_answer_is_kept(
         "flush": lambda: list(client._pongs),
     }
     asked: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-        "request": lambda: client.request("$JS.API.INFO", b"", timeout=20),
+        "request": stream.state,
         "flush": lambda: client.flush(20),
     }
     before = expected[call]()

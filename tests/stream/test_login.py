@@ -185,6 +185,7 @@ async def test_a_login_is_never_sent_in_clear_text_when_tls_was_asked_for(author
         line = await refusal(url, StreamRefused, timeout=60.0, **changes)
         assert "offers no TLS" in line
     assert not heard
+    await asyncio.sleep(0.01)  # for its side of the connections to end
     server.close()
     await server.wait_closed()
 
@@ -248,6 +249,7 @@ async def test_a_server_that_hangs_up_during_the_login() -> None:
     port = server.sockets[0].getsockname()[1]
     line = await refusal(at(port), StreamUnavailable, timeout=0.5)
     assert line == f"NATS at {HOST}:{port} closed the connection during the login"
+    await asyncio.sleep(0.01)  # as above
     server.close()
     await server.wait_closed()
 

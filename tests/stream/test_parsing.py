@@ -57,7 +57,7 @@ class Inbox:
         self.statuses: list[dict[str, str] | None] = []
         self.faults: list[Exception] = []
         self.client = Client(require_tls=False)
-        self.client._inboxes[INBOX] = self.take
+        self.client.inboxes[INBOX] = self.take
         self.client._process_ping = self.no_ping  # type: ignore[method-assign]
 
         async def note(error: Exception) -> None:

@@ -30,8 +30,11 @@ async def test_a_message_is_stored_with_id_and_headers(stream: TestStream) -> No
     assert published == Published(1, state.created, duplicate=False)
     stored = await stream.get(1)
     assert stored is not None
-    assert (stored.subject, stored.message_id) == ("jobs.resize", f"{message.job_id}:1")
-    assert decode(stored.data, subject_kind="resize") == message
+    assert (stored.subject, stored.headers) == (
+        "jobs.resize",
+        {"Nats-Msg-Id": f"{message.job_id}:1", "traceparent": "00-ab-cd-01"},
+    )
+    assert decode(stored.data or b"", subject_kind="resize") == message
 
 
 async def test_a_stream_that_was_made_anew_is_named_by_its_own_date(
@@ -84,7 +87,7 @@ async def test_many_messages_keep_their_order(stream: TestStream) -> None:
     for number in (1, 1500, 3000):
         stored = await stream.get(number)
         assert stored is not None
-        assert stored.message_id == f"{sent[number - 1].job_id}:1"
+        assert (stored.headers or {})["Nats-Msg-Id"] == f"{sent[number - 1].job_id}:1"
 
 
 async def test_nothing_to_publish(stream: TestStream) -> None:
@@ -99,7 +102,7 @@ async def test_calls_at_the_same_time_get_their_own_outcomes(stream: TestStream)
             assert isinstance(outcome, Published)
             stored = await stream.get(outcome.stream_seq)
             assert stored is not None
-            assert stored.message_id == f"{message.job_id}:1"
+            assert (stored.headers or {})["Nats-Msg-Id"] == f"{message.job_id}:1"
 
 
 async def test_a_message_that_cannot_be_sent_does_not_fail_its_neighbours(stream: TestStream) -> None:

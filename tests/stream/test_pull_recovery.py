@@ -37,7 +37,7 @@ async def test_a_deleted_consumer_is_made_again(
     [job] = await publish(stream, 1)
     await desk.has(1)
     assert desk.jobs == [job]
-    assert (await stream.consumer_info("resize")).config.ack_wait == 600.0
+    assert (await stream.consumer_state("resize")).config.ack_wait == 600.0
     assert [told["what"] for told in stream.told_of("worker.degraded")] == ["consumer resize"]
     assert stream.told_of("worker.restored") == [{"what": "consumer resize"}]
 

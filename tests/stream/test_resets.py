@@ -56,9 +56,8 @@ async def call_with_a_closed_transport(folder: Path) -> None:
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "publish": lambda: client.publish("x", b""),
             "request": lambda: client.request("x", b"", timeout=0.5),
-            "open_inbox": lambda: client.open_inbox("x", lambda *_: None),
             "close_inbox": lambda: client.close_inbox(number),
-            "flush": lambda: client.flush(1),
+            "flush": lambda: stream.flush(1),
             "ping": client._send_ping,
             "publish_many": publish_one,
             "publish_raw": lambda: stream.publish_raw(stream.subject_of("resize"), b"x"),
@@ -67,7 +66,7 @@ async def call_with_a_closed_transport(folder: Path) -> None:
         }
         for name, call in calls.items():
             await eventually(lambda: connected(stream))
-            number = await client.open_inbox("y", lambda *_: None)
+            number = client.open_inbox("y", lambda *_: None)
             await client.flush(20)
             client._resp_sub_prefix = None  # as before the first request, which subscribes to the answers
             flusher = client._flusher_task

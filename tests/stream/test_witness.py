@@ -1,14 +1,12 @@
 """Whether a worker can be reached: what is heard of it on a real server, and what says nothing."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
-import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.liveness import Answer, Witness
-from jsworker.stream.nats_client import Client
+from jsworker.stream.liveness import Answer
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import NatsServer
@@ -135,22 +133,3 @@ async def test_a_worker_answers_again_after_a_reconnect(open_stream: OpenStream,
         assert await other.witness("other").ask("me", 1.0) is Answer.ALIVE
 
     await eventually(answers_again)
-
-
-async def test_a_connection_that_is_lost_while_listening_begins_leaves_nobody_deaf(
-    stream: TestStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    witness: Witness = stream.witness("me")
-    connection, client = stream.connection, stream.connection.client
-    open_inbox: Callable[..., Awaitable[int]] = client.open_inbox
-
-    async def lose_in_between(self: Client, *arguments: Any) -> int:
-        number = await open_inbox(*arguments)
-        connection._lose(self)
-        connection._restore(self)
-        return number
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Client, "open_inbox", lose_in_between)
-        assert not await witness.prove(0.1)
-    assert await witness.prove(5.0)

@@ -187,7 +187,9 @@ async def jobs_with_messages(stream: Stream) -> set[UUID]:
     """Return the jobs that the messages in the stream name."""
     state = await stream.state()
     found = [await stream.get(seq) for seq in range(state.first_seq, state.last_seq + 1)]
-    return {decode(message.data, subject_kind="load").job_id for message in found if message is not None}
+    return {
+        decode(message.data or b"", subject_kind="load").job_id for message in found if message is not None
+    }
 
 
 async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(

@@ -80,8 +80,8 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
-    assert client._publisher.link is not None
-    return Relay(make_context(client.database, stream=client._publisher.link._stream))
+    assert client._publisher.stream is not None
+    return Relay(make_context(client.database, stream=client._publisher.stream))
 
 
 async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_afterwards(

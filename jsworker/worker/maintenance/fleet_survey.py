@@ -7,7 +7,7 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.ownership.queries.job_report import Backlog, Waiting, backlog
-from jsworker.stream.api import ConsumerState
+from jsworker.stream.api import ConsumerInfo
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ScanPace
@@ -50,11 +50,11 @@ class FleetSurvey:
         self._keep(found, {})
         self._keep(found, await self._consumer_states(found.kinds))
 
-    def _keep(self, found: Backlog, states: Mapping[str, ConsumerState]) -> None:
+    def _keep(self, found: Backlog, states: Mapping[str, ConsumerInfo]) -> None:
         self._found, self._found_at = _fleet(found, states), boottime()
 
-    async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, ConsumerState]:
-        states: dict[str, ConsumerState] = {}
+    async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, ConsumerInfo]:
+        states: dict[str, ConsumerInfo] = {}
         try:
             for kind in kinds:
                 if not self._context.stream.connected:
@@ -66,7 +66,7 @@ class FleetSurvey:
         return states
 
 
-def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
+def _fleet(found: Backlog, states: Mapping[str, ConsumerInfo]) -> Fleet:
     kinds = found.kinds if found.others is None else found.kinds | {OTHER_KINDS: found.others}
     return Fleet(
         queues={kind: _queue(waiting, states.get(kind)) for kind, waiting in kinds.items()},
@@ -79,7 +79,7 @@ def _fleet(found: Backlog, states: Mapping[str, ConsumerState]) -> Fleet:
     )
 
 
-def _queue(waiting: Waiting, state: ConsumerState | None) -> KindQueue:
+def _queue(waiting: Waiting, state: ConsumerInfo | None) -> KindQueue:
     return KindQueue(
         jobs=waiting.jobs,
         oldest_seconds=waiting.oldest_seconds,

@@ -77,9 +77,10 @@ class LostMessages:
 
     async def _ack_floor(self, kind: str) -> int:
         try:
-            return (await self._context.stream.consumer_state(kind)).ack_floor_stream_seq
+            consumer = await self._context.stream.consumer_state(kind)
         except (StreamUnavailable, StreamRefused):
             return 0  # no consumer yet, or somebody else's: the messages themselves are looked up
+        return consumer.ack_floor.stream_seq if consumer.ack_floor else 0
 
     async def _look_up(self, rows: Sequence[Posted]) -> list[Posted]:
         at_once = asyncio.Semaphore(_AT_ONCE)
@@ -87,7 +88,8 @@ class LostMessages:
         async def missing(row: Posted) -> bool:
             async with at_once:
                 message = await self._context.stream.get(row.stream_seq or 0)
-            return message is None or message.message_id != f"{row.id}:{row.dispatch}"
+            headers = message.headers if message is not None else None
+            return (headers or {}).get("Nats-Msg-Id") != f"{row.id}:{row.dispatch}"
 
         found = await asyncio.gather(*(missing(row) for row in rows))
         return [row for row, is_missing in zip(rows, found, strict=True) if is_missing]
