@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from jsworker.embedded.unprivileged import Account
 from jsworker.worker.isolation import parent_death_signal
-
-Stream = int | IO[bytes] | None
 
 
 def start_with_parent(
@@ -23,13 +21,9 @@ def start_with_parent(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    pass_fds: Sequence[int] = (),
-    start_new_session: bool = False,
     death_signal: signal.Signals = signal.SIGTERM,
     account: Account | None = None,
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a child that gets ``death_signal`` when this process dies, however it dies.
 
@@ -38,7 +32,7 @@ def start_with_parent(
 
     Args:
         command: program and arguments; a name without a slash is looked up on the PATH of ``env``.
-        env: as in ``subprocess.Popen``; so are cwd, stdin, stdout, stderr, pass_fds and start_new_session.
+        env: as in ``subprocess.Popen``; so are ``cwd`` and the options.
         death_signal: what the child gets when this process dies.
         account: the operating system's user to run as; None keeps this process's own.
 
@@ -51,16 +45,7 @@ def start_with_parent(
     arguments = [*script, os.getpid(), int(death_signal), *ids, program, *command]
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603 -- the command is the caller's own
-            [*map(str, arguments)],
-            env=env,
-            cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=pass_fds,
-            start_new_session=start_new_session,
-        )
+        return subprocess.Popen([*map(str, arguments)], env=env, cwd=cwd, **options)  # noqa: S603 -- the caller's
 
     if threading.current_thread() is threading.main_thread():
         return start()

@@ -11,15 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded.child_processes import start_with_parent
 from jsworker.embedded.resources import (
     EXCLUSIVE,
     LOOPBACK,
-    SERVER_LOCK,
     find_nats_server,
     free_port,
     open_log,
@@ -30,7 +28,7 @@ from jsworker.embedded.unprivileged import Account
 _START_DEADLINE = 30.0
 _POLL_INTERVAL = 0.01
 _LOG_LIMIT_BYTES = 10_000_000
-_SHOWN_LOG_LINES = 10
+_SHOWN_LINES = 10
 _CONNECT_TIMEOUT = 1.0
 _GREETING_LIMIT_BYTES = 32_768
 
@@ -53,6 +51,7 @@ class EmbeddedServer(ABC):
     def __init__(self, data: Path, port: int | None) -> None:
         self.data = data.expanduser().resolve()
         self.log = self.data / "server.log"
+        self._working_folder = self.data
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,9 +59,7 @@ class EmbeddedServer(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property
@@ -103,31 +100,21 @@ class EmbeddedServer(ABC):
             return
         try:
             self.data.mkdir(parents=True, exist_ok=True)
-            with (
-                self._only_server(self._locked_folder()) as lock,
-                open_log(self.log, limit=_LOG_LIMIT_BYTES) as log,
-            ):
+            with self._only_server() as lock, open_log(self.log, limit=_LOG_LIMIT_BYTES) as log:
                 self._prepare(lock)
                 log_start = log.tell()
-                self._process = self._spawn(lock, log)
+                death_signal = self._stop_signals[0][0]
+                self._process = self._launch(self._command(), lock, stdout=log, death_signal=death_signal)
+                lock.write(str(self._process.pid).encode())
             self._wait_until_it_answers(self._process, log_start)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServersUnavailable(f"{self.name} cannot be started in {self.data}: {error}") from error
 
     def stop(self) -> None:
         """Shut the server down cleanly and wait for its end; nothing happens when it does not run."""
-        self._stop_with(*self._stop_signals)
-
-    def kill(self) -> None:
-        """End the server at once, as a crash would; nothing happens when it does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def _stop_with(self, *stop_signals: tuple[signal.Signals, float]) -> None:
         if self._process is None:
             return
-        for stop_signal, seconds in stop_signals:
+        for stop_signal, seconds in self._stop_signals:
             self._process.send_signal(stop_signal)
             try:
                 self._process.wait(seconds)
@@ -136,9 +123,11 @@ class EmbeddedServer(ABC):
             return
         self.kill()
 
-    @abstractmethod
-    def _locked_folder(self) -> Path:
-        """Return the folder that at most one running server may use."""
+    def kill(self) -> None:
+        """End the server at once, as a crash would; nothing happens when it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     @abstractmethod
     def _prepare(self, lock: IO[bytes]) -> None:
@@ -157,10 +146,10 @@ class EmbeddedServer(ABC):
         return None
 
     @contextmanager
-    def _only_server(self, folder: Path) -> Iterator[IO[bytes]]:
+    def _only_server(self) -> Iterator[IO[bytes]]:
         # The server inherits the open file, and with it the lock: it is free when the last of the server's
         # processes is gone, and not before. A process id in a file could not show that.
-        with (folder / SERVER_LOCK).open("a+b") as lock:
+        with (self.data / "server.lock").open("a+b") as lock:
             if not wait_for_lock(lock, EXCLUSIVE, seconds=_START_DEADLINE):
                 lock.seek(0)
                 raise ServersUnavailable(
@@ -169,44 +158,47 @@ class EmbeddedServer(ABC):
             lock.truncate(0)
             yield lock
 
-    def _spawn(self, lock: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        process = start_with_parent(
-            self._command(),
-            env=server_environment(),
-            cwd=Path("/"),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+    def _launch(
+        self, command: Sequence[str | Path], lock: IO[bytes], *, death_signal: signal.Signals, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on the data; it inherits the lock."""
+        return start_with_parent(
+            command,
+            death_signal=death_signal,
+            account=self._account(),
+            # No PGPORT, PGDATA or LC_ALL of the user's.
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             pass_fds=[lock.fileno()],
             start_new_session=True,
-            death_signal=self._stop_signals[0][0],
-            account=self._account(),
+            **{
+                "cwd": self._working_folder,
+                "stdin": subprocess.DEVNULL,
+                "stderr": subprocess.STDOUT,
+                **options,
+            },
         )
-        lock.write(str(process.pid).encode())
-        return process
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes], log_start: int) -> None:
         give_up_at = time.monotonic() + _START_DEADLINE
+        failure = ""
         try:
-            while not self._answers(process.pid):
-                self._check_start(process, give_up_at, log_start)
+            while not failure and not self._answers(process.pid):
+                if process.poll() is not None:
+                    failure = "ended while starting"
+                elif time.monotonic() >= give_up_at:
+                    failure = f"did not answer within {_START_DEADLINE:.0f} s"
                 time.sleep(_POLL_INTERVAL)
         except BaseException:
             self.kill()
             raise
-
-    def _check_start(self, process: subprocess.Popen[bytes], give_up_at: float, log_start: int) -> None:
-        if process.poll() is not None:
-            failure = "ended while starting"
-        elif time.monotonic() >= give_up_at:
-            failure = f"did not answer within {_START_DEADLINE:.0f} s"
-        else:
-            return
-        with self.log.open("rb") as log:
-            log.seek(log_start)
-            lines = log.read().decode(errors="replace").splitlines()
-        headline = f"{self.name} on {LOOPBACK}:{self.port} {failure}; the end of {self.log}:"
-        raise ServersUnavailable("\n".join([headline, *lines[-_SHOWN_LOG_LINES:]]))
+        if failure:
+            self.kill()
+            with self.log.open("rb") as log:
+                log.seek(log_start)
+                end = end_of(log.read())
+            raise ServersUnavailable(
+                f"{self.name} on {LOOPBACK}:{self.port} {failure}; the end of {self.log}:\n{end}"
+            )
 
 
 class EmbeddedNats(EmbeddedServer):
@@ -235,9 +227,6 @@ class EmbeddedNats(EmbeddedServer):
     def url(self) -> str:
         """Where clients connect."""
         return f"nats://{LOOPBACK}:{self.port}"
-
-    def _locked_folder(self) -> Path:
-        return self.data
 
     def _prepare(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- no program is started here
         # A new name at every start distinguishes this server from another one on the same port.
@@ -268,6 +257,6 @@ class EmbeddedNats(EmbeddedServer):
         return self.data / "nats-server.conf"
 
 
-def server_environment() -> dict[str, str]:
-    """Return the environment of servers and their tools: no PGPORT, PGDATA or LC_ALL of the user's."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+def end_of(output: bytes) -> str:
+    """Return the last lines of a program's output."""
+    return "\n".join(output.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from jsworker.core.errors import ServersUnavailable
@@ -111,9 +110,7 @@ class EmbeddedServers:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._leave()
         self._wait_for_the_end_if_last()
 
@@ -183,7 +180,7 @@ class EmbeddedServers:
             raise ServersUnavailable(
                 f"the servers' guard ended while starting: {log_file} ends with {last_line!r}"
             )
-        if error := json.loads(report).get("error"):
+        if (error := json.loads(report)) is not None:
             raise ServersUnavailable(error)
 
     def _wait_for_the_end_if_last(self) -> None:

@@ -1,8 +1,7 @@
-"""PostgreSQL refuses to run as root: the user that it runs as then, and folders that this user can enter.
+"""PostgreSQL refuses to run as root: the user that it runs as then, and programs that this user can run.
 
-A data folder below a closed parent (/root, a private temporary folder) keeps a symbolic link to a cluster
-in a folder that is open to others; a virtualenv below a closed parent is served by one copy of PostgreSQL's
-programs there. The permissions of other folders stay as they are.
+A virtualenv below a closed parent (/root) is served by one copy of PostgreSQL's programs in a folder that is
+open to others. The permissions of other folders stay as they are.
 """
 
 import errno
@@ -13,14 +12,12 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from jsworker.core.errors import ServersUnavailable
-from jsworker.embedded.resources import EXCLUSIVE, POSTGRES_WHEEL, SERVER_LOCK, try_lock
+from jsworker.embedded.resources import POSTGRES_WHEEL
 
 # Not "postgres": a client of an embedded server can run programs as the server's user, and on a host with
 # an installed PostgreSQL that name opens the installed one.
@@ -35,10 +32,6 @@ FOLDERS = (
     Path("/var/lib/jsworker"),
     Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # taken only when it is root's own
 )
-DATA_FOLDER_RECORD = "data-folder"
-ABANDONED_AFTER = 7 * 24 * 3600.0
-"""Seconds since its last start after which a cluster is deleted if no data folder leads to it."""
-
 _OPEN_TO_ALL = 0o755
 
 
@@ -79,39 +72,21 @@ def owner_of(folder: Path) -> Account | None:
     return Account(name, status.st_uid, status.st_gid)
 
 
-def can_enter(folder: Path, account: Account) -> bool:
-    """Try whether the user can reach what lies inside ``folder``; permission bits alone would miss ACLs."""
-    return _can_run(["/bin/sh", "-c", 'cd -- "$1"', "sh", folder], account)
-
-
 def runnable_installation(installation: Path, account: Account | None) -> Path:
     """Return an installation of PostgreSQL whose programs the user can run: the wheel's own, or a copy."""
-    if account is None or _can_run([installation / "bin" / "postgres", "--version"], account):
+    if account is None or _can_run(installation, account):
         return installation
-    copy = _folder_for(account) / f"postgresql-{version(POSTGRES_WHEEL)}-{platform.machine()}"
-    if not copy.exists():
-        _copy_installation(installation, copy)
-    copied = copy / installation.parent.name / installation.name
-    if not _can_run([copied / "bin" / "postgres", "--version"], account):
-        raise ServersUnavailable(
-            f"user {account.name} can run neither the PostgreSQL in {installation} nor its copy in {copied}"
-        )
-    return copied
-
-
-def new_cluster_folder(data: Path, account: Account) -> Path:
-    """Create a folder for the cluster of the closed folder ``data``, and delete abandoned clusters."""
-    parent = _folder_for(account)
-    _delete_abandoned(parent)
-    folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=parent))
-    folder.chmod(_OPEN_TO_ALL)
-    record_data_folder(folder, data)
-    return folder
-
-
-def record_data_folder(folder: Path, data: Path) -> None:
-    """Write into a cluster's folder which data folder it belongs to, and that it was used just now."""
-    (folder / DATA_FOLDER_RECORD).write_text(str(data))
+    for folder in FOLDERS:
+        try:
+            copied = _copy_in(folder, installation)
+        except OSError:  # read-only or closed: the next one is tried, and the last one ends in an error
+            continue
+        if copied is not None and _can_run(copied, account):
+            return copied
+    raise ServersUnavailable(
+        f"user {account.name}, who runs PostgreSQL for root, can run neither the programs in {installation} "
+        f"nor a copy in any of {', '.join(map(str, FOLDERS))}: use a virtualenv that others may enter"
+    )
 
 
 def _find(name: str) -> Account | None:
@@ -135,18 +110,17 @@ def _create() -> Account | None:
     return None
 
 
-def _can_run(command: Sequence[str | Path], account: Account) -> bool:
+def _can_run(installation: Path, account: Account) -> bool:
     try:
-        done = subprocess.run(  # noqa: S603 -- our own fixed commands
-            command,
+        done = subprocess.run(  # noqa: S603 -- the wheel's own program, or its copy
+            [installation / "bin" / "postgres", "--version"],
             user=account.uid,
             group=account.gid,
             extra_groups=[],
             cwd="/",
             env={"PATH": os.defpath},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            capture_output=True,
             check=False,
         )
     except OSError as error:
@@ -159,26 +133,18 @@ def _can_run(command: Sequence[str | Path], account: Account) -> bool:
     return done.returncode == 0
 
 
-def _folder_for(account: Account) -> Path:
-    for folder in FOLDERS:
-        try:
-            folder.mkdir(mode=_OPEN_TO_ALL, exist_ok=True)
-            if _only_root_may_change(folder):
-                folder.chmod(_OPEN_TO_ALL)
-                if can_enter(folder, account):
-                    return folder
-        except OSError:  # read-only or closed: the next one is tried, and the last one ends in an error
-            continue
-    raise ServersUnavailable(
-        f"user {account.name}, who runs PostgreSQL for root, can enter neither the needed folder nor any of "
-        f"{', '.join(map(str, FOLDERS))}: choose a data folder whose parents others may enter"
-    )
-
-
-def _only_root_may_change(folder: Path) -> bool:
+def _copy_in(folder: Path, installation: Path) -> Path | None:
+    """Return the copy of an installation in a folder, made when missing; None when others may change it."""
+    folder.mkdir(mode=_OPEN_TO_ALL, exist_ok=True)
     status = folder.lstat()
     writable_for_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not writable_for_others
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or writable_for_others:
+        return None
+    folder.chmod(_OPEN_TO_ALL)
+    copy = folder / f"postgresql-{version(POSTGRES_WHEEL)}-{platform.machine()}"
+    if not copy.exists():
+        _copy_installation(installation, copy)
+    return copy / installation.parent.name / installation.name
 
 
 def _copy_installation(installation: Path, copy: Path) -> None:
@@ -199,20 +165,3 @@ def _copy_installation(installation: Path, copy: Path) -> None:
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _delete_abandoned(parent: Path) -> None:
-    for folder in parent.glob("cluster-*"):
-        try:
-            record = folder / DATA_FOLDER_RECORD
-            unused_for = time.time() - record.stat().st_mtime
-            reachable = (Path(record.read_text()) / "cluster").resolve() == folder / "cluster"
-            if unused_for > ABANDONED_AFTER and not reachable and not _is_in_use(folder):
-                shutil.rmtree(folder)
-        except OSError:  # being made or deleted by another process; the next start sees it again
-            continue
-
-
-def _is_in_use(folder: Path) -> bool:
-    with (folder / SERVER_LOCK).open("a+b") as lock:
-        return not try_lock(lock, EXCLUSIVE)
