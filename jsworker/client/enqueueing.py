@@ -164,7 +164,7 @@ def new_jobs(
 
 def _payload_text(kind: Kind, payload: Any, most: int) -> str:
     if isinstance(kind, str):
-        text = strict_json.dumps(strict_json.model_values(payload, what="payload"), what="payload")
+        text = strict_json.dumps_model(payload, what="payload")
     else:
         text = write_payload(kind, payload)
     size = len(text) if text.isascii() else len(text.encode())
