@@ -17,7 +17,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.names import check_kind, check_unique_key, shown
 from jsworker.core.processor import JobProcessor, write_payload
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions import enqueue

@@ -25,11 +25,6 @@ def install(name: str, strike: Strike) -> None:
     _installed[name] = strike
 
 
-def clear() -> None:
-    """Remove all strikes."""
-    _installed.clear()
-
-
 def armed() -> bool:
     """Return whether any strike is installed; a hot path need not await otherwise."""
     return bool(_installed)

@@ -138,18 +138,15 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
         InvalidPayload: it does not fit; the message names fields and rules, never values (but the text of
             a validator of your own is shown as it is).
     """
-    adapter = payload_type(processor)
     try:
-        return adapter.validate_python(value, by_alias=True, by_name=True)
+        return payload_type(processor).validate_python(value, by_alias=True, by_name=True)
     except ValidationError as error:
-        fault = error
+        fault = _misfit(processor, error)
     try:  # strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only
-        return adapter.validate_json(strict_json.dumps(value), by_alias=True, by_name=True)
-    except ValidationError as error:
-        fault = error
+        text = strict_json.dumps(value)
     except InvalidJson:
-        pass
-    raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(fault)}") from None
+        raise fault from None
+    return read_payload_text(processor, text)
 
 
 def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
@@ -157,7 +154,7 @@ def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
     try:
         return payload_type(processor).validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
-        raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(error)}") from None
+        raise _misfit(processor, error) from None
 
 
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
@@ -185,7 +182,7 @@ def _payload_argument(cls: type[Any]) -> Any:
     return P
 
 
-def _first_fault(error: ValidationError) -> str:
+def _misfit(processor: type[JobProcessor[Any]], error: ValidationError) -> InvalidPayload:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     first = faults[0]
     place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
@@ -193,4 +190,4 @@ def _first_fault(error: ValidationError) -> str:
     tag = first["type"] == "union_tag_invalid"
     rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{place}: {rule}{more}"
+    return InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")

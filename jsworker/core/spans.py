@@ -27,7 +27,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 
 Attributes = Mapping[str, AttributeValue]
 

@@ -102,11 +102,10 @@ class EmbeddedServers:
             self.data.mkdir(parents=True, exist_ok=True)
             self._presence = self._announce()
             self._urls = self._find_or_start()
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except BaseException as error:
             self._leave()
-            raise ServersUnavailable(f"data folder {self.data} cannot be used: {error}") from error
-        except BaseException:
-            self._leave()
+            if isinstance(error, OSError | subprocess.TimeoutExpired):
+                raise ServersUnavailable(f"data folder {self.data} cannot be used: {error}") from error
             raise
         return self
 
