@@ -10,10 +10,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jsworker.embedded.unprivileged import Account
 from jsworker.worker.isolation import parent_death_signal
+
+
+class Account(NamedTuple):
+    """A user of the operating system."""
+
+    uid: int
+    gid: int
 
 
 def start_with_parent(
@@ -39,7 +45,7 @@ def start_with_parent(
     Raises:
         FileNotFoundError: no program has this name. One that cannot be executed ends with exit code 126.
     """
-    ids = (account.uid, account.gid) if account else (-1, -1)
+    ids = account or (-1, -1)
     script = [sys.executable, "-I", "-S", parent_death_signal.__file__]
     program = _program(str(command[0]), env, cwd)
     arguments = [*script, os.getpid(), int(death_signal), *ids, program, *command]

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import IO
 
 from jsworker.core.errors import ServersUnavailable
+from jsworker.embedded.child_processes import Account
 from jsworker.embedded.resources import LOOPBACK, find_postgres, write_privately
 from jsworker.embedded.server import EmbeddedServer, end_of
-from jsworker.embedded.unprivileged import Account, owner_of, runnable_installation, unprivileged_account
+from jsworker.embedded.unprivileged import owner_of, runnable_installation, unprivileged_account
 
 SUPERUSER = "postgres"
 

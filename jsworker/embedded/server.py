@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
 from jsworker.core.errors import ServersUnavailable
-from jsworker.embedded.child_processes import start_with_parent
+from jsworker.embedded.child_processes import Account, start_with_parent
 from jsworker.embedded.resources import (
     EXCLUSIVE,
     LOOPBACK,
@@ -23,7 +23,6 @@ from jsworker.embedded.resources import (
     open_log,
     wait_for_lock,
 )
-from jsworker.embedded.unprivileged import Account
 
 _START_DEADLINE = 30.0
 _POLL_INTERVAL = 0.01
@@ -81,12 +80,8 @@ class EmbeddedServer(ABC):
 
     @property
     def pid(self) -> int:
-        """The process id of the running server.
-
-        Raises:
-            ServersUnavailable: it is not running.
-        """
-        if self._process is None or self._process.poll() is not None:
+        """The process id of the running server."""
+        if self._process is None or not self.running:
             raise ServersUnavailable(f"{self.name} in {self.data} is not running")
         return self._process.pid
 

@@ -4,7 +4,6 @@ A virtualenv below a closed parent (/root) is served by one copy of PostgreSQL's
 open to others. The permissions of other folders stay as they are.
 """
 
-import errno
 import os
 import platform
 import pwd
@@ -12,11 +11,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from jsworker.core.errors import ServersUnavailable
+from jsworker.embedded.child_processes import Account, start_with_parent
 from jsworker.embedded.resources import POSTGRES_WHEEL
 
 # Not "postgres": a client of an embedded server can run programs as the server's user, and on a host with
@@ -33,15 +32,6 @@ FOLDERS = (
     Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # taken only when it is root's own
 )
 _OPEN_TO_ALL = 0o755
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A user of the operating system."""
-
-    name: str
-    uid: int
-    gid: int
 
 
 def unprivileged_account() -> Account | None:
@@ -64,12 +54,8 @@ def owner_of(folder: Path) -> Account | None:
     """Return the user that owns an existing cluster; None when this process is not root's."""
     if os.geteuid() != 0:
         return None
-    status = folder.stat()
-    try:
-        name = pwd.getpwuid(status.st_uid).pw_name
-    except KeyError:
-        name = f"with the id {status.st_uid}"
-    return Account(name, status.st_uid, status.st_gid)
+    owner = folder.stat()
+    return Account(owner.st_uid, owner.st_gid)
 
 
 def runnable_installation(installation: Path, account: Account | None) -> Path:
@@ -83,9 +69,11 @@ def runnable_installation(installation: Path, account: Account | None) -> Path:
             continue
         if copied is not None and _can_run(copied, account):
             return copied
+    copies = ", ".join(map(str, FOLDERS))
     raise ServersUnavailable(
-        f"user {account.name}, who runs PostgreSQL for root, can run neither the programs in {installation} "
-        f"nor a copy in any of {', '.join(map(str, FOLDERS))}: use a virtualenv that others may enter"
+        f"PostgreSQL refuses to run as root, and user {account.uid} can run neither the programs in "
+        f"{installation} nor a copy in any of {copies}: use a virtualenv that others may enter, "
+        "or start as another user"
     )
 
 
@@ -94,7 +82,7 @@ def _find(name: str) -> Account | None:
         entry = pwd.getpwnam(name)
     except KeyError:
         return None
-    return Account(name, entry.pw_uid, entry.pw_gid)
+    return Account(entry.pw_uid, entry.pw_gid)
 
 
 def _create() -> Account | None:
@@ -112,25 +100,16 @@ def _create() -> Account | None:
 
 def _can_run(installation: Path, account: Account) -> bool:
     try:
-        done = subprocess.run(  # noqa: S603 -- the wheel's own program, or its copy
-            [installation / "bin" / "postgres", "--version"],
-            user=account.uid,
-            group=account.gid,
-            extra_groups=[],
-            cwd="/",
-            env={"PATH": os.defpath},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
+        process = start_with_parent(
+            [str(installation / "bin" / "postgres"), "--version"],
+            account=account,
+            cwd=Path("/"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-    except OSError as error:
-        if error.errno in {errno.EPERM, errno.EINVAL}:
-            raise ServersUnavailable(
-                f"PostgreSQL refuses to run as root, and this root may not become user {account.name}: "
-                "start as another user"
-            ) from error
+    except FileNotFoundError:
         return False
-    return done.returncode == 0
+    return process.wait() == 0
 
 
 def _copy_in(folder: Path, installation: Path) -> Path | None:
