@@ -14,12 +14,9 @@ _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 class Batcher(Generic[ItemT, AnswerT]):
     """Gathers items that are submitted one by one and writes them together, one batch at a time.
 
-    Args:
-        name: what it is called when it dies.
-        write: writes a batch and returns one answer for each item, in order; expects its own errors.
-        limit: most items in one batch; the attribute may be changed at any time.
-        died: called with the name and the error when ``write`` raises all the same.
-        linger: seconds for which the first item waits for others; ``flush`` cuts them short.
+    ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
+    the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
+    at any time. The first item waits ``linger`` seconds for others; ``flush`` cuts them short.
     """
 
     def __init__(

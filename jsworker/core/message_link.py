@@ -78,14 +78,8 @@ def _ignore(*_: object) -> None:
 class MessageLink(Generic[MessageT]):
     """One end of a socket pair between a process and its child. Belongs to the event loop.
 
-    Args:
-        end: a socket, which it takes over; nothing is read before ``open``.
-        adapter: reads what the other process sends.
-        on_message: called with each message.
-        on_end: called once the other end is closed.
-        on_invalid: called for each line that is no message; without it they are passed over.
-        rate: bytes a second that are read at most.
-        longest_line: bytes of a message.
+    It takes the socket over and reads at most ``rate`` bytes a second from it, not before ``open``. Lines
+    that are no message are told to ``on_invalid``, or else passed over.
     """
 
     def __init__(

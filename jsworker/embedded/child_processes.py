@@ -36,14 +36,9 @@ def start_with_parent(
     On Linux the kernel sends the signal; on other systems the child is a plain one. May be called from
     any thread: the child stays until the process dies, not only until the thread ends.
 
-    Args:
-        command: program and arguments; a name without a slash is looked up on the PATH of ``env``.
-        env: as in ``subprocess.Popen``; so are ``cwd`` and the options.
-        death_signal: what the child gets when this process dies.
-        account: the operating system's user to run as; None keeps this process's own.
-
-    Raises:
-        FileNotFoundError: no program has this name. One that cannot be executed ends with exit code 126.
+    A program's name without a slash is looked up on the PATH of ``env``; FileNotFoundError is raised where
+    there is none. One that cannot be executed ends with exit code 126. The options are those of
+    ``subprocess.Popen``.
     """
     ids = account or (-1, -1)
     script = [sys.executable, "-I", "-S", parent_death_signal.__file__]

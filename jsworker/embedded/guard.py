@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from jsworker.core.errors import ServersUnavailable
+from jsworker.core.exit_codes import discard_stdout
 from jsworker.embedded.postgres import EmbeddedPostgres
 from jsworker.embedded.resources import EXCLUSIVE, is_free, try_lock, wait_for_lock
 from jsworker.embedded.server import EmbeddedNats, EmbeddedServer
@@ -80,13 +81,11 @@ def _restart_dead(servers: list[EmbeddedServer]) -> None:
 
 def _report(error: str | None) -> None:
     """Report, once, to the command that started this process, and close the pipe to it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.write(sys.stdout.fileno(), json.dumps(error).encode())
     except BrokenPipeError:
         sys.stderr.write("the command that started the servers is gone\n")
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    discard_stdout()
 
 
 if __name__ == "__main__":

@@ -36,11 +36,7 @@ class EmbeddedServer(ABC):
     """A server on a loopback port with its data in a folder.
 
     The server dies with the process that started it (Linux). It may be started again after ``stop`` or
-    ``kill``, on the same port and data.
-
-    Attributes:
-        data: its folder, which also holds its log.
-        log: the server's log, kept over restarts.
+    ``kill``, on the same port and data. Its log is kept over restarts.
     """
 
     name: ClassVar[str]
