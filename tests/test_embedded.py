@@ -583,9 +583,9 @@ class TestEmbeddedNats:
 
     def test_it_takes_further_configuration(self, data: Path) -> None:
         http_port = free_port()
-        config = f'max_payload: 2048\nhttp: "{LOOPBACK}:{http_port}"'
+        config = f'max_payload: 2048\nhttp: "{LOOPBACK}:{http_port}"\njetstream {{ sync_interval: always }}'
         with (
-            EmbeddedNats(data, sync_always=True, config=config),
+            EmbeddedNats(data, config=config),
             urllib.request.urlopen(f"http://{LOOPBACK}:{http_port}/varz") as response,
         ):
             shown = json.load(response)

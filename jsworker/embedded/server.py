@@ -1,6 +1,5 @@
 """One server as a child process: start it and wait until it answers, end it cleanly or as a crash would."""
 
-import json
 import os
 import secrets
 import signal
@@ -195,23 +194,22 @@ class EmbeddedServer(ABC):
 class EmbeddedNats(EmbeddedServer):
     """A nats-server with JetStream on a loopback port.
 
+    It writes to the disk in NATS's own rhythm, every 2 minutes: acknowledged messages survive a crash of the
+    server, not of the machine.
+
     Args:
         data: its folder: store, log and configuration; made when missing.
         port: TCP port on 127.0.0.1; None takes a free one.
-        sync_always: every message is on the disk before it is acknowledged; else NATS's own rhythm, every
-            2 minutes: acknowledged messages survive a crash of the server, not of the machine.
         config: further lines of the server's configuration.
     """
 
     name = "nats-server"
     _stop_signals = ((signal.SIGTERM, 15.0),)
 
-    def __init__(
-        self, data: Path, *, port: int | None = None, sync_always: bool = False, config: str = ""
-    ) -> None:
+    def __init__(self, data: Path, *, port: int | None = None, config: str = "") -> None:
         super().__init__(data, port)
-        self._sync_always = sync_always
         self._config = config
+        self._config_file = self.data / "nats-server.conf"
         self._server_name = ""
 
     @property
@@ -222,18 +220,12 @@ class EmbeddedNats(EmbeddedServer):
     def _prepare(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- no program is started here
         # A new name at every start distinguishes this server from another one on the same port.
         self._server_name = f"embedded-{secrets.token_hex(4)}"
-        store = json.dumps(str(self.data / "store"), ensure_ascii=False)
-        sync = "sync_interval: always" if self._sync_always else ""
-        self._config_file.write_text(
-            f"server_name: {self._server_name}\n"
-            f'listen: "{LOOPBACK}:{self.port}"\n'
-            f"jetstream {{\n  store_dir: {store}\n  {sync}\n}}\n"
-            f"{self._config}\n",
-            encoding="utf-8",
-        )
+        self._config_file.write_text(self._config, encoding="utf-8")
 
     def _command(self) -> Sequence[str | Path]:
-        return [find_nats_server(), "--config", self._config_file]
+        place = ["--addr", LOOPBACK, "--port", str(self.port), "--name", self._server_name]
+        store = ["--jetstream", "--store_dir", str(self.data / "store")]
+        return [find_nats_server(), *place, *store, "--config", self._config_file]
 
     def _answers(self, pid: int) -> bool:  # noqa: ARG002 -- the name in the greeting is enough
         try:
@@ -242,10 +234,6 @@ class EmbeddedNats(EmbeddedServer):
         except OSError:
             return False
         return self._server_name.encode() in greeting
-
-    @property
-    def _config_file(self) -> Path:
-        return self.data / "nats-server.conf"
 
 
 def end_of(output: bytes) -> str:

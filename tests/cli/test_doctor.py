@@ -62,7 +62,8 @@ class Monitored:
 
 def start_nats(folder: Path, *, sync_always: bool, config: str = "") -> Monitored:
     port = free_port()
-    server = EmbeddedNats(folder, sync_always=sync_always, config=f'http: "127.0.0.1:{port}"\n{config}')
+    sync = "jetstream { sync_interval: always }" if sync_always else ""
+    server = EmbeddedNats(folder, config=f'http: "127.0.0.1:{port}"\n{sync}\n{config}')
     server.start()
     return Monitored(server, f"http://127.0.0.1:{port}")
 
