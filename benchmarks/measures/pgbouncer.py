@@ -19,8 +19,8 @@ from benchmarks.measures.load import backlog_rate, p50_and_p99, paced_latencies
 from benchmarks.processes import SystemFailed
 from benchmarks.runs import Rounds
 from benchmarks.servers import Servers, running_servers
+from jsworker.embedded.postgres import unprivileged_account
 from jsworker.embedded.resources import LOOPBACK, free_port
-from jsworker.embedded.unprivileged import unprivileged_account
 
 LETTER: Final = "i"
 TITLE: Final = "behind PgBouncer in transaction mode"

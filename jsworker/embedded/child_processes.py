@@ -8,11 +8,12 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsworker.worker.isolation import parent_death_signal
+
+_lasting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")
 
 
 class Account(NamedTuple):
@@ -51,7 +52,7 @@ def start_with_parent(
     if threading.current_thread() is threading.main_thread():
         return start()
     # The kernel takes the end of the thread that forked for the death of the parent.
-    return _lasting_thread().submit(start).result()
+    return _lasting_thread.submit(start).result()
 
 
 def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
@@ -61,8 +62,3 @@ def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
     if found is None:
         raise FileNotFoundError(f"command {name!r} is not an executable file and not on the PATH")
     return os.path.abspath(found)  # noqa: PTH100 -- Path.resolve would follow links, which some programs are named by
-
-
-@cache
-def _lasting_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")

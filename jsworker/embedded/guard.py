@@ -54,7 +54,10 @@ def _guard(folder: DataFolder) -> None:
             _report(None)
             # Once taken, the lock keeps newcomers waiting until the servers are down.
             while not stop_signals and not try_lock(commands, EXCLUSIVE):
-                _restart_dead(servers)
+                for server in servers:
+                    if not server.running:
+                        sys.stderr.write(f"{server.name} died; starting it again\n")
+                        server.start()
                 time.sleep(_POLL_INTERVAL)
         finally:
             folder.delete_urls()
@@ -70,13 +73,6 @@ def _servers_of(folder: DataFolder) -> list[EmbeddedServer]:
     ]
     folder.write("ports", {server.name: server.port for server in servers})
     return servers
-
-
-def _restart_dead(servers: list[EmbeddedServer]) -> None:
-    for server in servers:
-        if not server.running:
-            sys.stderr.write(f"{server.name} died; starting it again\n")
-            server.start()
 
 
 def _report(error: str | None) -> None:

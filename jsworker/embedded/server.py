@@ -46,7 +46,7 @@ class EmbeddedServer(ABC):
         self.data = data.expanduser().resolve()
         self.log = self.data / "server.log"
         self._working_folder = self.data
-        self._port = port
+        self.port = free_port() if port is None else port
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -55,13 +55,6 @@ class EmbeddedServer(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-    @property
-    def port(self) -> int:
-        """The TCP port on 127.0.0.1; chosen at the first use when none was given, and kept."""
-        if self._port is None:
-            self._port = free_port()
-        return self._port
 
     @property
     @abstractmethod

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
@@ -53,10 +53,9 @@ class DataFolder:
 
     def read(self, what: Literal["urls", "ports"]) -> dict[str, Any]:
         """Return, by server name, the URLs of running servers or the ports of the last start, if known."""
-        try:
-            found: dict[str, Any] = json.loads((self.path / f"{what}.json").read_bytes())
-        except (FileNotFoundError, ValueError):  # cut off by a crash of the machine
-            return {}
+        found: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):  # cut off by a crash of the machine
+            found = json.loads((self.path / f"{what}.json").read_bytes())
         return found
 
     def write(self, what: Literal["urls", "ports"], values: dict[str, Any]) -> None:
