@@ -85,12 +85,8 @@ RECOVERY_RULES: Final = {
 }
 """What workers take back by themselves, each by a rule that can be switched off."""
 
-Seconds = Annotated[
-    float,
-    _rule(
-        f"must be greater than 0 and at most {LONGEST_SECONDS}", lambda value: 0 < value <= LONGEST_SECONDS
-    ),
-]
+_DURATION_RULE = f"must be greater than 0 and at most {LONGEST_SECONDS}"
+Seconds = Annotated[float, _rule(_DURATION_RULE, lambda value: 0 < value <= LONGEST_SECONDS)]
 SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
 Count = Annotated[int, _between(1, 1_000_000)]
 Bytes = Annotated[int, _between(1, 2**28 - 1)]
