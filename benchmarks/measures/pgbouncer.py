@@ -1,6 +1,7 @@
 """(i) Behind PgBouncer in transaction mode, against a direct connection in the same rounds."""
 
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -18,8 +19,8 @@ from benchmarks.measures.load import backlog_rate, p50_and_p99, paced_latencies
 from benchmarks.processes import SystemFailed
 from benchmarks.runs import Rounds
 from benchmarks.servers import Servers, running_servers
+from jsworker.embedded.postgres import unprivileged_account
 from jsworker.embedded.resources import LOOPBACK, free_port
-from jsworker.embedded.unprivileged import unprivileged_account
 
 LETTER: Final = "i"
 TITLE: Final = "behind PgBouncer in transaction mode"
@@ -125,7 +126,7 @@ def running_pgbouncer(program: str, servers: Servers) -> Iterator[int]:
         os.chown(folder, account.uid, account.gid)
     with (folder / "pgbouncer.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 -- the system's own program
-            [program, *(["-u", account.name] if account else []), str(configuration)],
+            [program, *(["-u", pwd.getpwuid(account.uid).pw_name] if account else []), str(configuration)],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -16,7 +16,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.names import check_kind, check_unique_key, shown
 from jsworker.core.processor import JobProcessor, write_payload
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions import enqueue
@@ -151,7 +151,7 @@ def new_jobs(
 
 def _payload_text(kind: Kind, payload: Any, most: int) -> str:
     if isinstance(kind, str):
-        text = strict_json.dumps(strict_json.model_values(payload, what="payload"), what="payload")
+        text = strict_json.dumps_model(payload, what="payload")
     else:
         text = write_payload(kind, payload)
     size = len(text) if text.isascii() else len(text.encode())

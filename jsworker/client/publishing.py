@@ -9,7 +9,7 @@ from typing import Final
 
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.publish import Outgoing, Sent, mark, take_outgoing
 from jsworker.ownership.transitions.refused_rows import RefusedRows

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeAlias, TypeVar
 
@@ -14,12 +14,9 @@ _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 class Batcher(Generic[ItemT, AnswerT]):
     """Gathers items that are submitted one by one and writes them together, one batch at a time.
 
-    Args:
-        name: what it is called when it dies.
-        write: writes a batch and returns one answer for each item, in order; expects its own errors.
-        limit: most items in one batch; the attribute may be changed at any time.
-        died: called with the name and the error when ``write`` raises all the same.
-        linger: seconds for which the first item waits for others; ``flush`` cuts them short.
+    ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
+    the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
+    at any time. The first item waits ``linger`` seconds for others; ``flush`` cuts them short.
     """
 
     def __init__(
@@ -43,12 +40,15 @@ class Batcher(Generic[ItemT, AnswerT]):
     def submit(self, item: ItemT) -> asyncio.Future[AnswerT]:
         """Queue an item; the future brings its answer, or the error of its batch."""
         answer: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
-        self._queue(item, answer)
+        self.post(item, answer)
         return answer
 
-    def post(self, item: ItemT, then: Callable[[AnswerT], None] | None = None) -> None:
-        """Queue an item without waiting for its answer; ``then`` is called with it, but not without one."""
-        self._queue(item, then)
+    def post(self, item: ItemT, taker: _Taker[AnswerT] = None) -> None:
+        """Queue an item without waiting for its answer; a function is called with it, but not without one."""
+        self._waiting.append((item, taker))
+        if self._task is None or self._task.done():
+            self._hurry.clear()
+            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
 
     @property
     def is_busy(self) -> bool:
@@ -66,15 +66,9 @@ class Batcher(Generic[ItemT, AnswerT]):
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        for _, answer in self._waiting:
-            _cancel(answer)
+        for answer in _awaited(self._waiting):
+            answer.cancel()
         self._waiting.clear()
-
-    def _queue(self, item: ItemT, answer: _Taker[AnswerT]) -> None:
-        self._waiting.append((item, answer))
-        if self._task is None or self._task.done():
-            self._hurry.clear()
-            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
 
     async def _drain(self) -> None:
         if self._linger:
@@ -85,19 +79,24 @@ class Batcher(Generic[ItemT, AnswerT]):
                 answers = await self._write([item for item, _ in batch])
                 self._give_all(batch, answers)
             except asyncio.CancelledError:
-                for _, answer in batch:
-                    _cancel(answer)
+                for answer in _awaited(batch):
+                    answer.cancel()
                 raise
             except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
-                for _, answer in batch:
-                    _refuse(answer, error)
+                for answer in _awaited(batch):
+                    answer.set_exception(error)
+                    answer.exception()  # not every submitter waits; the worker knows of it
                 self._died(self._name, error)
 
     def _give_all(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]], answers: Sequence[AnswerT]) -> None:
         """Give every answer to its taker; one that raises keeps no other from its own."""
-        for (_, answer), value in zip(batch, answers, strict=True):
+        for (_, taker), answer in zip(batch, answers, strict=True):
             try:
-                _give(answer, value)
+                if isinstance(taker, asyncio.Future):
+                    if not taker.done():
+                        taker.set_result(answer)
+                elif taker is not None:
+                    taker(answer)
             except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
 
@@ -107,20 +106,6 @@ class Batcher(Generic[ItemT, AnswerT]):
                 await self._hurry.wait()
 
 
-def _give(answer: _Taker[AnswerT], value: AnswerT) -> None:
-    if isinstance(answer, asyncio.Future):
-        if not answer.done():
-            answer.set_result(value)
-    elif answer is not None:
-        answer(value)
-
-
-def _cancel(answer: _Taker[AnswerT]) -> None:
-    if isinstance(answer, asyncio.Future):
-        answer.cancel()
-
-
-def _refuse(answer: _Taker[AnswerT], error: Exception) -> None:
-    if isinstance(answer, asyncio.Future) and not answer.done():
-        answer.set_exception(error)
-        answer.exception()  # not every submitter waits; the worker knows of it
+def _awaited(batch: Iterable[tuple[ItemT, _Taker[AnswerT]]]) -> list[asyncio.Future[AnswerT]]:
+    takers = (taker for _, taker in batch)
+    return [taker for taker in takers if isinstance(taker, asyncio.Future) and not taker.done()]

@@ -13,7 +13,11 @@ class JsworkerError(Exception):
         super().__init__(message or inspect.getdoc(type(self)) or type(self).__name__)
 
 
-class SettingsError(JsworkerError):
+class UsageError(JsworkerError):
+    """Something was called in a way that makes no sense; commands end with exit code 2."""
+
+
+class SettingsError(UsageError):
     """A setting is wrong or missing."""
 
     @property
@@ -22,19 +26,19 @@ class SettingsError(JsworkerError):
         return str(self).split("\n")
 
 
-class InvalidName(JsworkerError, ValueError):
+class InvalidName(UsageError, ValueError):
     """A kind or unique key holds characters that are not allowed."""
 
 
-class InvalidJson(JsworkerError, ValueError):
+class InvalidJson(UsageError, ValueError):
     """A value cannot be stored as JSON."""
 
 
-class InvalidPayload(JsworkerError, ValueError):
+class InvalidPayload(UsageError, ValueError):
     """A payload does not fit the processor's model or the size limit."""
 
 
-class InvalidTarget(JsworkerError):
+class InvalidTarget(UsageError):
     """A processor target cannot be imported or is no JobProcessor."""
 
 

@@ -6,24 +6,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from jsworker.core.errors import (
-    InvalidJson,
-    InvalidName,
-    InvalidPayload,
-    InvalidTarget,
-    JsworkerError,
-    ServersUnavailable,
-    SettingsError,
-)
+from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError, UsageError
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
-class WrongUsage(JsworkerError):
+class WrongUsage(UsageError):
     """The command was called in a way that makes no sense."""
 
 
-_USAGE_ERRORS: Final = (SettingsError, InvalidName, InvalidJson, InvalidPayload, InvalidTarget, WrongUsage)
 _OF_SEVERAL_LINES: Final = (SettingsError, ServersUnavailable)
 """One line for each fault; the end of a server's log."""
 
@@ -50,7 +41,7 @@ def exit_code_of(
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _close_stdout()
+        discard_stdout()
         return FAILED
     except Exception as error:  # noqa: BLE001 -- the last place where an error can be shown
         return on_unexpected(error)
@@ -59,7 +50,7 @@ def exit_code_of(
 
 def code_of(error: JsworkerError) -> int:
     """Return the exit code of a process that ends in this error."""
-    return WRONG_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED
+    return WRONG_USAGE if isinstance(error, UsageError) else FAILED
 
 
 def lines_of(error: JsworkerError) -> list[str]:
@@ -75,8 +66,8 @@ def show(error: JsworkerError) -> None:
     sys.stderr.flush()
 
 
-def _close_stdout() -> None:
-    """Discard what is still to be written, at the end of the process too: the reader of stdout has gone."""
+def discard_stdout() -> None:
+    """Close stdout for its reader, and discard what is still to be written, at the process's end too."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -16,43 +16,24 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 
-class Ownership(Protocol):
+class _Ownership(Protocol):
     """What a job needs of the worker that owns it. Every write is guarded by the job's fencing token."""
 
     @property
-    def should_stop(self) -> bool:
-        """See ``Job.should_stop``."""
-
+    def should_stop(self) -> bool: ...
     @property
-    def cancelled(self) -> bool:
-        """See ``Job.cancelled``."""
-
-    async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
-        """See ``Job.update_progress``."""
-
-    async def save_checkpoint(self, value: Any) -> None:
-        """See ``Job.save_checkpoint``."""
-
-    async def quiet(self, seconds: float) -> None:
-        """See ``Job.quiet``."""
-
-    def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]:
-        """See ``Job.transaction``."""
-
-    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
-        """See ``SyncJob.transaction``."""
-
-    def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
-        """See ``Job.transaction`` with ``retry``."""
-
-    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
-        """See ``SyncJob.transaction`` with ``retry``."""
-
-    def complete_statement(self, result: Any) -> "Executable":
-        """See ``Job.complete_statement``."""
-
-    def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the worker's event loop from a processor's thread and wait for its answer."""
+    def cancelled(self) -> bool: ...
+    async def update_progress(
+        self, stage: str | None, progress: float | None, message: str | None
+    ) -> None: ...
+    async def save_checkpoint(self, value: Any) -> None: ...
+    async def quiet(self, seconds: float) -> None: ...
+    def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]: ...
+    def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]: ...
+    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]: ...
+    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]: ...
+    def complete_statement(self, result: Any) -> "Executable": ...
+    def wait_for(self, call: Coroutine[Any, Any, T]) -> T: ...
 
 
 @dataclass(slots=True)
@@ -80,7 +61,7 @@ class Job(Generic[P]):
     clear_reason: str | None
     deadline: datetime | None
     checkpoint: Any
-    _ownership: Ownership = field(repr=False)
+    _ownership: _Ownership = field(repr=False)
 
     @property
     def should_stop(self) -> bool:
@@ -189,7 +170,7 @@ class SyncJob:
     """A job's calls for processors that are plain functions and run in a thread."""
 
     _job: Job[Any]
-    _ownership: Ownership = field(repr=False)
+    _ownership: _Ownership = field(repr=False)
 
     def update_progress(
         self, stage: str | None = None, progress: float | None = None, message: str | None = None

@@ -71,17 +71,15 @@ class MessageLines(Generic[MessageT]):
             return None
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
 class MessageLink(Generic[MessageT]):
     """One end of a socket pair between a process and its child. Belongs to the event loop.
 
-    Args:
-        end: a socket, which it takes over; nothing is read before ``open``.
-        adapter: reads what the other process sends.
-        on_message: called with each message.
-        on_end: called once the other end is closed.
-        on_invalid: called for each line that is no message; without it they are passed over.
-        rate: bytes a second that are read at most.
-        longest_line: bytes of a message.
+    It takes the socket over and reads at most ``rate`` bytes a second from it, not before ``open``. Lines
+    that are no message are told to ``on_invalid``, or else passed over.
     """
 
     def __init__(
@@ -90,8 +88,8 @@ class MessageLink(Generic[MessageT]):
         adapter: TypeAdapter[MessageT],
         *,
         on_message: Callable[[MessageT], None],
-        on_end: Callable[[], None] | None = None,
-        on_invalid: Callable[[], None] | None = None,
+        on_end: Callable[[], None] = _ignore,
+        on_invalid: Callable[[], None] = _ignore,
         rate: int = FULL_RATE,
         longest_line: int = LONGEST_LINE,
     ) -> None:
@@ -120,7 +118,7 @@ class MessageLink(Generic[MessageT]):
         self.detach()
         self._socket.close()
         # No cycle of references keeps alive what the callbacks belong to.
-        self._on_message, self._on_end, self._on_invalid = _ignore, None, None
+        self._on_message, self._on_end, self._on_invalid = _ignore, _ignore, _ignore
 
     def detach(self) -> None:
         """Neither read nor send on the event loop any more; ``send_blocking`` still works."""
@@ -151,8 +149,7 @@ class MessageLink(Generic[MessageT]):
                 data = b""
             if not data:
                 self._stop_reading()
-                if self._on_end is not None:
-                    self._on_end()
+                self._on_end()
                 return
             self._budget -= len(data)
             for message in self._lines.feed(data):
@@ -160,10 +157,9 @@ class MessageLink(Generic[MessageT]):
                     self._on_message(message)
                     continue
                 self._budget -= _INVALID_LINE_BYTES
-                if self._on_invalid is not None:
-                    self._on_invalid()
+                self._on_invalid()
         self._stop_reading()
-        self._resume = self._loop.call_later(_ROUND_SECONDS, self._hear_again)
+        self._resume = self._loop.call_later(_ROUND_SECONDS, self.open)
 
     def send(self, *messages: Message) -> None:
         """Send as much as the socket takes now and the rest as soon as it takes more, in whole lines."""
@@ -191,10 +187,6 @@ class MessageLink(Generic[MessageT]):
         if self._resume is not None:
             self._resume.cancel()
 
-    def _hear_again(self) -> None:
-        self._loop.add_reader(self._socket, self.hear)
-        self.hear()
-
     def _send_on(self) -> None:
         try:
             del self._unsent[: self._socket.send(self._unsent)]
@@ -214,10 +206,6 @@ class MessageLink(Generic[MessageT]):
             self._loop.remove_writer(self._socket)
         if self._flushed is not None and not self._flushed.done():
             self._flushed.set_result(None)
-
-
-def _ignore(_: object) -> None:
-    """Do nothing."""
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, Final, Generic, get_args, get_origin
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
 from jsworker.core import strict_json
@@ -126,11 +126,7 @@ class JobProcessor(ABC, Generic[P]):
 def payload_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
     """Return the validator of a processor's payload type."""
     argument = _payload_argument(processor)
-    found = dict[str, Any] if isinstance(argument, TypeVar) else argument
-    try:
-        return TypeAdapter(found, config=ConfigDict(ser_json_inf_nan="constants"))  # not silently null
-    except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
-        return TypeAdapter(found)
+    return strict_json.adapter_of(dict[str, Any] if isinstance(argument, TypeVar) else argument)
 
 
 def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
@@ -142,18 +138,15 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
         InvalidPayload: it does not fit; the message names fields and rules, never values (but the text of
             a validator of your own is shown as it is).
     """
-    adapter = payload_type(processor)
     try:
-        return adapter.validate_python(value, by_alias=True, by_name=True)
+        return payload_type(processor).validate_python(value, by_alias=True, by_name=True)
     except ValidationError as error:
-        fault = error
+        fault = _misfit(processor, error)
     try:  # strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only
-        return adapter.validate_json(strict_json.dumps(value), by_alias=True, by_name=True)
-    except ValidationError as error:
-        fault = error
+        text = strict_json.dumps(value)
     except InvalidJson:
-        pass
-    raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(fault)}") from None
+        raise fault from None
+    return read_payload_text(processor, text)
 
 
 def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
@@ -161,7 +154,7 @@ def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
     try:
         return payload_type(processor).validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
-        raise InvalidPayload(f"payload of kind {processor.kind}: {_first_fault(error)}") from None
+        raise _misfit(processor, error) from None
 
 
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
@@ -170,10 +163,8 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
     Raises InvalidPayload for what does not fit, and InvalidJson for what fits but cannot be stored.
     """
     found = read_payload(processor, payload)
-    try:  # the form that read_payload takes back: field names, no computed fields
-        value = payload_type(processor).dump_python(found, mode="json", round_trip=True, warnings=False)
-    except ValueError as error:
-        raise InvalidJson(f"payload holds {_unstorable(error)}") from None
+    # The form that read_payload takes back: field names, no computed fields.
+    value = strict_json.json_form(found, payload_type(processor), "payload", round_trip=True)
     return strict_json.dumps(value, what="payload")
 
 
@@ -191,7 +182,7 @@ def _payload_argument(cls: type[Any]) -> Any:
     return P
 
 
-def _first_fault(error: ValidationError) -> str:
+def _misfit(processor: type[JobProcessor[Any]], error: ValidationError) -> InvalidPayload:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     first = faults[0]
     place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
@@ -199,13 +190,4 @@ def _first_fault(error: ValidationError) -> str:
     tag = first["type"] == "union_tag_invalid"
     rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{place}: {rule}{more}"
-
-
-def _unstorable(error: ValueError) -> str:
-    """Say what could not be written as JSON, without the value."""
-    if isinstance(error, UnicodeError):
-        return "bytes that are not UTF-8"
-    if "Circular" in str(error) or "depth" in str(error):
-        return f"a circle, or nests deeper than {strict_json.MAX_DEPTH} levels"
-    return "a value that has no JSON form"
+    return InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")

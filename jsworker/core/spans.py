@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from opentelemetry import context as contexts
@@ -27,14 +27,20 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 
 Attributes = Mapping[str, AttributeValue]
 
-_SYSTEM: Final = "nats"
-_OWN_STATE: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
+_OPERATIONS: Final = {
+    "create": ("create", SpanKind.PRODUCER),
+    "send": ("send", SpanKind.CLIENT),
+    "claim": ("receive", SpanKind.CLIENT),
+    "process": ("process", SpanKind.CONSUMER),
+    "settle": ("settle", SpanKind.CLIENT),
+}
+"""Their types and the kinds of their spans."""
+_OWN_STATE: Final = re.compile(r"jsworker=([0-9a-f]{32})-([0-9a-f]{16})")
 """Our member of a tracestate: trace and span of the job's run before."""
-_OWN_KEY: Final = "jsworker"
 _LONGEST_STATE: Final = 512
 
 _propagator: Final = TraceContextTextMapPropagator()
@@ -50,13 +56,31 @@ class Spans:
         """Return the context of the caller's own span."""
         return _context_of(contexts.get_current())
 
+    def begin(
+        self,
+        operation: str,
+        destination: str,
+        job_id: UUID | None,
+        attributes: Attributes | None = None,
+        **options: Any,
+    ) -> Span:
+        """Begin the span of one of the operations; the options are those of ``Tracer.start_span``."""
+        operation_type, kind = _OPERATIONS[operation]
+        named: dict[str, AttributeValue] = {
+            "messaging.system": "nats",
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation_type,
+            "messaging.destination.name": destination,
+            **(attributes or {}),
+        }
+        if job_id is not None:
+            named["messaging.message.id"] = str(job_id)
+        return self._tracer.start_span(f"{operation} {destination}", kind=kind, attributes=named, **options)
+
     def create(self, destination: str, *, job_id: UUID | None, jobs: int) -> "OwnSpan":
         """Begin the span of an enqueue; what is created belongs to it."""
-        attributes = _attributes("create", "create", destination, job_id)
-        if job_id is None:
-            attributes["messaging.batch.message_count"] = jobs
-        name = f"create {destination}"
-        return OwnSpan(self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes))
+        attributes = {"messaging.batch.message_count": jobs} if job_id is None else None
+        return OwnSpan(self.begin("create", destination, job_id, attributes))
 
     def sent(
         self, destination: str, job_id: UUID, context: TraceContext, *, began_ns: int, stored: bool
@@ -64,13 +88,7 @@ class Spans:
         """Make the span of a message that was sent, since ``began_ns`` of Unix time, and stored or not."""
         if context.traceparent is None:
             return
-        span = self._tracer.start_span(
-            f"send {destination}",
-            context=_extracted(context),
-            kind=SpanKind.CLIENT,
-            attributes=_attributes("send", "send", destination, job_id),
-            start_time=began_ns,
-        )
+        span = self.begin("send", destination, job_id, context=_extracted(context), start_time=began_ns)
         if not stored:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
@@ -97,24 +115,15 @@ class Spans:
         """Make the span of a claim, and begin the span of the run that follows it."""
         parent = _extracted(context)
         links = [Link(before)] if (before := _run_before(context.tracestate)) is not None else []
-        span = self._tracer.start_span(
-            f"process {destination}",
-            context=parent,
-            kind=SpanKind.CONSUMER,
-            attributes=_attributes("process", "process", destination, job_id) | dict(attributes),
-            links=links,
-        )
+        span = self.begin("process", destination, job_id, attributes, context=parent, links=links)
         has_producer = trace.get_current_span(parent).get_span_context().is_valid
-        claim = self._tracer.start_span(
-            f"claim {destination}",
-            # Without a producer's span it belongs to the run, not to a trace of its own.
-            context=parent if has_producer else trace.set_span_in_context(span),
-            kind=SpanKind.CLIENT,
-            attributes=_attributes("claim", "receive", destination, job_id) | dict(attributes),
-            start_time=claim_began_ns,
+        # Without a producer's span the claim belongs to the run, not to a trace of its own.
+        parent = parent if has_producer else trace.set_span_in_context(span)
+        claim = self.begin(
+            "claim", destination, job_id, attributes, context=parent, start_time=claim_began_ns
         )
         claim.end(claimed_ns)
-        return RunSpans(self._tracer, span, destination, job_id, context.tracestate)
+        return RunSpans(self, span, destination, job_id, context.tracestate)
 
 
 class OwnSpan:
@@ -145,12 +154,11 @@ class RunSpans(OwnSpan):
     """The spans of one run."""
 
     def __init__(
-        self, tracer: trace.Tracer, span: Span, destination: str, job_id: UUID, tracestate: str | None
+        self, spans: Spans, span: Span, destination: str, job_id: UUID, tracestate: str | None
     ) -> None:
         super().__init__(span)
-        self._tracer = tracer
-        self._destination = destination
-        self._job_id = job_id
+        self._spans = spans
+        self._message = (destination, job_id)
         self._tracestate = tracestate
         self._ended_ns = 0
 
@@ -159,8 +167,8 @@ class RunSpans(OwnSpan):
         own = self._span.get_span_context()
         if not own.trace_flags.sampled:
             return None
-        member = f"{_OWN_KEY}={own.trace_id:032x}-{own.span_id:016x}"
-        others = [each for each in _members(self._tracestate) if not each.startswith(f"{_OWN_KEY}=")]
+        member = f"jsworker={own.trace_id:032x}-{own.span_id:016x}"
+        others = [each for each in _members(self._tracestate) if not each.startswith("jsworker=")]
         state = ",".join([member, *others])
         return state if len(state) <= _LONGEST_STATE else member
 
@@ -171,27 +179,9 @@ class RunSpans(OwnSpan):
 
     def settled(self, outcome: str) -> None:
         """Make the span of the write that settled the job."""
-        attributes = _attributes("settle", "settle", self._destination, self._job_id)
-        settle = self._tracer.start_span(
-            f"settle {self._destination}",
-            context=trace.set_span_in_context(self._span),
-            kind=SpanKind.CLIENT,
-            attributes=attributes | {"jsworker.outcome": outcome},
-            start_time=self._ended_ns or time.time_ns(),
-        )
-        settle.end()
-
-
-def _attributes(
-    operation: str, kind_of_operation: str, destination: str, job_id: UUID | None
-) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        "messaging.system": _SYSTEM,
-        "messaging.operation.name": operation,
-        "messaging.operation.type": kind_of_operation,
-        "messaging.destination.name": destination,
-    }
-    return attributes if job_id is None else attributes | {"messaging.message.id": str(job_id)}
+        run, began_ns = trace.set_span_in_context(self._span), self._ended_ns or time.time_ns()
+        outcomes = {"jsworker.outcome": outcome}
+        self._spans.begin("settle", *self._message, outcomes, context=run, start_time=began_ns).end()
 
 
 def _context_of(context: contexts.Context) -> TraceContext:
@@ -210,15 +200,9 @@ def _members(tracestate: str | None) -> list[str]:
 
 def _run_before(tracestate: str | None) -> SpanContext | None:
     """Return the run that a tracestate names; members of other systems are skipped."""
-    for member in _members(tracestate):
-        key, _, value = member.partition("=")
-        found = _OWN_STATE.fullmatch(value) if key == _OWN_KEY else None
-        if found is not None:
-            before = SpanContext(
-                int(found[1], 16),
-                int(found[2], 16),
-                is_remote=True,
-                trace_flags=TraceFlags(TraceFlags.SAMPLED),
-            )
-            return before if before.is_valid else None
-    return None
+    found = next(filter(None, map(_OWN_STATE.fullmatch, _members(tracestate))), None)
+    if found is None:
+        return None
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    before = SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=flags)
+    return before if before.is_valid else None

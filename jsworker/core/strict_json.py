@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Never, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
@@ -21,10 +21,11 @@ MAX_DEPTH = 100
 
 _MAX_NUMBER = 10**308
 _LONGEST_PLACE = 100
+_CONTAINERS: Final = (dict, list, tuple)
+_NUMBERS: Final = (int, float, bool)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 """For subclasses of what JSON knows, enums above all: it writes what was checked."""
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")  # not silently null
-_CYCLE: Final = f"result holds a circle, or nests deeper than {MAX_DEPTH} levels"
 ANYTHING: Final = TypeAdapter[Any](Any, config=_CONFIG)
 """Writes results of a ``process`` without a return type."""
 
@@ -40,42 +41,67 @@ def dumps(value: Any, *, what: str = "value") -> str:
             lone surrogates, or nests deeper than ``MAX_DEPTH``.
     """
     try:
-        is_plain = _check(value, what, 0)
+        is_plain = _check(value, what)
     except InvalidJson as error:
-        place, _ = find(value, lambda part: not _fits(part))
+        place, _ = _find(value, _check)
         raise InvalidJson(f"{error}{place}") from None
     return to_json(value).decode() if is_plain else _ENCODER.encode(value)
 
 
-def find(value: Any, is_wrong: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Return where in a value of dicts and lists the first wrong part is, in words, and the part."""
-    place = ""
-    for _ in range(MAX_DEPTH):
-        parts: Iterable[tuple[Any, Any]]
-        match value:
-            case dict():
-                parts = ((f".{key}" if place else str(key), part) for key, part in value.items())
-            case list() | tuple():
-                parts = ((f"[{index}]", part) for index, part in enumerate(value))
-            case _:
-                break
-        for step, part in parts:
-            if is_wrong(part):
-                place, value = place + step, part
-                break
-        else:
-            break
-    else:  # a circle, or what is too deep: each of its places is as wrong as the others
-        return "", value
-    return (f" (at {printable(place, _LONGEST_PLACE)})" if place else ""), value
+def dumps_model(value: Any, *, what: str) -> str:
+    """Return a pydantic model, or else JSON values, as JSON text."""
+    return write(value, ANYTHING, what) if isinstance(value, BaseModel) else dumps(value, what=what)
 
 
-def _fits(value: Any) -> bool:
+def write(value: Any, adapter: TypeAdapter[Any], what: str) -> str:
+    """Return a value as pydantic writes it, as JSON text."""
+    text = dumps(json_form(value, adapter, what), what=what)
+    if not _is_finite(adapter.dump_python(value, warnings=False)):  # models have written null
+        raise InvalidJson(f"{what} holds a number that is not finite")
+    return text
+
+
+def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
+    """Return what ``process`` returned as JSON text; a value of another type is written by its own type."""
+    if adapter is ANYTHING:
+        try:
+            return dumps(value, what="result")
+        except InvalidJson:
+            pass  # pydantic may know a JSON form
+    return write(value, adapter, "result")
+
+
+def json_form(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False) -> Any:
+    """Return the JSON values by which pydantic writes a value."""
     try:
-        _check(value, "", 0)
-    except InvalidJson:
-        return False
-    return True
+        # Without warnings: they would show values.
+        return adapter.dump_python(value, mode="json", round_trip=round_trip, warnings=False)
+    except (ValueError, RecursionError):
+        raise InvalidJson(f"{what} holds {_unwritable(value, adapter)}") from None
+
+
+def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
+    """Return the adapter that writes the results of a ``process`` method.
+
+    Raises PydanticUserError when its return annotation names a type that has no JSON form.
+    """
+    try:
+        annotation = typing.get_type_hints(inspect.unwrap(process), include_extras=True).get("return", Any)
+    except Exception:  # noqa: BLE001 -- names that only a type checker sees, say
+        return ANYTHING
+    if get_origin(annotation) in {Awaitable, Coroutine}:
+        annotation = get_args(annotation)[-1]
+    if annotation in (Any, None, type(None), NoReturn, Never, object):
+        return ANYTHING
+    return adapter_of(annotation)
+
+
+def adapter_of(annotation: Any) -> TypeAdapter[Any]:
+    """Return the adapter that reads and writes values of a type."""
+    try:
+        return TypeAdapter(annotation, config=_CONFIG)
+    except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
+        return TypeAdapter(annotation)
 
 
 def loads(text: str | bytes, *, what: str = "value") -> Any:
@@ -88,7 +114,7 @@ def loads(text: str | bytes, *, what: str = "value") -> Any:
         raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:  # bad JSON, bad UTF-8, an integer of thousands of digits
         raise InvalidJson(f"{what} is not valid JSON: {_cause(error)}") from None
-    _check(value, what, 0)
+    _check(value, what)
     return value
 
 
@@ -111,129 +137,47 @@ def _cause(error: ValueError) -> str:
     return "a number has too many digits"
 
 
-def _check(value: Any, what: str, depth: int) -> bool:
+def _check(value: Any, what: str = "", depth: int = 0) -> bool:
     """Raise for what cannot be stored; return whether all else is exactly of JSON's types."""
-    exactly = type(value)
-    if exactly is str:  # what most payloads are made of; the patterns below take three times as long
-        _check_text(value, what)
-        return True
-    if exactly is int:
-        _check_number(value, what)
-        return True
-    if exactly is dict:
-        return _check_dict(value, what, depth)
-    return _check_other(value, what, depth)
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidJson(f"{what} holds \\u0000, which PostgreSQL cannot store")
+        if not value.isascii():
+            _check_unicode(value, what)
+        return type(value) is str
+    if isinstance(value, _NUMBERS):
+        if not -_MAX_NUMBER < value < _MAX_NUMBER:
+            finite = isinstance(value, int) or math.isfinite(value)
+            fault = "a number of 1e308 or more" if finite else f"{value}, which is not a finite number"
+            raise InvalidJson(f"{what} holds {fault}")
+        return type(value) in _NUMBERS
+    if isinstance(value, _CONTAINERS):
+        return _check_parts(value, what, depth)
+    if value is not None:
+        raise InvalidJson(f"{what} holds a value of type {type(value).__name__}, which is no JSON")
+    return True
 
 
-def _check_dict(value: dict[Any, Any], what: str, depth: int) -> bool:
-    _check_depth(what, depth)
-    plain = type(value) is dict
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise InvalidJson(f"{what} holds a key of type {type(key).__name__}; keys must be strings")
-        _check_text(key, what)
-        plain = _check(item, what, depth + 1) and type(key) is str and plain
+def _check_parts(value: Any, what: str, depth: int) -> bool:
+    if depth >= MAX_DEPTH:
+        raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels")
+    plain = type(value) in _CONTAINERS
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidJson(f"{what} holds a key of type {type(key).__name__}; keys must be strings")
+            plain = _check(key, what) and plain
+        value = value.values()
+    for part in value:
+        plain = _check(part, what, depth + 1) and plain
     return plain
 
 
-def _check_other(value: Any, what: str, depth: int) -> bool:
-    match value:
-        case None | bool():
-            pass
-        case str():
-            _check_text(value, what)
-        case float() if not math.isfinite(value):
-            raise InvalidJson(f"{what} holds {value}, which is not a finite number")
-        case int() | float():
-            _check_number(value, what)
-        case dict():
-            return _check_dict(value, what, depth)
-        case list() | tuple():
-            _check_depth(what, depth)
-            plain = type(value) in {list, tuple}
-            for item in value:
-                plain = _check(item, what, depth + 1) and plain
-            return plain
-        case _:
-            raise InvalidJson(f"{what} holds a value of type {type(value).__name__}, which is no JSON")
-    return value is None or type(value) in {bool, float}
-
-
-def _check_number(value: float, what: str) -> None:
-    if not -_MAX_NUMBER < value < _MAX_NUMBER:
-        raise InvalidJson(f"{what} holds a number of 1e308 or more")
-
-
-def _check_text(text: str, what: str) -> None:
-    if "\0" in text:
-        raise InvalidJson(f"{what} holds \\u0000, which PostgreSQL cannot store")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidJson(f"{what} holds a lone surrogate, which is no valid Unicode") from None
-
-
-def _check_depth(what: str, depth: int) -> None:
-    if depth >= MAX_DEPTH:
-        raise InvalidJson(f"{what} nests deeper than {MAX_DEPTH} levels")
-
-
-def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
-    """Return the adapter that writes the results of a ``process`` method.
-
-    Raises PydanticUserError when its return annotation names a type that has no JSON form.
-    """
+def _check_unicode(text: str, what: str) -> None:
     try:
-        annotation = typing.get_type_hints(inspect.unwrap(process), include_extras=True).get("return", Any)
-    except Exception:  # noqa: BLE001 -- names that only a type checker sees, say
-        return ANYTHING
-    if get_origin(annotation) in {Awaitable, Coroutine}:
-        annotation = get_args(annotation)[-1]
-    if annotation in (Any, None, type(None), NoReturn, Never, object):
-        return ANYTHING
-    try:
-        return TypeAdapter(annotation, config=_CONFIG)
-    except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
-        return TypeAdapter(annotation)
-
-
-def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
-    """Return what ``process`` returned as JSON text; a value of another type is written by its own type."""
-    if adapter is ANYTHING:
-        try:
-            return dumps(value, what="result")
-        except InvalidJson:
-            pass  # pydantic may know a JSON form
-    try:
-        found, finite = _json_form(value, adapter)
-    except (ValueError, RecursionError):
-        raise InvalidJson(_why_unwritable(value, adapter)) from None
-    text = dumps(found, what="result")
-    if not finite:
-        raise InvalidJson("result holds a number that is not finite")
-    return text
-
-
-def model_values(value: Any, *, what: str) -> Any:
-    """Return a pydantic model as the JSON values it is made of, anything else as it is."""
-    if not isinstance(value, BaseModel):
-        return value
-    try:
-        found, finite = _json_form(value, ANYTHING)
-    except (ValueError, RecursionError):
-        raise InvalidJson(f"{what} of type {type(value).__name__} has no JSON form") from None
-    if not finite:
-        raise InvalidJson(f"{what} holds a number that is not finite")
-    return found
-
-
-def _json_form(value: Any, adapter: TypeAdapter[Any]) -> tuple[Any, bool]:
-    """Return a value as pydantic writes it, and whether all its numbers are finite: others became null."""
-    # Without warnings: they would show values.
-    return adapter.dump_python(value, mode="json", warnings=False), _is_finite(
-        adapter.dump_python(value, warnings=False)
-    )
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidJson(f"{what} holds a lone surrogate, which is no valid Unicode") from None
 
 
 def _is_finite(value: Any) -> bool:
@@ -248,20 +192,36 @@ def _is_finite(value: Any) -> bool:
             return True
 
 
-def _why_unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
+def _unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
+    """Say what of a value has no JSON form, and where it is."""
+    circle = f"a circle, or nests deeper than {MAX_DEPTH} levels"
     try:
         parts = adapter.dump_python(value, warnings=False)
-        place, part = find(parts, lambda part: not _is_writable(part))
+        place, part = _find(parts, to_jsonable_python)
     except (ValueError, RecursionError):
-        return _CYCLE
+        return circle
     if not place and part is not parts:
-        return _CYCLE
-    return f"result holds a value of type {type(part).__name__}, which is no JSON{place}"
+        return circle
+    return f"a value of type {type(part).__name__}, which is no JSON{place}"
 
 
-def _is_writable(value: Any) -> bool:
+def _find(value: Any, check: Callable[[Any], object]) -> tuple[str, Any]:
+    """Return where in dicts and lists the first part is for which a check raises, in words, and the part."""
+    place = ""
+    for _ in range(MAX_DEPTH):
+        is_dict = isinstance(value, dict)
+        steps = value.items() if is_dict else enumerate(value if isinstance(value, _CONTAINERS) else ())
+        wrong = next((step for step in steps if _raises(check, step[1])), None)
+        if wrong is None:
+            return (f" (at {printable(place.removeprefix('.'), _LONGEST_PLACE)})" if place else ""), value
+        place += f".{wrong[0]}" if is_dict else f"[{wrong[0]}]"
+        value = wrong[1]
+    return "", value  # a circle, or what is too deep: each of its places is as wrong as the others
+
+
+def _raises(check: Callable[[Any], object], part: Any) -> bool:
     try:
-        to_jsonable_python(value)
+        check(part)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False

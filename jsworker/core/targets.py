@@ -68,17 +68,9 @@ def _import(target: str, name: str) -> ModuleType:
             raise InvalidTarget(
                 f"target {target}: there is no module {error.name} in {here} or on the Python path"
             ) from error
-        raise _unimportable(target, name, error) from error
-    except (Exception, SystemExit) as error:
-        raise _unimportable(target, name, error) from error
-
-
-def _unimportable(target: str, name: str, error: BaseException) -> InvalidTarget:
-    return InvalidTarget(f"target {target}: module {name} cannot be imported: {_last_line(error)}")
-
-
-def _last_line(error: BaseException) -> str:
-    """Return the line by which a traceback ends, with the place in the user's code."""
-    place = raised_at(error)
-    lines = traceback.format_exception_only(error)
-    return printable(lines[-1].strip(), _LONGEST_CAUSE) + (f" ({place})" if place else "")
+        fault: BaseException = error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- the user's code; raised below as another
+        fault = error
+    cause = printable(traceback.format_exception_only(fault)[-1].strip(), _LONGEST_CAUSE)
+    place = f" ({found})" if (found := raised_at(fault)) else ""
+    raise InvalidTarget(f"target {target}: module {name} cannot be imported: {cause}{place}") from fault

@@ -5,7 +5,6 @@ import gc
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +12,6 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
-_INSTALLED: Final = tuple(
-    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MARGIN: Final = " |+-"
 """What stands before the lines of an exception group."""
@@ -24,9 +20,7 @@ _LEADS_THERE: Final = re.compile(
     r"[/\\](jsworker[/\\]worker|anyio|asyncio|concurrent[/\\]futures)[/\\]|[/\\]threading\.py$"
 )
 """Files through which a worker comes to a processor, wherever they are installed."""
-_INSTALLED_ANYWHERE: Final = re.compile(
-    rf"{_LEADS_THERE.pattern}|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3|^<"
-)
+_INSTALLED: Final = re.compile(r"[/\\]site-packages[/\\]|[/\\]lib[/\\]python3|^<")
 _RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
     CoroutineType: ("cr_frame", "cr_await"),
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
@@ -40,26 +34,19 @@ def raised_at(error: BaseException) -> str:
     """Return file and line where an error was raised, in the user's own code if it passed any, else empty."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    return innermost(_summary(traceback.walk_tb(error.__traceback__)))
+    frames = traceback.walk_tb(error.__traceback__)
+    return _last_own((frame.f_code.co_filename, line) for frame, line in frames)
 
 
-def innermost(stack: Iterable[traceback.FrameSummary]) -> str:
+def innermost(frames: Iterable[FrameType]) -> str:
     """Return file and line of a stack's last call in the user's own code, if any is there, else of all."""
-    frames = [frame for frame in stack if not frame.filename.startswith("<frozen ")]
-    own = [frame for frame in frames if not _is_installed(frame.filename)]
-    for frame in reversed(own or frames):
-        return f"{frame.filename}, line {frame.lineno}"
-    return ""
+    return _last_own((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
 
 
-def stack_of_thread(thread: int) -> traceback.StackSummary:
-    """Return where a thread is, the outermost call first; nothing for one that has ended."""
-    return _summary((frame, frame.f_lineno) for frame in frames_of_thread(thread))
-
-
-def stack_of_task(task: asyncio.Task[Any]) -> traceback.StackSummary:
-    """Return where a task waits, the outermost coroutine first; one that runs is found in its thread."""
-    return _summary((frame, frame.f_lineno) for frame in frames_of_task(task)[0])
+def _last_own(places: Iterable[tuple[str, int | None]]) -> str:
+    known = [place for place in places if not place[0].startswith("<frozen ")]
+    own = [place for place in known if not (is_ours(place[0]) or _INSTALLED.search(place[0]))]
+    return next((f"{file}, line {line}" for file, line in reversed(own or known)), "")
 
 
 def frames_of_thread(thread: int) -> list[FrameType]:
@@ -94,11 +81,6 @@ def _behind(awaited: object) -> object:
         if type(held) in _RESUMABLE:
             return held
     return None
-
-
-def _summary(frames: Iterable[tuple[FrameType, int]]) -> traceback.StackSummary:
-    # Without the source's lines, which would be read from disk.
-    return traceback.StackSummary.extract(iter(frames), lookup_lines=False)
 
 
 def from_users_code(trace: str) -> str:
@@ -138,13 +120,9 @@ def is_ours(path: str) -> bool:
     return path.startswith(_OURS)
 
 
-def _is_installed(path: str) -> bool:
-    """Return whether a file belongs to Python, to an installed package or to jsworker."""
-    return path.startswith((_OURS, *_INSTALLED))
-
-
 def last_place(trace: str) -> str:
     """Return file, line and function of the last frame in the user's own code, empty if there is none."""
     frames = [frame for line in trace.splitlines() if (frame := _FRAME.match(line))]
-    own = [frame for frame in frames if not _INSTALLED_ANYWHERE.search(frame["file"])]
+    installed = (_INSTALLED, _LEADS_THERE)
+    own = [frame for frame in frames if not any(pattern.search(frame["file"]) for pattern in installed)]
     return f"{own[-1]['file']}, line {own[-1]['line']}, in {own[-1]['function']}" if own else ""

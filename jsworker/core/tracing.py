@@ -1,23 +1,40 @@
 """Tracing, once the application has set up OpenTelemetry; nothing of it is loaded before."""
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from jsworker.core.trace_context import TraceContext
-
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
     from jsworker.core.spans import Spans
 
 T = TypeVar("T")
 
-_made: "tuple[object, Spans] | None" = None
-"""The provider that was seen last, and its spans."""
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
+
 _reported: set[type[Exception]] = set()
+
+
+class TraceContext(NamedTuple):
+    """A span's identity, in the two headers of W3C Trace Context; without a span it is empty."""
+
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+    def headers(self) -> dict[str, str] | None:
+        """Return them as headers of a message; None: there are none, or the row holds another text."""
+        if self.traceparent is None or not _TRACEPARENT.fullmatch(self.traceparent):
+            return None
+        found = {"traceparent": self.traceparent}
+        has_state = self.tracestate is not None and _TRACESTATE.fullmatch(self.tracestate)
+        return {**found, "tracestate": str(self.tracestate)} if has_state else found
 
 
 def active() -> "Spans | None":
@@ -28,12 +45,14 @@ def active() -> "Spans | None":
     provider = api.get_tracer_provider()
     if isinstance(provider, api.ProxyTracerProvider | api.NoOpTracerProvider):
         return None
-    global _made  # noqa: PLW0603 -- a cache of one entry
-    if _made is None or _made[0] is not provider:
-        from jsworker.core.spans import Spans  # noqa: PLC0415 -- loads OpenTelemetry, which is there already
+    return _spans_of(provider)
 
-        _made = (provider, Spans(provider))
-    return _made[1]
+
+@lru_cache(maxsize=1)
+def _spans_of(provider: "TracerProvider") -> "Spans":
+    from jsworker.core.spans import Spans  # noqa: PLC0415 -- loads OpenTelemetry, which is there already
+
+    return Spans(provider)
 
 
 def attempt(call: Callable[[], T]) -> T | None:

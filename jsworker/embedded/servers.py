@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from jsworker.core.errors import ServersUnavailable
@@ -35,11 +35,7 @@ class DataFolder:
 
     Which of them live is known by locks alone. Every command holds ``commands`` shared; the guard ends when
     it gets it exclusively. A command holds ``start`` while it looks for a guard to join, or starts one. The
-    guard holds ``guard`` while it lives.
-
-    Attributes:
-        path: the folder.
-        guard_log: the guard's standard error.
+    guard holds ``guard`` while it lives; its standard error goes to ``guard_log``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,10 +53,9 @@ class DataFolder:
 
     def read(self, what: Literal["urls", "ports"]) -> dict[str, Any]:
         """Return, by server name, the URLs of running servers or the ports of the last start, if known."""
-        try:
-            found: dict[str, Any] = json.loads((self.path / f"{what}.json").read_bytes())
-        except (FileNotFoundError, ValueError):  # cut off by a crash of the machine
-            return {}
+        found: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):  # cut off by a crash of the machine
+            found = json.loads((self.path / f"{what}.json").read_bytes())
         return found
 
     def write(self, what: Literal["urls", "ports"], values: dict[str, Any]) -> None:
@@ -78,19 +73,13 @@ class EmbeddedServers:
     Used as a context manager. The first command on a data folder starts the servers, later ones join them,
     and they are stopped when the last one is gone, whatever ended it: return, Ctrl-C or SIGKILL. The data
     and, while they are free, the ports are kept for the next start. The start blocks, for about a second the
-    first time.
-
-    Args:
-        data: the data folder; None takes ``jsworker/dev`` in the user's cache folder.
-
-    Attributes:
-        data: the data folder.
+    first time. Without ``data``, the data folder is ``jsworker/dev`` in the user's cache folder.
     """
 
     def __init__(self, data: Path | None = None) -> None:
         self.data = (data or _cache_folder() / "jsworker" / "dev").expanduser().resolve()
         self._folder = DataFolder(self.data)
-        self._presence: IO[bytes] | None = None
+        self._presence = ExitStack()
         self._urls: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -101,20 +90,15 @@ class EmbeddedServers:
         """
         try:
             self.data.mkdir(parents=True, exist_ok=True)
-            self._presence = self._announce()
-            self._urls = self._find_or_start()
+            with ExitStack() as presence:
+                self._urls = self._find_or_start(presence.enter_context(self._folder.open_lock("commands")))
+                self._presence = presence.pop_all()
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._leave()
             raise ServersUnavailable(f"data folder {self.data} cannot be used: {error}") from error
-        except BaseException:
-            self._leave()
-            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave()
+    def __exit__(self, *error: object) -> None:
+        self._presence.close()
         self._wait_for_the_end_if_last()
 
     @property
@@ -131,21 +115,11 @@ class EmbeddedServers:
         """Return the settings that lead jsworker to these servers; PostgreSQL's password is among them."""
         return {"JSWORKER_DATABASE_URL": self.database_url, "JSWORKER_NATS_URL": self.nats_url}
 
-    def _announce(self) -> IO[bytes]:
-        presence = self._folder.open_lock("commands")
+    def _find_or_start(self, presence: IO[bytes]) -> dict[str, str]:
         if not wait_for_lock(presence, SHARED, seconds=_STOP_DEADLINE):
-            presence.close()
             raise ServersUnavailable(
                 f"the servers in {self.data} have been stopping for {_STOP_DEADLINE:.0f} s"
             )
-        return presence
-
-    def _leave(self) -> None:
-        if self._presence is not None:
-            self._presence.close()
-            self._presence = None
-
-    def _find_or_start(self) -> dict[str, str]:
         give_up_at = time.monotonic() + _START_DEADLINE
         with self._folder.open_lock("start") as start:
             in_turn = wait_for_lock(start, EXCLUSIVE, seconds=_START_DEADLINE)
@@ -183,7 +157,7 @@ class EmbeddedServers:
             raise ServersUnavailable(
                 f"the servers' guard ended while starting: {log_file} ends with {last_line!r}"
             )
-        if error := json.loads(report).get("error"):
+        if (error := json.loads(report)) is not None:
             raise ServersUnavailable(error)
 
     def _wait_for_the_end_if_last(self) -> None:

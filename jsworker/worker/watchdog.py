@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.tracebacks import innermost, stack_of_task, stack_of_thread
+from jsworker.core.tracebacks import frames_of_task, frames_of_thread, innermost
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.supervision import Silence
@@ -42,8 +42,8 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
         while not over.wait(began + due - boottime()):
             due *= 2
             runs = task is None or asyncio.current_task(loop) is task
-            stack = stack_of_thread(thread) if task is None or runs else stack_of_task(task)
-            report(**facts, seconds=round(boottime() - began), place=innermost(stack))
+            frames = frames_of_thread(thread) if task is None or runs else frames_of_task(task)[0]
+            report(**facts, seconds=round(boottime() - began), place=innermost(frames))
 
     threading.Thread(target=watch, name="jsworker slow start", daemon=True).start()
     try:
@@ -138,13 +138,14 @@ class Watchdog:
     def _judge(self, *, is_late: bool) -> None:
         was_late, self.blocked_seconds = bool(self.blocked_seconds), self._silence.seconds if is_late else 0.0
         if is_late and not was_late:
-            stack = stack_of_thread(self._loops_thread)
+            frames = frames_of_thread(self._loops_thread)
             self._context.events.emit(
                 "worker.degraded",
                 what="event loop",
-                reason=f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(stack)}",
-                stack=[f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in stack][
-                    -_MOST_FRAMES:
+                reason=f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(frames)}",
+                stack=[
+                    f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+                    for frame in frames[-_MOST_FRAMES:]
                 ],
             )
         elif was_late and not is_late:

@@ -22,12 +22,18 @@ from psycopg.sql import SQL, Identifier
 from jsworker.core.events import Events
 from jsworker.core.settings import load_settings
 from jsworker.doctor.checks import CHECKS
-from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
+from jsworker.embedded import EmbeddedNats
 from jsworker.embedded.resources import find_nats_server, free_port, is_free
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
 from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value
-from tests.support.servers import TestServers, as_role, let_everybody_in, new_servers_folder
+from tests.support.servers import (
+    TestServers,
+    ThrowawayPostgres,
+    as_role,
+    let_everybody_in,
+    new_servers_folder,
+)
 
 from .commands import Cli, Result, wait_until
 
@@ -47,7 +53,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA jsworker TO {0};
 
 
 def start_nats(folder: Path, *, config: str = "") -> EmbeddedNats:
-    server = EmbeddedNats(folder, sync_always=True, config=config)
+    server = EmbeddedNats(folder, config=f"jetstream {{ sync_interval: always }}\n{config}")
     server.start()
     return server
 
@@ -56,7 +62,7 @@ def start_nats(folder: Path, *, config: str = "") -> EmbeddedNats:
 class Sound:
     """Servers as they should be: what is acknowledged is on the disk."""
 
-    postgres: EmbeddedPostgres
+    postgres: ThrowawayPostgres
     nats: EmbeddedNats
     template: str
 
@@ -66,7 +72,7 @@ def sound() -> Iterator[Sound]:
     folder = new_servers_folder()
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, folder)
-        postgres = EmbeddedPostgres(folder / "postgres")
+        postgres = ThrowawayPostgres(folder / "postgres")
         ends.callback(postgres.discard)
         postgres.start()
         let_everybody_in(postgres)

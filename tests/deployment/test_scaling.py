@@ -1,6 +1,7 @@
 """Scaling, and the PostgreSQL cluster under it: the query counts by index, the numbers fit each other."""
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -155,8 +156,8 @@ def test_cluster_takes_no_login_without_tls() -> None:
             assert time.monotonic() < give_up_at
             time.sleep(0.05)
     finally:
-        server.discard()
-        folder.rmdir()
+        server.stop()
+        shutil.rmtree(folder)
 
 
 def test_workers_check_the_certificate_of_the_cluster() -> None:

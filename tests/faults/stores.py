@@ -17,11 +17,11 @@ import nats
 import psycopg
 from nats.aio.client import Client
 
-from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
+from jsworker.embedded import EmbeddedNats
 from jsworker.embedded.resources import LOOPBACK, free_port
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.records import ROLE, prepare
-from tests.support.servers import THROWAWAY_SETTINGS, let_everybody_in, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres, let_everybody_in, new_servers_folder
 
 DATABASE = "faults"
 STREAM = "FAULTS"
@@ -84,7 +84,7 @@ class Stores:
     """One PostgreSQL, and one nats-server or a cluster of three."""
 
     folder: Path
-    postgres: EmbeddedPostgres
+    postgres: ThrowawayPostgres
     nodes: list[Node]
     access: Access = EVERYTHING
 
@@ -187,7 +187,7 @@ def new_stores(*, cluster: bool = False, access: Access = EVERYTHING) -> Stores:
     folder = new_servers_folder()
     if not cluster:
         _mount(folder)
-    postgres = EmbeddedPostgres(folder / "postgres", settings=_POSTGRES_SETTINGS)
+    postgres = ThrowawayPostgres(folder / "postgres", settings=_POSTGRES_SETTINGS)
     nodes = _cluster(folder) if cluster else [Node(folder / "nats", config=access.nats_config)]
     return Stores(folder, postgres, nodes, access)
 

@@ -9,13 +9,12 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.embedded import EmbeddedPostgres
 from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.upgrading import current_revision, upgrade_database
-from tests.support.servers import THROWAWAY_SETTINGS
+from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres
 
 from .calls import ONE, everything_said, opened
 from .polling import eventually
@@ -65,16 +64,16 @@ class TestUnreachable:
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThrowawayPostgres]:
     """A server that a test may stop and reconfigure."""
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("own") / "postgres", settings=THROWAWAY_SETTINGS)
+    server = ThrowawayPostgres(tmp_path_factory.mktemp("own") / "postgres", settings=THROWAWAY_SETTINGS)
     server.start()
     yield server
     server.discard()
 
 
 @pytest.fixture(scope="module")
-def guarded_url(own_server: EmbeddedPostgres) -> str:
+def guarded_url(own_server: ThrowawayPostgres) -> str:
     """A database where the role ``guarded`` needs a password."""
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
@@ -117,7 +116,7 @@ async def eventually_password_needed(url: str) -> None:
 
 class TestRestart:
     async def test_unavailable_while_down_and_working_again_afterwards(
-        self, own_server: EmbeddedPostgres
+        self, own_server: ThrowawayPostgres
     ) -> None:
         async with opened(own_server.url) as database:
             await asyncio.gather(*(database.run(text("SELECT pg_sleep(0.05)")) for _ in range(5)))
@@ -133,7 +132,7 @@ class TestRestart:
             assert [row.one for row in await database.run(ONE)] == [1]
             assert [row.one for row in await database.run_heartbeat(ONE)] == [1]
 
-    async def test_no_statement_finds_the_old_connections_dead(self, own_server: EmbeddedPostgres) -> None:
+    async def test_no_statement_finds_the_old_connections_dead(self, own_server: ThrowawayPostgres) -> None:
         async with opened(own_server.url) as database:
             await asyncio.gather(*(database.run(text("SELECT pg_sleep(0.05)")) for _ in range(5)))
             own_server.stop()

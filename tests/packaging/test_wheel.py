@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jsworker.embedded import EmbeddedPostgres
 from tests.packaging.conftest import build, copy_of_the_project
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, ThrowawayPostgres
 
 WORDS = """
 from jsworker import Job, JobProcessor
@@ -61,7 +60,7 @@ async def test_an_installed_wheel_migrates_enqueues_and_runs(
     programs: Path, servers: TestServers, tmp_path: Path
 ) -> None:
     (tmp_path / "my_jobs.py").write_text(WORDS)
-    postgres: EmbeddedPostgres = servers.postgres
+    postgres: ThrowawayPostgres = servers.postgres
     environment = {
         "JSWORKER_DATABASE_URL": postgres.create_database("installed_wheel"),
         "JSWORKER_NATS_URL": servers.nats.url,

@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsworker.embedded import EmbeddedPostgres
 from jsworker.embedded.resources import LOOPBACK, free_port
 from tests.faults.stores import Node, Stores
 from tests.support.polling import eventually
-from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres, new_servers_folder
 
 SIZE = 3
 _HEALTHY_SECONDS = 60.0
@@ -99,7 +98,7 @@ def _new_cluster(folder: Path) -> Cluster:
         )
         for number, (route, monitor) in enumerate(zip(routes, monitors, strict=True))
     ]
-    postgres = EmbeddedPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS)
+    postgres = ThrowawayPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS)
     return Cluster(Stores(folder, postgres, nodes), monitors)
 
 

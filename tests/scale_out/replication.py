@@ -11,14 +11,12 @@ from typing import IO, Any
 import psutil
 import psycopg
 
-from jsworker.embedded import EmbeddedPostgres
-from jsworker.embedded.resources import LOOPBACK, write_privately
-from jsworker.embedded.unprivileged import Account
+from jsworker.embedded.resources import LOOPBACK
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import send
 from tests.faults.records import ROLE, prepare
 from tests.support.polling import eventually
-from tests.support.servers import THROWAWAY_SETTINGS, let_everybody_in, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres, let_everybody_in, new_servers_folder
 
 DATABASE = "scale_out"
 _SLOT = "standby"
@@ -28,27 +26,28 @@ SYNCHRONOUS = "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sy
 _CAUGHT_UP = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()"
 
 
-class Standby(EmbeddedPostgres):
+class Standby(ThrowawayPostgres):
     """A copy of a running primary that follows it."""
 
     name = "PostgreSQL standby"
 
-    def __init__(self, data: Path, *, primary: EmbeddedPostgres, settings: Mapping[str, str]) -> None:
+    def __init__(self, data: Path, *, primary: ThrowawayPostgres, settings: Mapping[str, str]) -> None:
         super().__init__(data, settings=settings)
         self._primary = primary
 
     def promote(self) -> None:
         """End its recovery and take writes; returns when it does."""
-        self._run(self._account(), "pg_ctl", "-D", self.cluster, "-t", "30", "promote")
+        self._run("pg_ctl", "-D", self.cluster, "-t", "30", "promote")
 
-    def _initdb(self, folder: Path, account: Account | None, lock: IO[bytes]) -> None:  # noqa: ARG002 -- nothing outlives the call
+    def _initdb(self, folder: Path, lock: IO[bytes]) -> None:  # noqa: ARG002 -- nothing outlives the call
         source = f"{self._primary.url}?application_name={_SLOT}"
-        self._run(account, "pg_basebackup", "-d", source, "-D", folder, "-R", "-c", "fast", "-C", "-S", _SLOT)
+        self._run("pg_basebackup", "-d", source, "-D", folder, "-R", "-c", "fast", "-C", "-S", _SLOT)
 
-    def _guard_with_password(self, account: Account | None, lock: IO[bytes]) -> None:  # noqa: ARG002 -- it has the primary's
-        write_privately(self._password_file, self._primary._password())
+    def _guard_with_password(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- it has the primary's
+        shutil.copy(self._primary.data / "password", self._password_file)
 
-    def _run(self, account: Account | None, program: str, *arguments: str | Path) -> None:
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        account = self._account()
         user: dict[str, Any] = (
             {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
         )
@@ -67,7 +66,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.primary = EmbeddedPostgres(folder / "primary", settings=THROWAWAY_SETTINGS)
+        self.primary = ThrowawayPostgres(folder / "primary", settings=THROWAWAY_SETTINGS)
         self.standby = Standby(folder / "standby", primary=self.primary, settings=THROWAWAY_SETTINGS)
 
     @property
@@ -128,7 +127,7 @@ class Pair:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-async def ask(server: EmbeddedPostgres, statement: str, *values: object) -> list[tuple[Any, ...]]:
+async def ask(server: ThrowawayPostgres, statement: str, *values: object) -> list[tuple[Any, ...]]:
     """Run a statement as the superuser; without values, as it stands."""
     url = server.database_url(DATABASE)
     connection = await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=5)

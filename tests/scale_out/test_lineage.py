@@ -7,12 +7,17 @@ from dataclasses import replace
 import psycopg
 
 from jsworker.core.events import Event, Events
-from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database, DatabaseHistory, read_history
 from jsworker.worker.maintenance.watches import DatabaseWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.contexts import make_context
-from tests.support.servers import THROWAWAY_SETTINGS, as_role, let_everybody_in, new_servers_folder
+from tests.support.servers import (
+    THROWAWAY_SETTINGS,
+    ThrowawayPostgres,
+    as_role,
+    let_everybody_in,
+    new_servers_folder,
+)
 
 
 @asynccontextmanager
@@ -84,8 +89,8 @@ async def test_a_standby_in_between_changes_nothing() -> None:
 
 async def test_another_cluster_at_the_same_address_is_another_system() -> None:
     folder = new_servers_folder()
-    old = EmbeddedPostgres(folder / "old", settings=THROWAWAY_SETTINGS)
-    new = EmbeddedPostgres(folder / "new", port=old.port, settings=THROWAWAY_SETTINGS)
+    old = ThrowawayPostgres(folder / "old", settings=THROWAWAY_SETTINGS)
+    new = ThrowawayPostgres(folder / "new", port=old.port, settings=THROWAWAY_SETTINGS)
     try:
         old.start()
         async with connected(old.url) as database:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+import psutil
 import psycopg
 from psycopg.sql import SQL, Identifier
 
@@ -49,6 +51,33 @@ def _delete_leftovers(parent: Path) -> None:
         with suppress(FileNotFoundError):  # another session is faster
             if time.time() - folder.stat().st_mtime > _LONGEST_SESSION:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+class ThrowawayPostgres(EmbeddedPostgres):
+    """A PostgreSQL whose databases are made, whose crash is feigned and whose data are deleted by tests."""
+
+    def create_database(self, name: str, template: str | None = None) -> str:
+        """Create an empty database, or a copy of one without connections to it, and return its URL."""
+        statement = SQL("CREATE DATABASE {} TEMPLATE {}")
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(statement.format(Identifier(name), Identifier(template or "template1")))
+        return self.database_url(name)
+
+    def kill(self) -> None:
+        """End all of the server's processes at once, as a crash would; the next start recovers."""
+        if self._process is not None and self.running:
+            # Backends could commit after the postmaster's death; stopped first, it makes no new ones.
+            self._process.send_signal(signal.SIGSTOP)
+            backends = psutil.Process(self._process.pid).children()
+            super().kill()
+            for backend in backends:
+                with suppress(psutil.NoSuchProcess):
+                    backend.kill()
+
+    def discard(self) -> None:
+        """End the server and delete its folder."""
+        self.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
 
 
 def let_everybody_in(server: EmbeddedPostgres) -> None:
@@ -91,7 +120,7 @@ class TestServers:
     __test__: ClassVar[bool] = False  # pytest takes classes named like this one for tests
 
     folder: Path
-    postgres: EmbeddedPostgres
+    postgres: ThrowawayPostgres
     nats: EmbeddedNats
 
     def stop(self) -> None:
@@ -106,7 +135,7 @@ def start_test_servers(folder: Path) -> TestServers:
     servers = TestServers(
         folder=folder,
         # Nothing here lives long enough to be vacuumed, and a hundred databases would keep a process looking.
-        postgres=EmbeddedPostgres(
+        postgres=ThrowawayPostgres(
             folder / "postgres", settings={**THROWAWAY_SETTINGS, "autovacuum_naptime": "1d"}
         ),
         nats=EmbeddedNats(folder / "nats"),

@@ -8,13 +8,12 @@ import psycopg
 import pytest
 
 from jsworker.core.settings import Settings
-from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset
 from jsworker.ownership.transitions.reset import Suspect, TakenBack
 from jsworker.ownership.upgrading import upgrade_database
 from tests.support.polling import eventually
-from tests.support.servers import THROWAWAY_SETTINGS, new_servers_folder
+from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres, new_servers_folder
 from tests.worker.lives import Lives
 from tests.worker.processors import echo, scripted
 from tests.worker.rows import Rows, open_rows
@@ -82,9 +81,9 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
 
 
 @pytest.fixture
-def young_postgres() -> Iterator[EmbeddedPostgres]:
+def young_postgres() -> Iterator[ThrowawayPostgres]:
     folder = new_servers_folder()
-    server = EmbeddedPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS)
+    server = ThrowawayPostgres(folder / "postgres", settings=THROWAWAY_SETTINGS)
     try:
         server.start()
         yield server
@@ -95,7 +94,7 @@ def young_postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.mark.usefixtures("patient")
 async def test_a_stall_after_a_restart_of_the_database_is_not_counted(
-    young_postgres: EmbeddedPostgres, start: StartWorker, make_settings: Callable[..., Settings]
+    young_postgres: ThrowawayPostgres, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
     url = young_postgres.create_database("young")
     upgrade_database(url)

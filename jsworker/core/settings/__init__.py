@@ -75,8 +75,14 @@ def check_timing(settings: Settings, thresholds: Mapping[str, float | None]) -> 
     values = _durations(settings)
     faults = list(_timing_faults(values))
     for kind, threshold in thresholds.items():
-        if threshold is not None and threshold != settings.stale_threshold:
-            faults += _kind_faults(kind, threshold, values)
+        if threshold is None or threshold == settings.stale_threshold:
+            continue
+        is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+        if is_number and 0 < threshold <= LONGEST_SECONDS:
+            faults += _timing_faults({**values, "stale_threshold": threshold}, kind)
+        else:
+            rule = f"must be a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
+            faults.append(f"stale_threshold={as_given(threshold)} of kind {kind} {rule}")
     if faults:
         raise SettingsError("\n".join(faults))
 
@@ -125,38 +131,23 @@ def _durations(settings: Settings, unsound: frozenset[str] = frozenset()) -> dic
 
 def _timing_faults(values: Mapping[str, float], kind: str | None = None) -> Iterator[str]:
     """Yield a line for each rule broken; a kind's own stale threshold is asked only about its own rules."""
+    exact = {name: Decimal(repr(value)) for name, value in values.items()}  # as floats 3 × 0.1 exceeds 0.3
     for left, relation, right in _TIMING:
         names = {left, *(name for _, name in right)}
         if not names <= values.keys() or (kind and "stale_threshold" not in names):
             continue
-        value = _exact(values[left])
-        bound = sum((factor * _exact(values[name]) for factor, name in right), Decimal())
-        if not (value > bound or (value == bound and relation == "must be at least")):
+        bound = sum((factor * exact[name] for factor, name in right), Decimal())
+        if not (exact[left] > bound or (exact[left] == bound and relation == "must be at least")):
             terms = [
                 (f"{factor} × " if factor > 1 else "") + _term(name, values, kind) for factor, name in right
             ]
             yield f"{_term(left, values, kind)} {relation} {' + '.join(terms)}"
 
 
-def _kind_faults(kind: str, threshold: Any, values: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each rule that a kind's own stale threshold breaks."""
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if number and 0 < threshold <= LONGEST_SECONDS:
-        yield from _timing_faults({**values, "stale_threshold": threshold}, kind)
-    else:
-        rule = f"must be a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
-        yield f"stale_threshold={as_given(threshold)} of kind {kind} {rule}"
-
-
 def _term(name: str, values: Mapping[str, float], kind: str | None) -> str:
     if kind and name == "stale_threshold":
         return f"stale_threshold={_number(values[name])} of kind {kind}"
     return f"{variable_of(name)}={_number(values[name])}"
-
-
-def _exact(value: float) -> Decimal:
-    """Return the number that was written: as floats 3 × 0.1 exceeds 0.3."""
-    return Decimal(repr(value))
 
 
 def _number(value: float) -> str:

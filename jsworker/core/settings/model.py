@@ -3,15 +3,14 @@
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings.variables import (
@@ -32,28 +31,25 @@ from jsworker.core.settings.variables import (
 )
 
 
+def _rule(text: str, holds: Callable[[Any], object]) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise broken(text)
+        return value
+
+    return AfterValidator(check)
+
+
 def _between(lowest: int, highest: int) -> AfterValidator:
-    def check(value: int) -> int:
-        if not lowest <= value <= highest:
-            raise broken(f"must be from {lowest} to {highest}")
-        return value
-
-    return AfterValidator(check)
+    return _rule(f"must be from {lowest} to {highest}", lambda value: lowest <= value <= highest)
 
 
-def _matching(pattern: str, rule: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise broken(rule)
-        return value
-
-    return AfterValidator(check)
+def _matching(pattern: str, text: str) -> AfterValidator:
+    return _rule(text, re.compile(pattern).fullmatch)
 
 
-def _duration(value: float) -> float:
-    if not 0 < value <= LONGEST_SECONDS:
-        raise broken(f"must be greater than 0 and at most {LONGEST_SECONDS}")
-    return value
+def _are_rules(value: str) -> bool:
+    return value in ("on", "off") or {rule.strip() for rule in value.split(",")} <= RECOVERY_RULES.keys()
 
 
 def _readable(path: Path) -> Path:
@@ -62,19 +58,6 @@ def _readable(path: Path) -> Path:
             return path
     except OSError as error:
         raise broken(f"cannot be read: {error.strerror}") from None
-
-
-def _own_prefix(prefix: str) -> str:
-    if f"{prefix}.".startswith("jsworker.worker."):
-        raise broken("must not begin with jsworker.worker, where workers answer whether they live")
-    return prefix
-
-
-def _rules(value: str) -> str:
-    rules = [rule.strip() for rule in value.split(",")]
-    if value not in ("on", "off") and not (rules and set(rules) <= RECOVERY_RULES.keys()):
-        raise broken(f"must be on, off or a comma list of: {', '.join(RECOVERY_RULES)}")
-    return value
 
 
 def _lower(value: Any) -> Any:
@@ -102,7 +85,8 @@ RECOVERY_RULES: Final = {
 }
 """What workers take back by themselves, each by a rule that can be switched off."""
 
-Seconds = Annotated[float, AfterValidator(_duration)]
+_DURATION_RULE = f"must be greater than 0 and at most {LONGEST_SECONDS}"
+Seconds = Annotated[float, _rule(_DURATION_RULE, lambda value: 0 < value <= LONGEST_SECONDS)]
 SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
 Count = Annotated[int, _between(1, 1_000_000)]
 Bytes = Annotated[int, _between(1, 2**28 - 1)]
@@ -112,23 +96,6 @@ _NAME_RULE = (
 )
 HostName = Annotated[str, _matching(r"(?!.{201})[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _NAME_RULE)]
 Word = Annotated[str, _matching("[!-~]{1,200}", "must be 1 to 200 visible ASCII characters")]
-
-
-class _Environment(PydanticBaseSettingsSource):
-    """Variables by their exact names; secrets also from the file that ``…_FILE`` names."""
-
-    def get_field_value(
-        self,
-        field: FieldInfo,  # noqa: ARG002 -- the base class's signature
-        field_name: str,
-    ) -> tuple[Any, str, bool]:
-        """Return what is set, under which name, and that it is plain text."""
-        return from_environment(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        fields = self.settings_cls.model_fields.items()
-        found = {name: self.get_field_value(field, name)[0] for name, field in fields}
-        return {name: value for name, value in found.items() if value is not None}
 
 
 class FieldFaults(SettingsError):
@@ -187,7 +154,10 @@ class Settings(BaseSettings):
         _matching(
             r"(?!.{201})[a-z0-9_-]+(\.[a-z0-9_-]+)*", "must be dot-separated words of a-z, 0-9, '_' and '-'"
         ),
-        AfterValidator(_own_prefix),
+        _rule(
+            "must not begin with jsworker.worker, where workers answer whether they live",
+            lambda prefix: not f"{prefix}.".startswith("jsworker.worker."),
+        ),
     ] = Field("jobs", description="subjects are <prefix>.<kind>")
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
@@ -205,7 +175,11 @@ class Settings(BaseSettings):
     )
     scan_interval: Seconds = Field(5.0, description="seconds between searches for stale and lost jobs")
     relay_interval: Seconds = Field(0.5, description="seconds between publishing what waits and what is due")
-    recovery: Annotated[str, BeforeValidator(_lower), AfterValidator(_rules)] = Field(
+    recovery: Annotated[
+        str,
+        BeforeValidator(_lower),
+        _rule(f"must be on, off or a comma list of: {', '.join(RECOVERY_RULES)}", _are_rules),
+    ] = Field(
         "on",
         description=f"which jobs workers take back: on, off or a comma list of {', '.join(RECOVERY_RULES)}",
     )
@@ -277,12 +251,11 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 -- replaced: it knows no …_FILE
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 -- not read
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 -- not read
+        *_: Any,  # pydantic's own know no ...._FILE
+        **__: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Take what is given first, then the environment."""
-        return init_settings, _Environment(settings_cls)
+        return init_settings, InitSettingsSource(settings_cls, from_environment(settings_cls.model_fields))
 
     @field_validator(*FROM_FILES, mode="before")
     @classmethod

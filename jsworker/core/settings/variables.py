@@ -56,9 +56,13 @@ def as_given(value: Any) -> str:
     return printable(str(value).strip(), 80) if number else shown(value)
 
 
-def from_environment(name: str) -> Any:
-    """Return a variable's text, None when it is not set, or the fault that was found on the way."""
-    variable = variable_of(name)
+def from_environment(names: Iterable[str]) -> dict[str, Any]:
+    """Return the texts of the variables that are set, or the faults that were found on the way."""
+    found = {name: _given(name, variable_of(name)) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _given(name: str, variable: str) -> Any:
     value = os.environ.get(variable)
     if name not in FROM_FILES:
         return value

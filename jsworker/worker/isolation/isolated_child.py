@@ -15,7 +15,7 @@ from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.message_link import MessageLink
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker

@@ -79,7 +79,7 @@ class LeaseServices:
 
 
 class RunLease:
-    """The ownership of one run, as ``jsworker.core.job.Ownership`` asks for it."""
+    """The ownership of one run, as ``jsworker.core.job`` asks for it."""
 
     __slots__ = ("_run", "_services")
 

@@ -11,7 +11,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.events import Events
-from jsworker.core.trace_context import TraceContext
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.timeline import RunContext, note_runs
