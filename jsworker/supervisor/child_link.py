@@ -13,14 +13,12 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
-from jsworker.supervisor.begun_jobs import BegunJobs
+from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
 from jsworker.supervisor.child_messages import (
     FROM_PARENT,
-    LONGEST_PART,
+    LONGEST_FIGURES,
     LONGEST_TEXT,
     MOST_CULPRITS,
-    MOST_PARTS,
-    Figures,
     FromParent,
     KillRequest,
     LastWords,
@@ -28,17 +26,13 @@ from jsworker.supervisor.child_messages import (
     Ready,
     Registered,
     Report,
-    Sibling,
     Stopped,
     StopWorker,
-    TakeBack,
     Tick,
-    Wake,
 )
 from jsworker.supervisor.child_start import ChildStart, on_sigterm
 from jsworker.telemetry.logs import drain_logs, write_line
-from jsworker.telemetry.worker_status import MOST_KINDS
-from jsworker.worker.supervision import DeadOwner
+from jsworker.telemetry.worker_status import MOST_KINDS, Readiness
 
 TICKS_PER_TIMEOUT: Final = 4
 LONGEST_TICK_SECONDS: Final = 1.0
@@ -61,7 +55,10 @@ class ChildLink:
         self._begun = None if start.begun is None else BegunJobs.take_over(start.begun)
         self._parent = start.parent
         self._link: MessageLink[FromParent] = MessageLink(
-            socket.socket(fileno=start.link), FROM_PARENT, on_message=self._obey, on_end=self._note_orphaned
+            socket.socket(fileno=start.link),
+            FROM_PARENT,
+            on_message=lambda message: self._obey(message),  # noqa: PLW0108 -- which ``open`` sets
+            on_end=self._note_orphaned,
         )
         self._quiet_until = 0.0
         self._ticking: asyncio.TimerHandle | None = None
@@ -69,25 +66,12 @@ class ChildLink:
         self._asked_for_kill = False
         self._orphaned = False
 
-    def open(
-        self,
-        settings: Settings,
-        *,
-        on_stop: Callable[[bool], None],
-        on_wake: Callable[[], None],
-        on_dead_sibling: Callable[[DeadOwner], None],
-        on_sibling: Callable[[str], None],
-    ) -> None:
-        """Listen to the parent from now on.
-
-        ``on_stop`` is called with whether to hand everything back at once, ``on_wake`` when the parent has
-        put jobs back into the queue, ``on_sibling`` with a worker id whose jobs the parent takes back itself.
-        """
+    def open(self, settings: Settings, *, obey: Callable[[FromParent], None]) -> None:
+        """Listen to the parent from now on: ``obey`` is called with what it wants, or would if it lived."""
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = settings.watchdog_timeout
         self._orphan_seconds = 2 * settings.statement_timeout + _ORPHAN_SECONDS
-        self._on_stop, self._on_wake = on_stop, on_wake
-        self._on_dead_sibling, self._on_sibling = on_dead_sibling, on_sibling
+        self._obey = obey
         self._link.open()
         on_sigterm(self._note_sigterm)
         self._tick()
@@ -121,17 +105,14 @@ class ChildLink:
         if self._begun is not None:
             self._begun.remove(job_id)
 
-    def report(self, readiness: str | None, figures: str | None) -> bool:
+    def report(self, readiness: Readiness | None, figures: str | None) -> bool:
         """Report how the worker is, unless the parent has not read what was sent before.
 
-        The figures are packed; None: there are no new ones. Returns whether there was room for them.
+        The figures are packed; None: there are no new ones. Returns whether they are short enough.
         """
-        text = figures or ""
-        parts = [text[begin : begin + LONGEST_PART] for begin in range(0, len(text), LONGEST_PART)]
-        fits = len(parts) <= MOST_PARTS
+        fits = figures is None or len(figures) <= LONGEST_FIGURES
         if not self._link.unsent:
-            sent = [Figures(part=part) for part in parts] if fits else []
-            self._link.send(*sent, Report(readiness=readiness))
+            self._link.send(Report(readiness=readiness, figures=figures if fits else None))
         return fits
 
     def quiet_until(self, boottime: float) -> None:
@@ -176,50 +157,26 @@ class ChildLink:
         quiet = max(0.0, self._quiet_until - boottime())
         faulthandler.dump_traceback_later(quiet + limit, exit=True)
 
-    def _obey(self, message: FromParent) -> None:
-        match message:
-            case StopWorker(force=force):
-                self._on_stop(force)
-            case Wake():
-                self._on_wake()
-            case TakeBack(dead=dead):
-                self._on_dead_sibling(dead)
-            case Sibling(worker_id=worker_id):
-                self._on_sibling(worker_id)
-
     def _note_sigterm(self) -> None:
-        if self._parent_is_dead():
+        is_orphan = os.getppid() != self._parent
+        if is_orphan:
             self._limit_orphan()  # here and now: the loop may hang
         with suppress(RuntimeError):  # the loop is closed: the child ends
-            self._loop.call_soon_threadsafe(self._obey_sigterm)
-
-    def _obey_sigterm(self) -> None:
-        if self._parent_is_dead():
-            self._note_orphaned()
-        else:
-            self._on_stop(False)
+            self._loop.call_soon_threadsafe(self._obey, StopWorker(force=is_orphan))
 
     def _note_orphaned(self) -> None:
         self._limit_orphan()
-        self._on_stop(True)
+        self._obey(StopWorker(force=True))
 
     def _limit_orphan(self) -> None:
         if not self._orphaned and sys.stderr is not None:
             faulthandler.dump_traceback_later(self._orphan_seconds, exit=True)
         self._orphaned = True
 
-    def _parent_is_dead(self) -> bool:
-        return os.getppid() != self._parent
-
 
 def _show_stacks() -> None:
     """Write where all threads are to stderr, which may have no reader."""
-    try:
-        memory = os.memfd_create("stacks")
-    except (AttributeError, OSError):  # another system
-        faulthandler.dump_traceback(all_threads=True)
-        return
-    with os.fdopen(memory, "rb") as stacks:
+    with suppress(OSError), open_memory() as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)
         write_line(stacks.read().decode(errors="replace").rstrip())

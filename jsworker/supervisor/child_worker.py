@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -15,6 +16,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor
 from jsworker.supervisor.child_link import ChildLink
+from jsworker.supervisor.child_messages import FromParent, Sibling, StopWorker, TakeBack, Wake
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
@@ -59,8 +61,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of code that asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
-        processors = [_load(target) for target in targets]
-        runner.run(_run(processors, settings, start, link))
+        runner.run(_run([_load(target) for target in targets], settings, start, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
             show(error)
@@ -69,54 +70,43 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
 
 
 def _load(target: str) -> Given:
-    with reported_while_slow(_log_slow, what=f"import of {target}"):
+    with _reported_while_slow(f"import of {target}"):
         return load_processor(target)
 
 
-def _log_slow(**facts: object) -> None:
-    structlog.get_logger().warning("setup.slow", **facts)
-
-
 async def _run(processors: Sequence[Given], settings: Settings, start: ChildStart, link: ChildLink) -> None:
-    is_watched = settings.http_port is not None
-    with reported_while_slow(_log_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
+    names = ", ".join((each if isinstance(each, type) else type(each)).__qualname__ for each in processors)
+    with _reported_while_slow(f"constructor of {names}"):
         worker = Worker(
             processors,
             settings,
             connect_seconds=start.connect_seconds,
             supervision=link,
-            surveys=is_watched and start.number == 1,  # the same for all, so one of them asks
+            # What a survey finds is the same for all, so one child makes it.
+            surveys=settings.http_port is not None and start.number == 1,
         )
     log_events(worker.events, worker_id=worker.id)
-    running = asyncio.create_task(worker.run(), name="jsworker run")
-    life = _Life(worker, link, running)
-    link.open(
-        settings,
-        on_stop=life.stop,
-        on_wake=worker.wake_relay,
-        on_dead_sibling=worker.take_back,
-        on_sibling=worker.siblings.add,
-    )
+    life = _Life(worker, link, asyncio.create_task(worker.run(), name="jsworker run"))
+    link.open(settings, obey=life.obey)
     with ExitStack() as last:
         last.callback(link.close)
         last.callback(life.report_end)
-        if is_watched:
+        if settings.http_port is not None:
             from jsworker.supervisor.child_reports import Reporter  # noqa: PLC0415 -- only where it is wanted
 
-            reporter = Reporter(worker, link)
-            last.callback(reporter.stop)
-            reporter.start()
+            reporting = asyncio.create_task(Reporter(worker, link).run(), name="jsworker reports")
+            last.callback(reporting.cancel)
         await life.wait()
     if life.left:
         exit_now(DONE)
 
 
-def _name_of(processor: Given) -> str:
-    return (processor if isinstance(processor, type) else type(processor)).__qualname__
+def _reported_while_slow(what: str) -> AbstractContextManager[None]:
+    return reported_while_slow(partial(structlog.get_logger().warning, "setup.slow"), what=what)
 
 
 class _Life:
-    """Reports to the parent how far the worker is, and stops the worker when the parent requests it."""
+    """Reports to the parent how far the worker is, and does what the parent wants."""
 
     def __init__(self, worker: Worker, link: ChildLink, running: asyncio.Task[None]) -> None:
         self.left = 0
@@ -150,18 +140,24 @@ class _Life:
 
     def report_end(self) -> None:
         """Report whether jobs are left to be taken back; without a report the parent expects it."""
-        if self._stopped and not self._without_database:
+        if self._refused or (self._stopped and not self._without_database):
             self._link.stopped(holds_jobs=self.left > 0)
-        elif self._refused:
-            self._link.stopped(holds_jobs=False)
         self._link.quiet_until(boottime() + _EXIT_SECONDS)
 
-    def stop(self, force: bool) -> None:  # noqa: FBT001 -- the shape of the link's callback
-        """Drain, or hand everything back at once; a worker that has not started just ends."""
-        self._stop_requested = True
-        self._worker.stop(force=force)
-        if not self._started:
-            self._running.cancel()
+    def obey(self, message: FromParent) -> None:
+        """Do what the parent wants; a worker that has not started just ends when it is to stop."""
+        match message:
+            case StopWorker(force=force):
+                self._stop_requested = True
+                self._worker.stop(force=force)
+                if not self._started:
+                    self._running.cancel()
+            case Wake():
+                self._worker.wake_relay()
+            case TakeBack(dead=dead):
+                self._worker.take_back(dead)
+            case Sibling(worker_id=worker_id):
+                self._worker.siblings.add(worker_id)
 
     def _note_start(self, event: Event) -> None:
         self._started = True

@@ -11,6 +11,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.processor import Backoff
 from jsworker.supervisor.child_process import Child
 from jsworker.telemetry.logs import show_line
+from jsworker.telemetry.worker_status import Readiness
 
 HUNG: Final = "hung"
 ASKED_FOR_KILL: Final = "condemned"
@@ -57,7 +58,7 @@ class PlaceView:
         silent_seconds: since its last tick; 0 before the first, and while it is quiet.
         limit: seconds of silence after which the supervisor kills it; more while it starts.
         report_seconds: since its last report; None: there is none.
-        readiness, figures: of its last report, as ``telemetry.figures`` writes and packs them.
+        readiness, figures: of its last report, the figures packed.
         figures_seconds: since it reported them, or since its start.
     """
 
@@ -68,7 +69,7 @@ class PlaceView:
     silent_seconds: float = 0.0
     limit: float = 0.0
     report_seconds: float | None = None
-    readiness: str | None = None
+    readiness: Readiness | None = None
     figures: str = ""
     figures_seconds: float = 0.0
 
@@ -119,43 +120,24 @@ class Place:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetWork:
-    """Runs that have ended since the supervisor's start, and jobs that are begun; None: that is not known."""
+async def show_work(look: Callable[[], tuple[int, int | None]]) -> None:
+    """Show in one line on the terminal, once a second until cancelled, what the children do.
 
-    ended: int
-    running: int | None
-
-
-class StatusLine:
-    """What the children do, in one line on the supervisor's terminal, once a second."""
-
-    def __init__(self, look: Callable[[], FleetWork]) -> None:
-        """Show what ``look`` returns, from ``start`` on."""
-        self._look = look
-        self._before = (boottime(), 0)
-        self._next: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Show it now, and then once a second."""
-        self._next = asyncio.get_running_loop().call_later(_LINE_SECONDS, self.start)
-        (then, ended), work, now = self._before, self._look(), boottime()
-        self._before = (now, work.ended)
-        show_line(in_words(work, (work.ended - ended) / max(now - then, _LINE_SECONDS))[: _columns() - 1])
-
-    def stop(self) -> None:
-        """Clear it."""
-        if self._next is not None:
-            self._next.cancel()
-            show_line("")
-
-
-def in_words(work: FleetWork, rate: float) -> str:
-    """Return the line; ``rate`` is in runs a second."""
-    running = "" if work.running is None else f", {work.running:,} running"
-    if not work.running and not rate:
-        running = ", waiting for jobs"
-    return f"{work.ended:,} done, {rate:,.0f}/s{running}"
+    ``look`` returns how many runs have ended, and how many jobs are begun; None: that is not known.
+    """
+    then, ended_then = boottime(), 0
+    try:
+        while True:
+            now, (ended, running) = boottime(), look()
+            rate = (ended - ended_then) / max(now - then, _LINE_SECONDS)
+            then, ended_then = now, ended
+            doing = "" if running is None else f", {running:,} running"
+            if not running and not rate:
+                doing = ", waiting for jobs"
+            show_line(f"{ended:,} done, {rate:,.0f}/s{doing}"[: _columns() - 1])
+            await asyncio.sleep(_LINE_SECONDS)
+    finally:
+        show_line("")
 
 
 def _columns() -> int:

@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -20,11 +19,9 @@ from jsworker.telemetry.worker_status import KindLabels
 from jsworker.worker.supervision import DeadOwner
 
 if TYPE_CHECKING:
-    from jsworker.ownership.database import Database
     from jsworker.ownership.transitions.reset import TakenBack
 
 _REMIND_SECONDS: Final = 60.0
-_WAKING: Final = "queued"
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +58,7 @@ class DeadChildren:
         self._on_requeued = on_requeued
         self.stalls: Counter[tuple[str, bool]] = Counter()
         self._labels = KindLabels()
-        self._dead: dict[asyncio.Task[None], _DeadChild] = {}
-        self._failed: list[_DeadChild] = []
-        self._database: Database | None = None
-        self._database_users = 0
+        self._dead: dict[asyncio.Task[None], str] = {}
         self._complain_at = 0.0
         self._logger = structlog.get_logger()
 
@@ -74,12 +68,10 @@ class DeadChildren:
         If a sibling was asked, which does so right now, this looks once more at the end of the time in which
         a claim of the dead child may still commit.
         """
-        failed, self._failed = self._failed, []
-        for dead in [_DeadChild(owner), *failed]:
-            first_look = owner.settled_at if dead.owner is owner and asked_sibling else dead.died_at
-            task = asyncio.create_task(self._take_back(dead, first_look), name=f"reset {owner.worker_id}")
-            self._dead[task] = dead
-            task.add_done_callback(self._note_end)
+        taking = self._take_back(_DeadChild(owner), owner.settled_at if asked_sibling else boottime())
+        task = asyncio.create_task(taking, name=f"reset {owner.worker_id}")
+        self._dead[task] = owner.worker_id
+        task.add_done_callback(self._dead.pop)
 
     def expect(self, kinds: Iterable[str]) -> None:
         """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
@@ -88,58 +80,47 @@ class DeadChildren:
 
     def waiting(self) -> list[str]:
         """Return the dead whose jobs are not all taken back yet."""
-        return [dead.owner.worker_id for dead in [*self._dead.values(), *self._failed]]
+        return list(self._dead.values())
 
     async def finish(self, seconds: float) -> None:
         """Wait until all is taken back, and give up what is not done in time; others find it later."""
-        late: set[asyncio.Task[None]] = set()
         if self._dead:
-            _, late = await asyncio.wait(self._dead, timeout=seconds)
-        given_up = [dead.owner.worker_id for dead in [*map(self._dead.__getitem__, late), *self._failed]]
-        for task in late:
+            await asyncio.wait(self._dead, timeout=seconds)
+        for task, worker_id in list(self._dead.items()):
             task.cancel()
-        if late:
-            await asyncio.wait(late)
-        for worker_id in given_up:
             self._logger.warning("burial.given_up", worker_id=worker_id, reason="the supervisor ended")
+        if self._dead:
+            await asyncio.wait(self._dead)
 
     async def _take_back(self, dead: _DeadChild, first_look: float) -> None:
         await asyncio.sleep(first_look - boottime())
+        while True:
+            try:
+                return await self._reset(dead)
+            except Exception:  # a mistake of ours
+                self._logger.exception("burial.failed", dead=len(self._dead))
+                await asyncio.sleep(_REMIND_SECONDS)
+
+    async def _reset(self, dead: _DeadChild) -> None:
         # Loaded for the first dead child: SQLAlchemy would double the memory of every parent that needs none.
+        from jsworker.ownership.database import Database  # noqa: PLC0415 -- see above
         from jsworker.worker.recovery.resets import reset_dead_owner  # noqa: PLC0415 -- see above
 
-        async with self._connected() as database:
+        timeout = self._settings.statement_timeout
+        database = Database(self._settings.database_dsn(), statement_timeout=timeout, pool_size=1)
+        try:
             unmarked = await reset_dead_owner(
                 database,
                 dead.owner,
                 worker_id=self._worker_id,
-                statement_timeout=self._settings.statement_timeout,
+                statement_timeout=timeout,
                 report=partial(self._report, dead),
                 failed=partial(self._complain, dead),
             )
+        finally:
+            await database.close()
         if unmarked is not None:
             self._logger.warning("burial.refused", worker_id=dead.owner.worker_id, reason=unmarked)
-
-    @asynccontextmanager
-    async def _connected(self) -> "AsyncIterator[Database]":
-        """Yield a connection that all use at the same time, the last one to leave closes it."""
-        from jsworker.ownership.database import Database  # noqa: PLC0415 -- with SQLAlchemy, see above
-
-        if self._database is None:
-            self._database = Database(
-                self._settings.database_dsn(),
-                statement_timeout=self._settings.statement_timeout,
-                pool_size=1,
-            )
-        database = self._database
-        self._database_users += 1
-        try:
-            yield database
-        finally:
-            self._database_users -= 1
-            if not self._database_users:
-                self._database = None
-                await database.close()
 
     async def _report(self, dead: _DeadChild, taken: "TakenBack") -> None:
         from jsworker.worker.recovery.resets import report_resets  # noqa: PLC0415 -- with SQLAlchemy, see above
@@ -149,7 +130,7 @@ class DeadChildren:
         dead.jobs += jobs
         self.stalls.update((self._labels.label(reset.kind), reset.counted) for reset in taken.resets)
         report_resets(taken.resets, cause="dead", events=self._events)
-        if jobs[_WAKING]:
+        if jobs["queued"]:
             self._on_requeued()
         if jobs or not dead.found:
             seconds = round(boottime() - dead.died_at, 3)
@@ -168,10 +149,3 @@ class DeadChildren:
             self._logger.warning(
                 "burial.waiting", worker_id=dead.owner.worker_id, dead=len(self._dead), reason=str(error)
             )
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Forget a dead child; after an unexpected error the next death tries again."""
-        dead = self._dead.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed.append(dead)
-            self._logger.error("burial.failed", dead=len(self.waiting()), exc_info=error)

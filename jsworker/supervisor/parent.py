@@ -4,19 +4,25 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Final
-from uuid import UUID
 
 import structlog
 
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.supervisor.child_messages import MOST_CULPRITS
+from jsworker.supervisor.child_messages import (
+    MOST_CULPRITS,
+    FromChild,
+    KillRequest,
+    Ready,
+    Registered,
+    Sibling,
+    TakeBack,
+    Wake,
+)
 from jsworker.supervisor.child_process import Child, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
 from jsworker.supervisor.children import (
@@ -25,10 +31,9 @@ from jsworker.supervisor.children import (
     HUNG,
     KILLED,
     FleetView,
-    FleetWork,
     Place,
     RestartBackoff,
-    StatusLine,
+    show_work,
 )
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.telemetry.logs import log_events
@@ -53,14 +58,6 @@ _OWN_ENDS: Final = frozenset(
     -number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 )
 """Exit codes of a process that ended by what it did itself, even if the parent stood still meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A supervisor's exit code, and the error of the child that it ended for."""
-
-    code: int
-    words: str | None
 
 
 class Supervisor:
@@ -103,11 +100,14 @@ class Supervisor:
         self._words: str | None = None
         self._woke_at = -_MARGIN_SECONDS
         self._ended_before = 0  # runs of children that have died
-        self._status = StatusLine(self._work) if shows_work else None
+        self._shows_work = shows_work
         self._logger = structlog.get_logger()
 
-    async def run(self) -> Ending:
-        """Supervise until a signal stops it or a child cannot work at all."""
+    async def run(self) -> tuple[int, str | None]:
+        """Supervise until a signal stops it or a child cannot work at all.
+
+        Returns the exit code, and the error of the child that this ended for.
+        """
         log_events(self._events, worker_id=self._id)
         async with self._serving():
             return await self._supervise()
@@ -136,64 +136,52 @@ class Supervisor:
         finally:
             await server.close()
 
-    async def _supervise(self) -> Ending:
+    async def _supervise(self) -> tuple[int, str | None]:
         self._loop = asyncio.get_running_loop()
         self._heard_at = boottime()
-        handled = self._listen_to_signals()
+        self._listen_to_signals()
+        showing = self._loop.create_task(show_work(self._work)) if self._shows_work else None
         try:
             for place in self._places:
                 self._start(place)
             self._round = self._loop.call_later(self._round_seconds, self._go_round)
-            if self._status is not None:
-                self._status.start()
             await self._over.wait()
             self._round.cancel()
             await self._dead.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
         finally:
-            if self._status is not None:
-                self._status.stop()
-            for number in handled:
-                self._loop.remove_signal_handler(number)
+            if showing is not None:
+                showing.cancel()
             for child in self._children():
                 child.abandon()
-        return Ending(self._code, self._words)
+        return self._code, self._words
 
-    def note_ready(self, child: Child, kinds: Sequence[str]) -> None:
-        """A child works on these kinds."""
-        self._places[child.number - 1].was_ready = True
-        self._dead.expect(kinds)
-        self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
-
-    def note_registered(self, child: Child, worker_id: str) -> None:
-        """A child may hold jobs from now on."""
-        for other in self._children():
-            if other is not child:
-                other.leave_to_parent(worker_id)
-
-    def kill_on_request(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
-        """Kill a child that asks for it."""
-        if child.kill_reason is None:
-            ids = tuple(job_id for job_id, _ in culprits)
-            self._logger.warning(
-                "child.condemned", **child.facts(), reason=reason, culprits=[str(job_id) for job_id in ids]
-            )
-            blamed = () if self._stopping else ids
-            child.kill_reason = KillReason(
-                ASKED_FOR_KILL, reason, counted=not self._stopping, culprits=blamed
-            )
-        child.send_signal(signal.SIGKILL)
-
-    def _listen_to_signals(self) -> list[signal.Signals]:
+    def _listen_to_signals(self) -> None:
         """Install handlers before the first child starts; without one process 1 gets no signal."""
-        handlers: dict[signal.Signals, Callable[[], None]] = {
-            number: partial(self._on_stop_signal, number) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
-            handlers[signal.SIGHUP] = partial(self._on_stop_signal, signal.SIGHUP)
-        handlers[signal.SIGCHLD] = self._reap
-        for number, handler in handlers.items():
-            self._loop.add_signal_handler(number, handler)
-        return list(handlers)
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            self._loop.add_signal_handler(number, self._on_stop_signal, number)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def _note(self, child: Child, message: FromChild) -> None:
+        match message:
+            case Ready(kinds=kinds):
+                self._places[child.number - 1].was_ready = True
+                self._dead.expect(kinds)
+                self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
+            case Registered(worker_id=worker_id):
+                for other in self._children():
+                    if other is not child:
+                        other.send(Sibling(worker_id=worker_id))
+            case KillRequest(culprits=culprits, reason=reason):
+                if child.kill_reason is None:
+                    ids = tuple(job_id for job_id, _ in culprits)
+                    named = [str(job_id) for job_id in ids]
+                    self._logger.warning("child.condemned", **child.facts(), reason=reason, culprits=named)
+                    counted = not self._stopping
+                    child.kill_reason = KillReason(ASKED_FOR_KILL, reason, counted, ids if counted else ())
+                child.send_signal(signal.SIGKILL)
 
     def _start(self, place: Place) -> None:
         place.restart = None
@@ -206,18 +194,16 @@ class Supervisor:
                 connect_seconds=self._connect_seconds if place.generation == 1 else None,
                 number=place.number,
                 generation=place.generation,
-                listener=self,
+                on_message=self._note,
             )
-            self._name_siblings(place.child)
         except OSError as error:  # no memory, no process ids: others may end meanwhile
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
             self._restart_later(place, place.backoff.delay_after(0.0, worked=False))
-
-    def _name_siblings(self, child: Child) -> None:
-        """Name those to a new child whose jobs the parent takes back, even if it finds them dead."""
+            return
+        # The parent takes back what its siblings leave, even if the new child finds them dead.
         siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
         for worker_id in [*siblings, *self._dead.waiting()]:
-            child.leave_to_parent(worker_id)
+            place.child.send(Sibling(worker_id=worker_id))
 
     def _restart_later(self, place: Place, seconds: float) -> None:
         if seconds:
@@ -229,15 +215,17 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return [place.child for place in self._places if place.child is not None]
 
-    def _work(self) -> FleetWork:
+    def _work(self) -> tuple[int, int | None]:
+        """Return how many runs have ended, and how many jobs are begun; None: that is not known."""
         children = self._children()
         begun = [child.begun() for child in children]
         running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
-        return FleetWork(self._ended_before + sum(child.ended for child in children), running)
+        return self._ended_before + sum(child.ended for child in children), running
 
     def _wake_children(self) -> None:
         for child in self._children():
-            child.wake()
+            if child.ready:
+                child.send(Wake())
 
     def _go_round(self) -> None:
         """Kill children that are silent for too long; hear them first, as the parent may have stood still."""
@@ -316,10 +304,14 @@ class Supervisor:
 
     def _ask_sibling(self, dead: DeadOwner) -> bool:
         """Have a live child take back the jobs: it is connected, and has loaded what it takes."""
-        able = [child for child in self._children() if child.can_take_back]
+        able = [
+            child
+            for child in self._children()
+            if child.ready and not child.stopped and child.kill_reason is None
+        ]
         if not able or self._stopping or len(dead.culprits) > MOST_CULPRITS:
             return False
-        min(able, key=lambda child: child.silence.seconds).take_back(dead)
+        min(able, key=lambda child: child.silence.seconds).send(TakeBack(dead=dead))
         return True
 
     def _just_woke(self) -> bool:
@@ -339,7 +331,7 @@ class Supervisor:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         force = self._signals > 1
-        running = self._work().running
+        _, running = self._work()
         reason = _waiting_for(running, self._settings.shutdown_timeout, force=force)
         self._logger.info("supervisor.stopping", signal=number.name, force=force, jobs=running, reason=reason)
         self._stop(force=force)

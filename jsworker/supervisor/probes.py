@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 import jsworker
 from jsworker.supervisor.children import DEATHS, FleetView, PlaceView
-from jsworker.telemetry.figures import exposition, merged, read_readiness, unpacked, wants_openmetrics
+from jsworker.telemetry.figures import exposition, merged, unpacked, wants_openmetrics
 from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.metrics import STALLS, of_logs
 from jsworker.telemetry.worker_status import Readiness
@@ -91,22 +91,21 @@ def readyz(view: FleetView) -> Response:
 
 def complaints_of(place: PlaceView) -> Iterator[str]:
     """Yield what a child cannot do."""
-    readiness = _readiness(place)
     if not place.ready:
         yield "starting"
-    elif readiness is None or place.report_seconds is None:
+    elif place.readiness is None or place.report_seconds is None:
         yield "no report yet"
     elif place.report_seconds > FRESH_SECONDS and not place.quiet:
         silent = place.silent_seconds
         since = f"its event loop has not come round for {silent:.0f} s"
         yield since if silent > FRESH_SECONDS else f"no report for {place.report_seconds:.0f} s"
     else:
-        yield from _degraded(readiness)
+        yield from _degraded(place.readiness)
 
 
 def remarks_on(place: PlaceView) -> Iterator[str]:
     """Yield what is not as it should be with a child that can do its work all the same."""
-    readiness = _readiness(place)
+    readiness = place.readiness
     if readiness is not None and readiness.nats and not readiness.publishing:
         yield "publishing: JetStream stores no messages; jobs are claimed from the table"
 
@@ -163,17 +162,10 @@ def _degraded(readiness: Readiness) -> Iterator[str]:
 
 
 def _all_well(view: FleetView) -> Response:
-    reported = [readiness for readiness in map(_readiness, view.places) if readiness is not None]
+    reported = [place.readiness for place in view.places if place.readiness is not None]
     migrations = sorted({readiness.migration for readiness in reported if readiness.migration is not None})
     lines = ["postgresql: ok", "nats: ok", f"migration: {' '.join(migrations)}", "pulling: ok"]
     return _answer(lines, able=True)
-
-
-def _readiness(place: PlaceView) -> Readiness | None:
-    try:
-        return None if place.readiness is None else read_readiness(place.readiness)
-    except ValueError:  # of a child whose memory is broken
-        return None
 
 
 def _unpacked(figures: str) -> list[Metric]:

@@ -13,24 +13,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from pydantic import TypeAdapter
 
-from jsworker.telemetry.worker_status import Readiness
-
-_READINESS: Final = TypeAdapter(Readiness)
 _FAMILIES: Final = TypeAdapter(list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]])
 """Name, documentation and type of each family, and its samples: name, labels, value."""
 
 LONGEST_UNPACKED: Final = 8 * 2**20
 """Bytes: more are not read."""
-
-
-def write_readiness(readiness: Readiness) -> str:
-    """Return a worker's readiness as text."""
-    return _READINESS.dump_json(readiness).decode()
-
-
-def read_readiness(text: str) -> Readiness:
-    """Return what ``write_readiness`` was given."""
-    return _READINESS.validate_json(text)
 
 
 def packed(registry: CollectorRegistry) -> str:

@@ -15,16 +15,21 @@ from jsworker.supervisor.child_messages import (
     KillRequest,
     QuietUntil,
     Registered,
+    Report,
     StopWorker,
     TakeBack,
     Tick,
     Wake,
 )
+from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
 
+WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=["a"])
 TO_PARENT: list[FromChild] = [
     Tick(),
+    Report(readiness=WELL, figures="figures"),
+    Report(readiness=None, figures=None),
     Registered(worker_id="host-1-0123abcd"),
     QuietUntil(boottime=12.5),
     KillRequest(culprits=[(uuid4(), 3)], reason="a thread that never ends\n"),
@@ -62,6 +67,7 @@ def test_messages_arrive_however_they_are_cut(
         b'{"what":"quiet","boottime":Infinity}',
         b'{"what":"kill","culprits":"all","reason":""}',
         b'{"what":"stop","force":true}',
+        b'{"what":"report","readiness":"nonsense","figures":null}',
         b"[" * 30_000,
         b"x" * (LONGEST_LINE + 1),
     ],
