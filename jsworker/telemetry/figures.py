@@ -1,13 +1,13 @@
-"""Figures and readiness as text: from a worker process to its supervisor, and to Prometheus."""
+"""Figures as text: from a worker process to its supervisor, and to Prometheus."""
 
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric, Sample
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
@@ -22,33 +22,29 @@ LONGEST_UNPACKED: Final = 8 * 2**20
 
 def packed(registry: CollectorRegistry) -> str:
     """Return everything that a registry holds, as one short line of ASCII."""
-    families = [
-        (
-            family.name,
-            family.documentation,
-            family.type,
-            [
-                (sample.name, sample.labels, sample.value)
-                for sample in family.samples
-                # The time at which a counter was created shows no more than a restart of its process does.
-                if not sample.name.endswith("_created")
-            ],
-        )
-        for family in registry.collect()
-    ]
+    families = []
+    for family in registry.collect():
+        # The time at which a counter was created shows no more than a restart of its process does.
+        samples = [sample[:3] for sample in family.samples if not sample.name.endswith("_created")]
+        families.append((family.name, family.documentation, family.type, samples))
     return b64encode(zlib.compress(json.dumps(families).encode(), 1)).decode()
 
 
 def unpacked(line: str) -> list[Metric]:
-    """Return what ``packed`` was given."""
+    """Return what ``packed`` was given; ValueError: that is not what this is."""
+    unpacking = zlib.decompressobj()
     try:
-        unpacking = zlib.decompressobj()
         text = unpacking.decompress(b64decode(line, validate=True), LONGEST_UNPACKED)
-        if not unpacking.eof:
-            raise ValueError(f"more than {LONGEST_UNPACKED} bytes, or cut off")
-        return [_family(*fields) for fields in _FAMILIES.validate_json(text)]
     except zlib.error as error:
         raise ValueError(f"no packed figures: {error}") from None
+    if not unpacking.eof:
+        raise ValueError(f"more than {LONGEST_UNPACKED} bytes, or cut off")
+    families = []
+    for name, documentation, kind, samples in _FAMILIES.validate_json(text):
+        family = Metric(name, documentation, kind)
+        family.samples = [Sample(*sample) for sample in samples]
+        families.append(family)
+    return families
 
 
 def merged(processes: Mapping[str, Iterable[Metric]]) -> list[Metric]:
@@ -69,26 +65,16 @@ def wants_openmetrics(accept: str) -> bool:
 
 def exposition(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[bytes, str]:
     """Return figures in the OpenMetrics format, or in Prometheus's older one, and the content type."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(list(families)))
+    given = _Given()
+    given.families = families
     if as_openmetrics:
-        shown: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # the library's own lack
+        shown: bytes = openmetrics.generate_latest(given)  # type: ignore[no-untyped-call]  # the library's own lack
         return shown, openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+    return generate_latest(given), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class _Given(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    families: Iterable[Metric]
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
-
-
-def _family(
-    name: str, documentation: str, kind: str, samples: Iterable[tuple[str, dict[str, str], float]]
-) -> Metric:
-    family = Metric(name, documentation, kind)
-    for sample_name, labels, value in samples:
-        family.add_sample(sample_name, labels, value)
-    return family
+    def collect(self) -> Iterable[Metric]:
+        return self.families

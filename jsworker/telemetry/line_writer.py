@@ -86,28 +86,22 @@ class LineWriter:
             if not self._write(text.encode(self._encoding, "backslashreplace")):
                 self.dropped += 1
                 self._reported += 1  # the reader of a report is gone as well
-            elif self.dropped > self._reported and self._on_dropped is not None and self._has_room():
+            elif self.dropped > self._reported and self._waiting.qsize() <= MOST_LINES // 2:
                 dropped, self._reported = self.dropped - self._reported, self.dropped
-                self._on_dropped(dropped)
-
-    def _has_room(self) -> bool:
-        return self._waiting.qsize() <= MOST_LINES // 2
+                if self._on_dropped is not None:
+                    self._on_dropped(dropped)
 
     def _write(self, data: bytes) -> bool:
         while data:
             try:
                 data = data[os.write(self.descriptor, data) :]
             except BlockingIOError:  # another process has made the shared pipe non-blocking
-                self._await_room()
+                room = select.poll()  # unlike select.select, for any descriptor
+                room.register(self.descriptor, select.POLLOUT)
+                room.poll()
             except OSError:
                 return False
         return True
-
-    def _await_room(self) -> None:
-        """Wait until something can be written, or it is certain that nothing can: the next attempt shows."""
-        room = select.poll()  # unlike select.select, for any descriptor
-        room.register(self.descriptor, select.POLLOUT)
-        room.poll()
 
 
 def writer_to(stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> "TextIO | LineWriter":

@@ -69,15 +69,19 @@ class ConsoleLines:
         mark = f"{level:<8}"
         if self._colours:
             mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
-        head = [_local_time(event["timestamp"]), mark, *_subject(event), _in_words(str(event["event"]))]
-        left_out = _APART | _OF_JOBS if event.get("job_id") is not None else _APART
+        time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
+        kind, job_id = event.get("kind"), event.get("job_id")
+        subject = [] if kind is None else [str(kind)]
+        subject += [] if job_id is None else [short_id(job_id)]
+        words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(str(event["event"])))]
+        left_out = _APART if job_id is None else _APART | _OF_JOBS
         message = next((name for name in _MESSAGES if event.get(name) is not None), None)
         pairs = [
             f"{printable(name, 200)}={_value(value)}"
             for name, value in event.items()
             if value is not None and name != message and name not in left_out
         ]
-        line = " ".join(head) + (f" ({', '.join(pairs)})" if pairs else "")
+        line = " ".join([time, mark, *words]) + (f" ({', '.join(pairs)})" if pairs else "")
         if message is not None:
             line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
         if event.get("at"):
@@ -87,20 +91,8 @@ class ConsoleLines:
         return CLEAR_LINE + line if self._clears else line
 
 
-def _local_time(timestamp: Any) -> str:
-    return datetime.fromisoformat(str(timestamp)).astimezone().strftime("%H:%M:%S")
-
-
-def _subject(event: Mapping[str, Any]) -> Iterator[str]:
-    if event.get("kind") is not None:
-        yield printable(str(event["kind"]), LONGEST_VALUE)
-    if event.get("job_id") is not None:
-        yield printable(short_id(event["job_id"]), LONGEST_VALUE)
-
-
 def _in_words(name: str) -> str:
-    words = _WORDS.get(name) or (re.sub(r"[._]", " ", name) if _EVENT.fullmatch(name) else name)
-    return printable(words, LONGEST_VALUE)
+    return _WORDS.get(name) or (re.sub(r"[._]", " ", name) if _EVENT.fullmatch(name) else name)
 
 
 def _value(value: Any) -> str:
@@ -133,11 +125,12 @@ def _plain(value: Any) -> Any:
         case float() if math.isfinite(value):
             return value
         case Mapping():
-            return _bounded({printable(str(name), 200): _plain(item) for name, item in value.items()})
+            plain: Any = {printable(str(name), 200): _plain(item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return _bounded([_plain(item) for item in value])
+            plain = [_plain(item) for item in value]
         case _:
             return printable(_text(value), LONGEST_VALUE)
+    return plain if len(str(plain)) <= LONGEST_VALUE else printable(str(plain), LONGEST_VALUE)
 
 
 def _text(value: Any) -> str:
@@ -148,8 +141,3 @@ def _text(value: Any) -> str:
             return f"{type(value).__name__}: {value}"
         case _:
             return str(value)
-
-
-def _bounded(value: Any) -> Any:
-    text = str(value)
-    return value if len(text) <= LONGEST_VALUE else printable(text, LONGEST_VALUE)

@@ -11,38 +11,19 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from jsworker.core.errors import SettingsError
 from jsworker.core.events import EVENT_NAMES, Event, Events
-from jsworker.core.names import shown
 from jsworker.core.tracebacks import raised_at
 from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter, writer_to
 from jsworker.telemetry.log_lines import CLEAR_LINE, ConsoleLines, json_fields
 
-_LEVELS: Final = {
-    name: logging.getLevelNamesMapping()[name.upper()]
-    for name in ("debug", "info", "warning", "error", "critical")
-}
 _PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
 _WARNINGS: Final = frozenset(
-    {
-        "job.error",
-        "job.failed",
-        "job.stalled",
-        "job.fenced",
-        "job.lost",
-        "stale.detected",
-        "stale.recovered",
-        "recovery.off",
-        "heartbeat.failed",
-        "database.changed",
-        "prune.failed",
-        "message.dead",
-        "message.refused",
-        "message.republished",
-        "row.refused",
-        "setup.slow",
+    (
+        *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
+        *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),
+        *("message.dead", "message.refused", "message.republished", "prune.failed", "setup.slow"),
         "worker.degraded",
-    }
+    )
 )
 _ERRORS: Final = frozenset({"job.stop_ignored"})
 _REPORTED_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
@@ -87,14 +68,8 @@ def configure_logs(
         format: ``json``, one line each, or ``console`` for people, with tracebacks below.
         level: the least level: debug, info, warning, error or critical.
         stream: where the lines go; default: stderr.
-
-    Raises:
-        SettingsError: there is no such format or level.
     """
-    if format not in ("json", "console"):
-        raise SettingsError(f"JSWORKER_LOG_FORMAT={shown(format)} must be json or console")
-    if level not in _LEVELS:
-        raise SettingsError(f"JSWORKER_LOG_LEVEL={shown(level)} must be one of {', '.join(_LEVELS)}")
+    least = logging.getLevelNamesMapping()[level.upper()]
     out = _stderr() if stream is None else stream
     prepare: list[Processor] = [
         _with_bound_facts,
@@ -111,14 +86,14 @@ def configure_logs(
     )
     structlog.configure(
         processors=[*prepare, _in_order, *write],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
     )
     formatter = ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
         processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
     )
-    _handle_logging(out, _LEVELS[level], formatter)
+    _handle_logging(out, least, formatter)
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -105,18 +105,13 @@ class Fleet:
 class Observed(Protocol):
     """A worker, as its figures see it."""
 
-    @property
-    def events(self) -> Events:
-        """Its events."""
-        ...
+    events: Events
 
     def status(self) -> WorkerStatus | None:
         """Return its status; None before it has started."""
-        ...
 
     def fleet(self) -> Fleet | None:
         """Return what its last survey found; None: it makes none, or had no answer lately."""
-        ...
 
 
 class KindLabels:
@@ -127,9 +122,6 @@ class KindLabels:
 
     def label(self, kind: str) -> str:
         """Return what a kind is called in figures: few labels, however many kinds producers invent."""
-        label = self._labels.get(kind)
-        if label is not None:
-            return label
-        if len(self._labels) >= MOST_KINDS:
-            return OTHER_KINDS
-        return self._labels.setdefault(kind, kind)
+        if kind in self._labels or len(self._labels) < MOST_KINDS:
+            return self._labels.setdefault(kind, kind)
+        return OTHER_KINDS
