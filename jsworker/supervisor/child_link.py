@@ -3,6 +3,7 @@
 import asyncio
 import faulthandler
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -13,24 +14,10 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
+from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
-from jsworker.supervisor.child_messages import (
-    FROM_PARENT,
-    LONGEST_FIGURES,
-    LONGEST_TEXT,
-    MOST_CULPRITS,
-    FromParent,
-    KillRequest,
-    LastWords,
-    QuietUntil,
-    Ready,
-    Registered,
-    Report,
-    Stopped,
-    StopWorker,
-    Tick,
-)
-from jsworker.supervisor.child_start import ChildStart, on_sigterm
+from jsworker.supervisor.child_start import ChildStart
+from jsworker.supervisor.messages import FromParent
 from jsworker.telemetry.logs import drain_logs, write_line
 from jsworker.telemetry.worker_status import MOST_KINDS, Readiness
 
@@ -56,7 +43,7 @@ class ChildLink:
         self._parent = start.parent
         self._link: MessageLink[FromParent] = MessageLink(
             socket.socket(fileno=start.link),
-            FROM_PARENT,
+            messages.FROM_PARENT,
             on_message=lambda message: self._obey(message),  # noqa: PLW0108 -- which ``open`` sets
             on_end=self._note_orphaned,
         )
@@ -73,12 +60,13 @@ class ChildLink:
         self._orphan_seconds = 2 * settings.statement_timeout + _ORPHAN_SECONDS
         self._obey = obey
         self._link.open()
-        on_sigterm(self._note_sigterm)
+        # Between two steps of the main thread, whatever its loop does.
+        signal.signal(signal.SIGTERM, lambda *_: self._note_sigterm())
         self._tick()
 
     def close(self) -> None:
         """Neither read, send nor tick any more; SIGTERM is ignored from here on, for the child ends."""
-        on_sigterm(lambda: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
         if self._ticking is not None:
             self._ticking.cancel()
         self._link.detach()
@@ -87,13 +75,13 @@ class ChildLink:
 
     def registered(self, worker_id: str) -> None:
         """Report the worker's id: from here on jobs may be held, and the watchdog's time-out holds."""
-        self._link.send(Registered(worker_id=worker_id))
+        self._link.send(messages.Registered(worker_id=worker_id))
         self._holds_jobs = True
         self._postpone_last_resort()
 
     def ready(self, kinds: Sequence[str]) -> None:
         """Report that the worker works, and on what."""
-        self._link.send(Ready(kinds=list(kinds[:MOST_KINDS])))
+        self._link.send(messages.Ready(kinds=list(kinds[:MOST_KINDS])))
 
     def began(self, job_id: UUID) -> None:
         """Note, for the parent to find, that a job's run begins."""
@@ -110,15 +98,15 @@ class ChildLink:
 
         The figures are packed; None: there are no new ones. Returns whether they are short enough.
         """
-        fits = figures is None or len(figures) <= LONGEST_FIGURES
+        fits = figures is None or len(figures) <= messages.LONGEST_FIGURES
         if not self._link.unsent:
-            self._link.send(Report(readiness=readiness, figures=figures if fits else None))
+            self._link.send(messages.Report(readiness=readiness, figures=figures if fits else None))
         return fits
 
     def quiet_until(self, boottime: float) -> None:
         """Announce that the event loop may be silent until then."""
         self._quiet_until = boottime
-        self._link.send(QuietUntil(boottime=boottime))
+        self._link.send(messages.Tick(quiet_until=boottime))
         self._postpone_last_resort()
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
@@ -128,22 +116,23 @@ class ChildLink:
         self._asked_for_kill = True
         if sys.stderr is not None:
             _show_stacks()
-        named = list(culprits[:MOST_CULPRITS])
-        self._link.send(KillRequest(culprits=named, reason=reason[:LONGEST_TEXT]))
+        named = list(culprits[: messages.MOST_CULPRITS])
+        self._link.send(messages.KillRequest(culprits=named, reason=reason[: messages.LONGEST_TEXT]))
 
     def stopped(self, *, holds_jobs: bool) -> None:
         """Report that the worker has stopped in order, and whether it still holds jobs."""
-        self._link.send(Stopped(holds_jobs=holds_jobs))
+        self._link.send(messages.Stopped(holds_jobs=holds_jobs))
 
     def last_words(self, text: str) -> bool:
         """Send, outside of the event loop, the error by which the process ends; False: the parent is gone."""
-        return self._link.send_blocking(LastWords(text=text[:LONGEST_TEXT]), seconds=_LAST_WORDS_SECONDS)
+        words = messages.LastWords(text=text[: messages.LONGEST_TEXT])
+        return self._link.send_blocking(words, seconds=_LAST_WORDS_SECONDS)
 
     def _tick(self) -> None:
         seconds = min(LONGEST_TICK_SECONDS, self._watchdog_timeout / TICKS_PER_TIMEOUT)
         self._ticking = self._loop.call_later(seconds, self._tick)
         if not self._link.unsent:  # a parent that does not read needs no more of them
-            self._link.send(Tick())
+            self._link.send(messages.Tick(quiet_until=self._quiet_until))
         self._postpone_last_resort()
 
     def _postpone_last_resort(self) -> None:
@@ -162,11 +151,11 @@ class ChildLink:
         if is_orphan:
             self._limit_orphan()  # here and now: the loop may hang
         with suppress(RuntimeError):  # the loop is closed: the child ends
-            self._loop.call_soon_threadsafe(self._obey, StopWorker(force=is_orphan))
+            self._loop.call_soon_threadsafe(self._obey, messages.StopWorker(force=is_orphan))
 
     def _note_orphaned(self) -> None:
         self._limit_orphan()
-        self._obey(StopWorker(force=True))
+        self._obey(messages.StopWorker(force=True))
 
     def _limit_orphan(self) -> None:
         if not self._orphaned and sys.stderr is not None:

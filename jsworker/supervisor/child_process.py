@@ -8,33 +8,26 @@ import subprocess
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import LONGEST_LINE, SPARING_RATE, MessageLink
 from jsworker.core.settings import Settings, variable_of
+from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs
-from jsworker.supervisor.child_messages import (
-    FROM_CHILD,
-    LONGEST_LINE_OF_CHILD,
-    FromChild,
-    FromParent,
-    LastWords,
-    QuietUntil,
-    Ready,
-    Registered,
-    Report,
-    Stopped,
-    StopWorker,
-    Tick,
-)
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
+from jsworker.supervisor.messages import FromChild, FromParent
 from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import Silence
 
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 _SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
+
+
+Death: TypeAlias = Literal["hung", "condemned", "killed", "exited"]
+"""How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
+the child asked to be killed; a signal of another process; by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +37,7 @@ class KillReason:
     If there are any culprits, only these jobs' stalls count.
     """
 
-    how: str
+    how: Death
     reason: str
     counted: bool
     culprits: tuple[UUID, ...] = ()
@@ -119,10 +112,10 @@ class Child:
         self._name = f"{settings.hostname}-{self.pid}" if settings.worker_id is None else name
         self._link = MessageLink(
             ours,
-            FROM_CHILD,
+            messages.FROM_CHILD,
             on_message=self._note,
             rate=SPARING_RATE,
-            longest_line=LONGEST_LINE_OF_CHILD,
+            longest_line=messages.LONGEST_LINE_OF_CHILD,
         )
         self._link.open()
 
@@ -172,7 +165,7 @@ class Child:
 
     def stop(self, *, force: bool) -> None:
         """Ask it to stop, in both ways: its loop may hang, or it may not read its link yet."""
-        self.send(StopWorker(force=force))
+        self.send(messages.StopWorker(force=force))
         self.send_signal(signal.SIGTERM)
 
     def send(self, message: FromParent) -> None:
@@ -197,28 +190,27 @@ class Child:
 
     def _note(self, message: FromChild) -> None:
         match message:
-            case Tick():
+            case messages.Tick(quiet_until=until):
                 self.silence.note_tick()
-            case QuietUntil(boottime=until):
                 self.silence.allow(until)
-            case Registered(worker_id=worker_id):
+            case messages.Registered(worker_id=worker_id):
                 # Only an id of its own: the parent will take back all jobs of that owner.
                 own = worker_id.startswith(self._name) and _RANDOM_END.fullmatch(worker_id[len(self._name) :])
                 if not own or self.worker_id is not None:
                     return
                 self.worker_id, self.holds_jobs = worker_id, True
                 self.silence.tighten(self._watchdog_timeout)
-            case Ready():
+            case messages.Ready():
                 if self.ready:
                     return
                 self.ready = True
-            case Report(readiness=readiness, figures=figures):
+            case messages.Report(readiness=readiness, figures=figures):
                 self.readiness, self.reported_at = readiness, boottime()
                 if figures is not None:
                     self.figures, self.figures_at = figures, self.reported_at
-            case Stopped(holds_jobs=holds_jobs):
+            case messages.Stopped(holds_jobs=holds_jobs):
                 self.stopped, self.holds_jobs = True, holds_jobs
-            case LastWords(text=text):
+            case messages.LastWords(text=text):
                 self.last_words = text
         self._on_message(self, message)
 

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Final, Self
@@ -68,8 +68,3 @@ def start_as_child(parent: int) -> None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
     follow_parent(parent, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
-
-
-def on_sigterm(call: Callable[[], None]) -> None:
-    """Call this at SIGTERM from now on: between two steps of the main thread, whatever its loop does."""
-    signal.signal(signal.SIGTERM, lambda *_: call())

@@ -16,8 +16,8 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor
 from jsworker.supervisor.child_link import ChildLink
-from jsworker.supervisor.child_messages import FromParent, Sibling, StopWorker, TakeBack, Wake
 from jsworker.supervisor.child_start import ChildStart
+from jsworker.supervisor.messages import FromParent, Sibling, StopWorker, TakeBack, Wake
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
 from jsworker.worker.watchdog import reported_while_slow

@@ -9,17 +9,9 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.processor import Backoff
-from jsworker.supervisor.child_process import Child
+from jsworker.supervisor.child_process import Child, Death
 from jsworker.telemetry.logs import show_line
 from jsworker.telemetry.worker_status import Readiness
-
-HUNG: Final = "hung"
-ASKED_FOR_KILL: Final = "condemned"
-KILLED: Final = "killed"
-EXITED: Final = "exited"
-DEATHS: Final = (HUNG, ASKED_FOR_KILL, KILLED, EXITED)
-"""How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
-the child asked to be killed; a signal of another process; by itself."""
 
 _BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 _LONG_LIFE_SECONDS: Final = 60.0
@@ -79,13 +71,13 @@ class FleetView:
     """The supervisor at one moment of boot time.
 
     Attributes:
-        deaths: how many children ended without a request to stop, by ``DEATHS``.
+        deaths: how many children ended without a request to stop, by how they did.
         stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
     """
 
     places: Sequence[PlaceView]
     stopping: bool
-    deaths: Mapping[str, int]
+    deaths: Mapping[Death, int]
     now: float
     stalls: Mapping[tuple[str, bool], int] = field(default_factory=dict)
 

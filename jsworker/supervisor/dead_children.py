@@ -1,13 +1,9 @@
 """What a dead child held goes back to the others, at once, and again for what was on its way when it died."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 import structlog
 
@@ -24,23 +20,6 @@ if TYPE_CHECKING:
 _REMIND_SECONDS: Final = 60.0
 
 
-@dataclass(slots=True, eq=False)
-class _DeadChild:
-    """A dead child whose jobs are not all taken back yet.
-
-    Attributes:
-        jobs: how many were taken back, by where they went.
-        found: whether the database has answered once.
-        refused: jobs that were reported because PostgreSQL refuses their rows.
-    """
-
-    owner: DeadOwner
-    died_at: float = field(default_factory=boottime)
-    jobs: Counter[str] = field(default_factory=Counter)
-    found: bool = False
-    refused: set[UUID] = field(default_factory=set)
-
-
 class DeadChildren:
     """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end.
 
@@ -49,7 +28,7 @@ class DeadChildren:
     """
 
     def __init__(
-        self, settings: Settings, *, worker_id: str, events: Events, on_requeued: Callable[[], None]
+        self, settings: Settings, worker_id: str, events: Events, *, on_requeued: Callable[[], None]
     ) -> None:
         """Begin with an empty list; ``on_requeued`` is called when jobs wait to be published."""
         self._settings = settings
@@ -68,7 +47,8 @@ class DeadChildren:
         If a sibling was asked, which does so right now, this looks once more at the end of the time in which
         a claim of the dead child may still commit.
         """
-        taking = self._take_back(_DeadChild(owner), owner.settled_at if asked_sibling else boottime())
+        now = boottime()
+        taking = self._take_back(owner, now, owner.settled_at if asked_sibling else now)
         task = asyncio.create_task(taking, name=f"reset {owner.worker_id}")
         self._dead[task] = owner.worker_id
         task.add_done_callback(self._dead.pop)
@@ -86,66 +66,66 @@ class DeadChildren:
         """Wait until all is taken back, and give up what is not done in time; others find it later."""
         if self._dead:
             await asyncio.wait(self._dead, timeout=seconds)
-        for task, worker_id in list(self._dead.items()):
+        for task, worker_id in self._dead.items():
             task.cancel()
             self._logger.warning("burial.given_up", worker_id=worker_id, reason="the supervisor ended")
         if self._dead:
             await asyncio.wait(self._dead)
 
-    async def _take_back(self, dead: _DeadChild, first_look: float) -> None:
+    async def _take_back(self, owner: DeadOwner, died_at: float, first_look: float) -> None:
         await asyncio.sleep(first_look - boottime())
         while True:
             try:
-                return await self._reset(dead)
+                return await self._reset(owner, died_at)
             except Exception:  # a mistake of ours
                 self._logger.exception("burial.failed", dead=len(self._dead))
                 await asyncio.sleep(_REMIND_SECONDS)
 
-    async def _reset(self, dead: _DeadChild) -> None:
+    async def _reset(self, owner: DeadOwner, died_at: float) -> None:
         # Loaded for the first dead child: SQLAlchemy would double the memory of every parent that needs none.
         from jsworker.ownership.database import Database  # noqa: PLC0415 -- see above
-        from jsworker.worker.recovery.resets import reset_dead_owner  # noqa: PLC0415 -- see above
+        from jsworker.worker.recovery.resets import report_resets, reset_dead_owner  # noqa: PLC0415 -- see above
+
+        jobs: Counter[str] | None = None  # by where they went
+        refused: set[str] = set()
+
+        async def report(taken: "TakenBack") -> None:
+            nonlocal jobs
+            self.stalls.update((self._labels.label(reset.kind), reset.counted) for reset in taken.resets)
+            report_resets(taken.resets, cause="dead", events=self._events)
+            if any(reset.status == "queued" for reset in taken.resets):
+                self._on_requeued()
+            if taken.resets or jobs is None:
+                jobs = (jobs or Counter()) + Counter(reset.status for reset in taken.resets)
+                seconds = round(boottime() - died_at, 3)
+                self._logger.info("child.buried", worker_id=owner.worker_id, seconds=seconds, jobs=dict(jobs))
+            for job_id, error in taken.refused.items():
+                if str(job_id) not in refused:
+                    refused.add(str(job_id))
+                    self._report_refusal(owner, error, job_id=str(job_id))
 
         timeout = self._settings.statement_timeout
         database = Database(self._settings.database_dsn(), statement_timeout=timeout, pool_size=1)
         try:
             unmarked = await reset_dead_owner(
                 database,
-                dead.owner,
+                owner,
                 worker_id=self._worker_id,
                 statement_timeout=timeout,
-                report=partial(self._report, dead),
-                failed=partial(self._complain, dead),
+                report=report,
+                failed=lambda error: self._complain(owner, error),
             )
         finally:
             await database.close()
         if unmarked is not None:
-            self._logger.warning("burial.refused", worker_id=dead.owner.worker_id, reason=unmarked)
+            self._report_refusal(owner, unmarked)
 
-    async def _report(self, dead: _DeadChild, taken: "TakenBack") -> None:
-        from jsworker.worker.recovery.resets import report_resets  # noqa: PLC0415 -- with SQLAlchemy, see above
+    def _report_refusal(self, owner: DeadOwner, reason: object, **job: str) -> None:
+        self._logger.warning("burial.refused", worker_id=owner.worker_id, **job, reason=str(reason))
 
-        worker_id = dead.owner.worker_id
-        jobs = Counter(reset.status for reset in taken.resets)
-        dead.jobs += jobs
-        self.stalls.update((self._labels.label(reset.kind), reset.counted) for reset in taken.resets)
-        report_resets(taken.resets, cause="dead", events=self._events)
-        if jobs["queued"]:
-            self._on_requeued()
-        if jobs or not dead.found:
-            seconds = round(boottime() - dead.died_at, 3)
-            self._logger.info("child.buried", worker_id=worker_id, seconds=seconds, jobs=dict(dead.jobs))
-        dead.found = True
-        for job_id, error in taken.refused.items():
-            if job_id not in dead.refused:
-                dead.refused.add(job_id)
-                self._logger.warning(
-                    "burial.refused", worker_id=worker_id, job_id=str(job_id), reason=str(error)
-                )
-
-    def _complain(self, dead: _DeadChild, error: JsworkerError) -> None:
-        if time.monotonic() >= self._complain_at:  # an outage may last for hours
-            self._complain_at = time.monotonic() + _REMIND_SECONDS
+    def _complain(self, owner: DeadOwner, error: JsworkerError) -> None:
+        if boottime() >= self._complain_at:  # an outage may last for hours
+            self._complain_at = boottime() + _REMIND_SECONDS
             self._logger.warning(
-                "burial.waiting", worker_id=dead.owner.worker_id, dead=len(self._dead), reason=str(error)
+                "burial.waiting", worker_id=owner.worker_id, dead=len(self._dead), reason=str(error)
             )

@@ -13,28 +13,10 @@ import structlog
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.supervisor.child_messages import (
-    MOST_CULPRITS,
-    FromChild,
-    KillRequest,
-    Ready,
-    Registered,
-    Sibling,
-    TakeBack,
-    Wake,
-)
-from jsworker.supervisor.child_process import Child, KillReason, reap_orphans
+from jsworker.supervisor import messages
+from jsworker.supervisor.child_process import Child, Death, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
-from jsworker.supervisor.children import (
-    ASKED_FOR_KILL,
-    EXITED,
-    HUNG,
-    KILLED,
-    FleetView,
-    Place,
-    RestartBackoff,
-    show_work,
-)
+from jsworker.supervisor.children import FleetView, Place, RestartBackoff, show_work
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
@@ -81,16 +63,12 @@ class Supervisor:
         self._command = command
         self._environment = environment
         self._connect_seconds = connect_seconds
-        self._places = [
-            Place(number, RestartBackoff(settings.heartbeat_interval))
-            for number in range(1, settings.processes + 1)
-        ]
-        self._deaths: Counter[str] = Counter()
+        backoffs = [RestartBackoff(settings.heartbeat_interval) for _ in range(settings.processes)]
+        self._places = [Place(number, backoff) for number, backoff in enumerate(backoffs, 1)]
+        self._deaths: Counter[Death] = Counter()
         self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
         self._events = Events()
-        self._dead = DeadChildren(
-            settings, worker_id=self._id, events=self._events, on_requeued=self._wake_children
-        )
+        self._dead = DeadChildren(settings, self._id, self._events, on_requeued=self._wake_children)
         round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
         self._round_seconds = min(_LONGEST_ROUND_SECONDS, max(_SHORTEST_ROUND_SECONDS, round_seconds))
         self._over = asyncio.Event()
@@ -164,23 +142,23 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._on_stop_signal, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
-    def _note(self, child: Child, message: FromChild) -> None:
+    def _note(self, child: Child, message: messages.FromChild) -> None:
         match message:
-            case Ready(kinds=kinds):
+            case messages.Ready(kinds=kinds):
                 self._places[child.number - 1].was_ready = True
                 self._dead.expect(kinds)
                 self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
-            case Registered(worker_id=worker_id):
+            case messages.Registered(worker_id=worker_id):
                 for other in self._children():
                     if other is not child:
-                        other.send(Sibling(worker_id=worker_id))
-            case KillRequest(culprits=culprits, reason=reason):
+                        other.send(messages.Sibling(worker_id=worker_id))
+            case messages.KillRequest(culprits=culprits, reason=reason):
                 if child.kill_reason is None:
                     ids = tuple(job_id for job_id, _ in culprits)
                     named = [str(job_id) for job_id in ids]
                     self._logger.warning("child.condemned", **child.facts(), reason=reason, culprits=named)
                     counted = not self._stopping
-                    child.kill_reason = KillReason(ASKED_FOR_KILL, reason, counted, ids if counted else ())
+                    child.kill_reason = KillReason("condemned", reason, counted, ids if counted else ())
                 child.send_signal(signal.SIGKILL)
 
     def _start(self, place: Place) -> None:
@@ -203,7 +181,7 @@ class Supervisor:
         # The parent takes back what its siblings leave, even if the new child finds them dead.
         siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
         for worker_id in [*siblings, *self._dead.waiting()]:
-            place.child.send(Sibling(worker_id=worker_id))
+            place.child.send(messages.Sibling(worker_id=worker_id))
 
     def _restart_later(self, place: Place, seconds: float) -> None:
         if seconds:
@@ -225,28 +203,26 @@ class Supervisor:
     def _wake_children(self) -> None:
         for child in self._children():
             if child.ready:
-                child.send(Wake())
+                child.send(messages.Wake())
 
     def _go_round(self) -> None:
         """Kill children that are silent for too long; hear them first, as the parent may have stood still."""
         self._round = self._loop.call_later(self._round_seconds, self._go_round)
         now = boottime()
-        passed = now - self._heard_at
-        self._heard_at = now
-        if self._stood_still(passed):
+        if self._stood_still():
             self._woke_at = now
+        heard = min(now - self._heard_at, _HEARD_ROUNDS * self._round_seconds)
+        self._heard_at = now
         for child in self._children():
             child.hear()
-            heard = min(passed, _HEARD_ROUNDS * self._round_seconds)
             if child.silence.pass_by(heard, now=now) and child.kill_reason is None:
                 self._kill_hung(child)
         self._reap()
 
     def _kill_hung(self, child: Child) -> None:
-        seconds = round(child.silence.seconds, 2)
-        self._logger.error("child.hung", **child.facts(), silent_seconds=seconds)
+        self._logger.error("child.hung", **child.facts(), silent_seconds=round(child.silence.seconds, 2))
         reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
-        child.kill_reason = KillReason(HUNG, reason, counted=not self._stopping)
+        child.kill_reason = KillReason("hung", reason, counted=not self._stopping)
         # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
         self._loop.call_later(_LINE_SECONDS, child.send_signal, DUMP_SIGNAL)
         self._loop.call_later(_LINE_SECONDS, child.send_signal, signal.SIGTERM)
@@ -254,11 +230,12 @@ class Supervisor:
 
     def _reap(self) -> None:
         for place in self._places:
-            if place.child is not None and place.child.exit_code is not None:
-                child, place.child = place.child, None
+            child = place.child
+            if child is not None and (code := child.exit_code) is not None:
+                place.child = None
                 self._ended_before += child.ended
                 child.close()
-                self._note_death(place, child, child.exit_code or 0)
+                self._note_death(place, child, code)
         if os.getpid() == 1:
             reap_orphans([child.pid for child in self._children()])
         if self._stopping and not self._children():
@@ -271,13 +248,16 @@ class Supervisor:
         if not well and not unfit:
             self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
             if not self._stopping:
-                ended_by_itself = KILLED if code < 0 else EXITED
+                ended_by_itself: Death = "killed" if code < 0 else "exited"
                 self._deaths[child.kill_reason.how if child.kill_reason else ended_by_itself] += 1
         self._take_back_jobs_of(child)
         if self._stopping:
             self._code = self._code or int(not well)
         elif unfit:
-            self._end_for(child, code)
+            # No other child could work either.
+            self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
+            self._words = child.last_words
+            self._stop(force=False)
         else:
             self._restart_later(place, place.backoff.delay_after(child.age, worked=child.ready))
 
@@ -285,48 +265,28 @@ class Supervisor:
         if child.worker_id is None or not child.holds_jobs:
             return
         if not self._settings.recovers_by()["supervisor"]:
-            self._logger.warning(
-                "child.not_buried",
-                **child.facts(),
-                reason=f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand",
-            )
+            reason = f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand"
+            self._logger.warning("child.not_buried", **child.facts(), reason=reason)
             return
+        # What stood still until a moment ago probably did so together with the whole machine.
+        just_woke = boottime() - self._woke_at < _MARGIN_SECONDS or self._stood_still()
+        innocent = self._stopping or (just_woke and child.exit_code not in _OWN_ENDS)
         reason = f"its process ended: {child.ending()}"
-        innocent = self._just_woke() and child.exit_code not in _OWN_ENDS
-        kill = child.kill_reason or KillReason(KILLED, reason, counted=not (self._stopping or innocent))
+        kill = child.kill_reason or KillReason("killed", reason, counted=not innocent)
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         counted, culprits = kill.counted, kill.culprits
         if counted and not culprits and (begun := child.begun()) is not None:
             # No job that still waited for its slot can have ended the process.
             counted, culprits = bool(begun), begun
         dead = DeadOwner(child.worker_id, kill.reason, boottime() + in_flight, counted, culprits)
-        self._dead.add(dead, asked_sibling=self._ask_sibling(dead))
+        able = [each for each in self._children() if each.ready and not (each.stopped or each.kill_reason)]
+        asks_sibling = bool(able) and not self._stopping and len(culprits) <= messages.MOST_CULPRITS
+        if asks_sibling:  # it is connected, and has loaded what it takes
+            min(able, key=lambda each: each.silence.seconds).send(messages.TakeBack(dead=dead))
+        self._dead.add(dead, asked_sibling=asks_sibling)
 
-    def _ask_sibling(self, dead: DeadOwner) -> bool:
-        """Have a live child take back the jobs: it is connected, and has loaded what it takes."""
-        able = [
-            child
-            for child in self._children()
-            if child.ready and not child.stopped and child.kill_reason is None
-        ]
-        if not able or self._stopping or len(dead.culprits) > MOST_CULPRITS:
-            return False
-        min(able, key=lambda child: child.silence.seconds).send(TakeBack(dead=dead))
-        return True
-
-    def _just_woke(self) -> bool:
-        """Return whether the parent stood still until a moment ago: its children probably did as well."""
-        now = boottime()
-        return now - self._woke_at < _MARGIN_SECONDS or self._stood_still(now - self._heard_at)
-
-    def _stood_still(self, seconds: float) -> bool:
-        return seconds > _ASLEEP_ROUNDS * self._round_seconds
-
-    def _end_for(self, child: Child, code: int) -> None:
-        """End with the code of a child that cannot work, which no other child could either."""
-        self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
-        self._words = child.last_words
-        self._stop(force=False)
+    def _stood_still(self) -> bool:
+        return boottime() - self._heard_at > _ASLEEP_ROUNDS * self._round_seconds
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -343,9 +303,9 @@ class Supervisor:
                 place.restart.cancel()
         for child in self._children():
             child.stop(force=force)
-        settings = self._settings
-        seconds = 2 * settings.statement_timeout + _EXIT_SECONDS + _MARGIN_SECONDS
-        self._loop.call_later(seconds + (0 if force else settings.shutdown_timeout), self._kill_the_rest)
+        seconds = 2 * self._settings.statement_timeout + _EXIT_SECONDS + _MARGIN_SECONDS
+        seconds += 0 if force else self._settings.shutdown_timeout
+        self._loop.call_later(seconds, self._kill_the_rest)
         self._reap()
 
     def _kill_the_rest(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from jsworker.core.message_link import LONGEST_LINE, MessageLines, line_of
 from jsworker.core.settings import Settings
-from jsworker.supervisor.child_messages import FROM_PARENT, MOST_CULPRITS, FromParent, TakeBack
 from jsworker.supervisor.child_process import Child
+from jsworker.supervisor.messages import FROM_PARENT, MOST_CULPRITS, FromParent, TakeBack
 from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
 

@@ -19,9 +19,10 @@ _Text: TypeAlias = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class Tick(Message):
-    """The child's event loop has come round."""
+    """The child's event loop has come round; it may be silent until then, in seconds of boot time."""
 
     what: Literal["tick"] = "tick"
+    quiet_until: FiniteFloat = 0.0
 
 
 class Registered(Message):
@@ -36,13 +37,6 @@ class Ready(Message):
 
     what: Literal["ready"] = "ready"
     kinds: list[Annotated[str, Field(max_length=64)]]
-
-
-class QuietUntil(Message):
-    """The event loop may be silent until then, in seconds of ``core.clock.boottime()``."""
-
-    what: Literal["quiet"] = "quiet"
-    boottime: FiniteFloat
 
 
 class Report(Message):
@@ -102,7 +96,7 @@ class StopWorker(Message):
     force: bool
 
 
-FromChild: TypeAlias = Tick | Registered | Ready | QuietUntil | Report | KillRequest | Stopped | LastWords
+FromChild: TypeAlias = Tick | Registered | Ready | Report | KillRequest | Stopped | LastWords
 FromParent: TypeAlias = Wake | TakeBack | Sibling | StopWorker
 
 FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="what")])
