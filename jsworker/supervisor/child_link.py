@@ -17,9 +17,9 @@ from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
 from jsworker.supervisor.child_start import ChildStart
-from jsworker.supervisor.messages import FromParent
+from jsworker.supervisor.messages import FromChild, FromParent
 from jsworker.telemetry.logs import drain_logs, write_line
-from jsworker.telemetry.worker_status import MOST_KINDS, Readiness
+from jsworker.telemetry.worker_status import Readiness
 
 TICKS_PER_TIMEOUT: Final = 4
 LONGEST_TICK_SECONDS: Final = 1.0
@@ -79,10 +79,6 @@ class ChildLink:
         self._holds_jobs = True
         self._postpone_last_resort()
 
-    def ready(self, kinds: Sequence[str]) -> None:
-        """Report that the worker works, and on what."""
-        self._link.send(messages.Ready(kinds=list(kinds[:MOST_KINDS])))
-
     def began(self, job_id: UUID) -> None:
         """Note, for the parent to find, that a job's run begins."""
         if self._begun is not None:
@@ -92,6 +88,10 @@ class ChildLink:
         """Note that its outcome is written."""
         if self._begun is not None:
             self._begun.remove(job_id)
+
+    def send(self, message: FromChild) -> None:
+        """Send a message that changes nothing on this side."""
+        self._link.send(message)
 
     def report(self, readiness: Readiness | None, figures: str | None) -> bool:
         """Report how the worker is, unless the parent has not read what was sent before.
@@ -119,10 +119,6 @@ class ChildLink:
         named = list(culprits[: messages.MOST_CULPRITS])
         self._link.send(messages.KillRequest(culprits=named, reason=reason[: messages.LONGEST_TEXT]))
 
-    def stopped(self, *, holds_jobs: bool) -> None:
-        """Report that the worker has stopped in order, and whether it still holds jobs."""
-        self._link.send(messages.Stopped(holds_jobs=holds_jobs))
-
     def last_words(self, text: str) -> bool:
         """Send, outside of the event loop, the error by which the process ends; False: the parent is gone."""
         words = messages.LastWords(text=text[: messages.LONGEST_TEXT])
@@ -136,15 +132,12 @@ class ChildLink:
         self._postpone_last_resort()
 
     def _postpone_last_resort(self) -> None:
-        """Have this process end if its loop hangs and no parent is there any more to kill it.
-
-        faulthandler waits in a thread that needs no GIL.
-        """
-        if self._orphaned or not self._holds_jobs or sys.stderr is None:
-            return
-        limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
-        quiet = max(0.0, self._quiet_until - boottime())
-        faulthandler.dump_traceback_later(quiet + limit, exit=True)
+        """Have this process end if its loop hangs and no parent is there any more to kill it."""
+        if self._holds_jobs and not self._orphaned and sys.stderr is not None:
+            limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
+            quiet = max(0.0, self._quiet_until - boottime())
+            # It waits in a thread that needs no GIL.
+            faulthandler.dump_traceback_later(quiet + limit, exit=True)
 
     def _note_sigterm(self) -> None:
         is_orphan = os.getppid() != self._parent

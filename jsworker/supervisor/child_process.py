@@ -64,7 +64,7 @@ class Child:
         connect_seconds: float | None,
         number: int,
         generation: int,
-        on_message: "OnMessage",
+        on_message: Callable[["Child", FromChild], None],
     ) -> None:
         """Start the process, in the main thread of an event loop; may raise OSError.
 
@@ -213,9 +213,6 @@ class Child:
             case messages.LastWords(text=text):
                 self.last_words = text
         self._on_message(self, message)
-
-
-OnMessage: TypeAlias = Callable[[Child, FromChild], None]
 
 
 def reap_orphans(known: Container[int]) -> None:

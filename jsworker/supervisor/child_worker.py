@@ -17,9 +17,10 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
-from jsworker.supervisor.messages import FromParent, Sibling, StopWorker, TakeBack, Wake
+from jsworker.supervisor.messages import FromParent, Ready, Sibling, Stopped, StopWorker, TakeBack, Wake
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
+from jsworker.telemetry.worker_status import MOST_KINDS
 from jsworker.worker.watchdog import reported_while_slow
 from jsworker.worker.worker import Worker, WorkerDied
 
@@ -141,7 +142,7 @@ class _Life:
     def report_end(self) -> None:
         """Report whether jobs are left to be taken back; without a report the parent expects it."""
         if self._refused or (self._stopped and not self._without_database):
-            self._link.stopped(holds_jobs=self.left > 0)
+            self._link.send(Stopped(holds_jobs=self.left > 0))
         self._link.quiet_until(boottime() + _EXIT_SECONDS)
 
     def obey(self, message: FromParent) -> None:
@@ -161,7 +162,7 @@ class _Life:
 
     def _note_start(self, event: Event) -> None:
         self._started = True
-        self._link.ready(event.fields["kinds"])
+        self._link.send(Ready(kinds=event.fields["kinds"][:MOST_KINDS]))
 
     def _note_health(self, event: Event) -> None:
         if event.fields["what"] == "postgresql":

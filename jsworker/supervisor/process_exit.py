@@ -15,14 +15,10 @@ def exit_within(seconds: float, code: int) -> Callable[[], None]:
     At their ends the event loop and the interpreter wait for threads, for ever if need be: a processor that
     called ``asyncio.to_thread`` for something that never returns would keep a stopped worker alive.
     """
-    ended = threading.Event()
-
-    def exit_late() -> None:
-        if not ended.wait(seconds):
-            exit_now(code)
-
-    threading.Thread(target=exit_late, name="jsworker exit", daemon=True).start()
-    return ended.set
+    timer = threading.Timer(seconds, exit_now, [code])
+    timer.daemon = True
+    timer.start()
+    return timer.cancel
 
 
 def exit_now(code: int) -> None:

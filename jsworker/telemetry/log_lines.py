@@ -19,22 +19,17 @@ CLEAR_LINE: Final = "\x1b[K"
 """Clears what a line that is shown for a moment has left."""
 
 _WORDS: Final = {
-    "job.claimed": "claimed",
-    "job.started": "started",
-    "job.progress": "progress",
-    "job.completed": "completed",
     "job.error": "attempt failed",
     "job.failed": "failed for good",
     "job.released": "handed back",
-    "job.cancelled": "cancelled",
     "job.cleared": "taken back",
-    "job.stalled": "stalled",
     "job.lost": "lost: it is another run's by now",
     "job.fenced": "stopped itself: its heartbeats were not answered",
     "job.skipped": "message skipped",
     "job.stop_ignored": "goes on although it was told to stop",
     "supervisor.stopping": "stopping",
 }
+"""Of events that their own name does not put into words."""
 _EVENT: Final = re.compile(r"[a-z]+\.[a-z_]+")
 _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
@@ -92,7 +87,9 @@ class ConsoleLines:
 
 
 def _in_words(name: str) -> str:
-    return _WORDS.get(name) or (re.sub(r"[._]", " ", name) if _EVENT.fullmatch(name) else name)
+    if name in _WORDS or not _EVENT.fullmatch(name):
+        return _WORDS.get(name, name)
+    return re.sub(r"[._]", " ", name.removeprefix("job."))  # the line names the job itself
 
 
 def _value(value: Any) -> str:

@@ -25,10 +25,8 @@ _WARNINGS: Final = frozenset(
         "worker.degraded",
     )
 )
-_ERRORS: Final = frozenset({"job.stop_ignored"})
 _REPORTED_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
 """One line reports all jobs that were taken back together: a dead pod may have had hundreds."""
-_TOGETHER: Final = "stale.recovered"
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception", "at"})
@@ -79,11 +77,9 @@ def configure_logs(
     ]
     on_terminal = is_terminal(stream or sys.stderr)
     colours = on_terminal and "NO_COLOR" not in os.environ
-    write: list[Processor] = (
-        [json_fields, structlog.processors.JSONRenderer()]
-        if format == "json"
-        else [ConsoleLines(colours=colours, clears=on_terminal)]
-    )
+    write: list[Processor] = [json_fields, structlog.processors.JSONRenderer()]
+    if format == "console":
+        write = [ConsoleLines(colours=colours, clears=on_terminal)]
     structlog.configure(
         processors=[*prepare, _in_order, *write],
         wrapper_class=structlog.make_filtering_bound_logger(least),
@@ -126,11 +122,7 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
     """Write a line for every event from now on; call ``configure_logs`` first.
 
     Only events that the configured level lets through are listened to, so that hot paths need not build
-    the others.
-
-    Args:
-        events: where to listen.
-        worker_id: the worker of every line whose event names no other.
+    the others. ``worker_id`` stands in every line whose event names no other.
     """
     speaking_worker.set(worker_id)
     logger: FilteringBoundLogger = structlog.get_logger()
@@ -150,14 +142,14 @@ def level_of(name: str) -> int:
     """Return the level at which an event is logged: what happens to every job at debug."""
     if name in _PER_JOB:
         return logging.DEBUG
-    if name in _ERRORS:
+    if name == "job.stop_ignored":
         return logging.ERROR
     return logging.WARNING if name in _WARNINGS else logging.INFO
 
 
 def _is_reported_already(event: Event) -> bool:
     """Return whether another line reports it: that of all jobs taken back together, or the only job's own."""
-    if event.name == _TOGETHER:
+    if event.name == "stale.recovered":
         return event.fields.get("jobs") == 1
     return event.name in _REPORTED_TOGETHER and event.fields.get("together", 1) > 1
 
@@ -174,15 +166,13 @@ def _stderr() -> "TextIO | LineWriter":
 
 
 def _report_dropped(lines: int) -> None:
-    structlog.get_logger().warning(
-        "log.dropped", lines=lines, reason="nobody read stderr; up to 10,000 lines wait"
-    )
+    reason = "nobody read stderr; up to 10,000 lines wait"
+    structlog.get_logger().warning("log.dropped", lines=lines, reason=reason)
 
 
 def _handle_logging(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
     root = logging.getLogger()
-    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
-        root.removeHandler(earlier)
+    root.handlers = [handler for handler in root.handlers if handler.get_name() != "jsworker"]
     handler: logging.Handler = logging.StreamHandler(out)
     handler.set_name("jsworker")
     handler.setLevel(level)
@@ -205,10 +195,8 @@ def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 def _with_extras(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     record = vars(event["_record"])
-    return {
-        **_field_names({name: value for name, value in record.items() if name not in _NO_EXTRAS}),
-        **event,
-    }
+    extras = {name: value for name, value in record.items() if name not in _NO_EXTRAS}
+    return {**_field_names(extras), **event}
 
 
 def _in_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -198,9 +198,9 @@ def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
     yield gauge("event_loop_lag_seconds", "Longest delay within the last half minute.", loop_lag)
     recovers_by = status.recovers_by
     yield gauge_by("rule", "recovery_enabled", "1 while jobs are taken back by this rule.", recovers_by)
-    in_use = {name: pool.in_use for name, pool in status.pools.items()}
+    in_use = {name: lent for name, (lent, _) in status.pools.items()}
     yield gauge_by("pool", "database_connections_in_use", "Connections to PostgreSQL that are lent.", in_use)
-    limits = {name: pool.limit for name, pool in status.pools.items()}
+    limits = {name: limit for name, (_, limit) in status.pools.items()}
     yield gauge_by("pool", "database_connections_limit", "Connections that may be lent at once.", limits)
 
 

@@ -13,14 +13,6 @@ OTHER_KINDS: Final = "_other"
 
 
 @dataclass(frozen=True, slots=True)
-class PoolUse:
-    """Connections of one pool: lent at this moment, and at most."""
-
-    in_use: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
 class Readiness:
     """Whether a worker can do all its work at this moment.
 
@@ -50,6 +42,7 @@ class WorkerStatus:
         in_flight: runs by kind: waiting for a job slot, running, or being settled.
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
+        pools: connections to PostgreSQL by pool: how many are lent, and how many may be.
         recovers_by: for each rule of recovery whether this worker takes jobs back by it.
     """
 
@@ -57,7 +50,7 @@ class WorkerStatus:
     in_flight: Mapping[str, int]
     heartbeat_lag: float
     event_loop_lag: float
-    pools: Mapping[str, PoolUse]
+    pools: Mapping[str, tuple[int, int]]
     recovers_by: Mapping[str, bool]
 
 
