@@ -1,7 +1,7 @@
 """A child's reports: once a second it sends its parent how it is and what it has counted."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from typing import Final
 
 import structlog
@@ -25,49 +25,43 @@ class Reporter:
     """
 
     def __init__(self, worker: Worker, link: ChildLink) -> None:
-        """Count from now on; nothing is sent before ``run``."""
+        """Count from now on; nothing is sent before ``start``."""
         self._worker = worker
         self._link = link
         self._registry = CollectorRegistry()
         Metrics(self._registry).watch(worker)
-        self._packing: asyncio.Future[str | None] | None = None
-        self._rests_until = 0.0
+        self._over = threading.Event()
         self._complained = False
 
-    async def run(self) -> None:
-        """Send a report now, and then once a second until cancelled, even if the one before failed."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="jsworker figures")
-        try:
-            while True:
-                next_at = boottime() + _SECONDS
-                self._send(await self._new_figures(thread))
-                await asyncio.sleep(next_at - boottime())
-        finally:
-            thread.shutdown(wait=False, cancel_futures=True)
+    def start(self) -> None:
+        """Send a report now, and then once a second, even if the one before failed."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._pack, name="jsworker figures", daemon=True).start()
+        self._report()
 
-    async def _new_figures(self, thread: ThreadPoolExecutor) -> str | None:
-        """Wait for new figures, but not longer than until the next report; None: there are none yet."""
-        if self._packing is None:
-            if boottime() < self._rests_until:
-                return None
-            self._packing = asyncio.get_running_loop().run_in_executor(thread, self._pack)
-        done, _ = await asyncio.wait([self._packing], timeout=_SECONDS)
-        if not done:
-            return None
-        self._packing = None
-        return done.pop().result()
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._over.set()
+        self._next.cancel()
 
-    def _pack(self) -> str | None:
-        began = boottime()
-        try:
-            return packed(self._registry)
-        except Exception as error:  # noqa: BLE001 -- of a collector; reports go without figures
-            self._complain(f"{type(error).__name__}: {error}")
-            return None
-        finally:
-            self._rests_until = began + (_REST + 1) * (boottime() - began)
+    def _report(self) -> None:
+        self._next = self._loop.call_later(_SECONDS, self._report)
+        self._send(None)
+
+    def _pack(self) -> None:
+        rest = 0.0
+        while not self._over.wait(rest):
+            began = boottime()
+            try:
+                figures = packed(self._registry)
+                self._loop.call_soon_threadsafe(self._send, figures)
+            except Exception as error:  # noqa: BLE001 -- of a collector; reports go without figures
+                self._complain(f"{type(error).__name__}: {error}")
+            rest = max(_SECONDS, _REST * (boottime() - began))
 
     def _send(self, figures: str | None) -> None:
+        if self._over.is_set():
+            return
         try:
             status = self._worker.status()
             if not self._link.report(None if status is None else status.readiness, figures):

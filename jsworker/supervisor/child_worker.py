@@ -95,8 +95,9 @@ async def _run(processors: Sequence[Given], settings: Settings, start: ChildStar
         if settings.http_port is not None:
             from jsworker.supervisor.child_reports import Reporter  # noqa: PLC0415 -- only where it is wanted
 
-            reporting = asyncio.create_task(Reporter(worker, link).run(), name="jsworker reports")
-            last.callback(reporting.cancel)
+            reporter = Reporter(worker, link)
+            reporter.start()
+            last.callback(reporter.stop)
         await life.wait()
     if life.left:
         exit_now(DONE)
@@ -110,14 +111,13 @@ class _Life:
     """Reports to the parent how far the worker is, and does what the parent wants."""
 
     def __init__(self, worker: Worker, link: ChildLink, running: asyncio.Task[None]) -> None:
-        self.left = 0
+        self.left: int | None = None  # how many jobs the worker still held when it had stopped
         self._worker = worker
         self._link = link
         self._running = running
         self._stop_requested = False
         self._refused = False
         self._started = False
-        self._stopped = False
         self._without_database = False
         worker.on("worker.started", self._note_start)
         worker.on("worker.stopped", self._note_end)
@@ -141,8 +141,8 @@ class _Life:
 
     def report_end(self) -> None:
         """Report whether jobs are left to be taken back; without a report the parent expects it."""
-        if self._refused or (self._stopped and not self._without_database):
-            self._link.send(Stopped(holds_jobs=self.left > 0))
+        if self._refused or (self.left is not None and not self._without_database):
+            self._link.send(Stopped(holds_jobs=bool(self.left)))
         self._link.quiet_until(boottime() + _EXIT_SECONDS)
 
     def obey(self, message: FromParent) -> None:
@@ -169,5 +169,4 @@ class _Life:
             self._without_database = event.name == "worker.degraded"
 
     def _note_end(self, event: Event) -> None:
-        self._stopped = True
         self.left = event.fields["left"]

@@ -1,7 +1,6 @@
 """Writes log lines without waiting for their reader: a pipe that is never read must not stop a worker."""
 
 import atexit
-import io
 import os
 import queue
 import select
@@ -28,12 +27,13 @@ class LineWriter:
         The stream must have nothing in its buffer. ``on_dropped`` is called by the thread, once it has caught
         up by half, with how many were dropped.
         """
-        self.descriptor = stream.fileno()
+        self._descriptor = stream.fileno()
         self._encoding = stream.encoding or "utf-8"
         self._on_dropped = on_dropped
         self.dropped = 0
-        self._registered = False
         self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+        atexit.register(self.drain)
 
     def write(self, text: str) -> int:
         """Have text written, which ends with its line; returns at once."""
@@ -69,10 +69,6 @@ class LineWriter:
                 thread = threading.Thread(target=self._work, name="jsworker log", daemon=True)
                 thread.start()
                 self._thread = thread
-                if not self._registered:
-                    self._registered = True
-                    os.register_at_fork(after_in_child=self._begin)
-                    atexit.register(self.drain)
                 # A process that multiprocessing has forked ends without atexit.
                 if (ends := sys.modules.get("multiprocessing.util")) is not None:
                     ends.Finalize(None, self.drain, exitpriority=0)
@@ -94,19 +90,11 @@ class LineWriter:
     def _write(self, data: bytes) -> bool:
         while data:
             try:
-                data = data[os.write(self.descriptor, data) :]
+                data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # another process has made the shared pipe non-blocking
                 room = select.poll()  # unlike select.select, for any descriptor
-                room.register(self.descriptor, select.POLLOUT)
+                room.register(self._descriptor, select.POLLOUT)
                 room.poll()
             except OSError:
                 return False
         return True
-
-
-def writer_to(stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> "TextIO | LineWriter":
-    """Return a writer that never waits, or the stream itself if it is no file."""
-    try:
-        return LineWriter(stream, on_dropped=on_dropped)
-    except (io.UnsupportedOperation, OSError, AttributeError, ValueError):
-        return stream

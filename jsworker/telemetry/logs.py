@@ -13,7 +13,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from jsworker.core.events import EVENT_NAMES, Event, Events
 from jsworker.core.tracebacks import raised_at
-from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter, writer_to
+from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter
 from jsworker.telemetry.log_lines import CLEAR_LINE, ConsoleLines, json_fields
 
 _PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
@@ -161,8 +161,13 @@ def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stderr() -> "TextIO | LineWriter":
-    writer = writer_to(sys.stderr, on_dropped=_report_dropped)
-    return _writers.setdefault(writer.descriptor, writer) if isinstance(writer, LineWriter) else writer
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, AttributeError, ValueError):  # it is no file
+        return sys.stderr
+    if descriptor not in _writers:
+        _writers[descriptor] = LineWriter(sys.stderr, on_dropped=_report_dropped)
+    return _writers[descriptor]
 
 
 def _report_dropped(lines: int) -> None:
@@ -172,7 +177,8 @@ def _report_dropped(lines: int) -> None:
 
 def _handle_logging(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
     root = logging.getLogger()
-    root.handlers = [handler for handler in root.handlers if handler.get_name() != "jsworker"]
+    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
+        root.removeHandler(earlier)
     handler: logging.Handler = logging.StreamHandler(out)
     handler.set_name("jsworker")
     handler.setLevel(level)

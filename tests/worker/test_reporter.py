@@ -1,10 +1,9 @@
 """A child's reports to its parent, from beside its event loop."""
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
@@ -33,12 +32,12 @@ class Parent:
         return self._takes_figures or figures is None
 
 
-@asynccontextmanager
-async def reporting(worker: Worker, parent: Parent) -> AsyncIterator[None]:
-    task = asyncio.create_task(Reporter(worker, cast("ChildLink", parent)).run())
+@contextmanager
+def reporting(worker: Worker, parent: Parent) -> Iterator[None]:
+    reporter = Reporter(worker, cast("ChildLink", parent))
+    reporter.start()
     yield
-    assert not task.done()
-    task.cancel()
+    reporter.stop()
 
 
 async def test_figures_are_packed_beside_the_event_loop_and_rest_afterwards(
@@ -56,7 +55,7 @@ async def test_figures_are_packed_beside_the_event_loop_and_rest_afterwards(
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 10_000)
     running = await start(scripted(echo))
     parent = Parent()
-    async with reporting(running.worker, parent):
+    with reporting(running.worker, parent):
 
         async def told() -> None:
             assert "figures" in parent.figures
@@ -77,7 +76,7 @@ async def test_figures_that_cannot_be_packed_hold_back_no_report(
     monkeypatch.setattr("jsworker.supervisor.child_reports.packed", not_packed)
     running = await start(scripted(echo))
     parent = Parent()
-    async with reporting(running.worker, parent):
+    with reporting(running.worker, parent):
 
         async def told() -> None:
             assert parent.figures == [None]
@@ -92,12 +91,11 @@ async def test_figures_that_are_too_long_are_told_once(
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 0)
     running = await start(scripted(echo))
     parent = Parent(takes_figures=False)
-    with capture_logs() as lines:
-        async with reporting(running.worker, parent):
+    with capture_logs() as lines, reporting(running.worker, parent):
 
-            async def refused_twice() -> None:
-                assert len([figures for figures in parent.figures if figures is not None]) >= 2
+        async def refused_twice() -> None:
+            assert len([figures for figures in parent.figures if figures is not None]) >= 2
 
-            await eventually(refused_twice)
+        await eventually(refused_twice)
     [line] = [line for line in lines if line["event"] == "report.failed"]
     assert (line["log_level"], line["reason"]) == ("error", "the figures of so many kinds are too long")
