@@ -34,24 +34,17 @@ class BegunJobs:
 
     @classmethod
     @contextmanager
-    def shared(cls, concurrency: int) -> Iterator[tuple[Self | None, int | None]]:
-        """Yield memory for a child with so many job slots, and its descriptor; None: there is none."""
-        try:
-            file = open_memory()
-        except OSError:
-            yield None, None
-            return
-        with file:
+    def shared(cls, concurrency: int) -> Iterator[tuple[Self, int]]:
+        """Yield memory for a child with so many job slots, and its descriptor; may raise OSError."""
+        with open_memory() as file:
             file.truncate(_FIRST + (concurrency + _SETTLING) * _PLACE_BYTES)
             yield cls(mmap.mmap(file.fileno(), 0)), file.fileno()
 
     @classmethod
     def take_over(cls, descriptor: int) -> Self:
         """Return the memory in the child; from now on the parent relies on what is noted in it."""
-        try:
-            begun = cls(mmap.mmap(descriptor, 0))  # which duplicates the descriptor
-        finally:
-            os.close(descriptor)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            begun = cls(mmap.mmap(file.fileno(), 0))  # which duplicates the descriptor
         begun._memory[_ALL_NOTED] = 1
         return begun
 
@@ -87,7 +80,8 @@ class BegunJobs:
 
 
 def open_memory() -> BinaryIO:
-    """Return a file that no other process can open."""
-    if hasattr(os, "memfd_create"):
+    """Return a file that no other process can open; may raise OSError."""
+    try:
         return os.fdopen(os.memfd_create("jsworker"), "r+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)  # another system
+    except (AttributeError, OSError):  # another system, or a sandbox
+        return tempfile.TemporaryFile(buffering=0)

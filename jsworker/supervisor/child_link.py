@@ -17,7 +17,6 @@ from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
 from jsworker.supervisor.child_start import ChildStart
-from jsworker.supervisor.messages import FromChild, FromParent
 from jsworker.telemetry.logs import drain_logs, write_line
 from jsworker.telemetry.worker_status import Readiness
 
@@ -39,9 +38,9 @@ class ChildLink:
     def __init__(self, start: ChildStart) -> None:
         """Take over the child's end of the link and the memory for begun jobs; nothing is read yet."""
         os.set_inheritable(start.link, False)  # processes that the child starts do not get it
-        self._begun = None if start.begun is None else BegunJobs.take_over(start.begun)
+        self._begun = BegunJobs.take_over(start.begun)
         self._parent = start.parent
-        self._link: MessageLink[FromParent] = MessageLink(
+        self._link: MessageLink[messages.FromParent] = MessageLink(
             socket.socket(fileno=start.link),
             messages.FROM_PARENT,
             on_message=lambda message: self._obey(message),  # noqa: PLW0108 -- which ``open`` sets
@@ -53,7 +52,7 @@ class ChildLink:
         self._asked_for_kill = False
         self._orphaned = False
 
-    def open(self, settings: Settings, *, obey: Callable[[FromParent], None]) -> None:
+    def open(self, settings: Settings, *, obey: Callable[[messages.FromParent], None]) -> None:
         """Listen to the parent from now on: ``obey`` is called with what it wants, or would if it lived."""
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = settings.watchdog_timeout
@@ -81,15 +80,13 @@ class ChildLink:
 
     def began(self, job_id: UUID) -> None:
         """Note, for the parent to find, that a job's run begins."""
-        if self._begun is not None:
-            self._begun.add(job_id)
+        self._begun.add(job_id)
 
     def ended(self, job_id: UUID) -> None:
         """Note that its outcome is written."""
-        if self._begun is not None:
-            self._begun.remove(job_id)
+        self._begun.remove(job_id)
 
-    def send(self, message: FromChild) -> None:
+    def send(self, message: messages.FromChild) -> None:
         """Send a message that changes nothing on this side."""
         self._link.send(message)
 

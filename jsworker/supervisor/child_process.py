@@ -17,13 +17,11 @@ from jsworker.core.settings import Settings, variable_of
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
-from jsworker.supervisor.messages import FromChild, FromParent
 from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import Silence
 
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 _SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
-
 
 Death: TypeAlias = Literal["hung", "condemned", "killed", "exited"]
 """How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
@@ -32,7 +30,7 @@ the child asked to be killed; a signal of another process; by itself."""
 
 @dataclass(frozen=True, slots=True)
 class KillReason:
-    """Why a child is killed by its parent: in a word for figures, and in words for the next runs of its jobs.
+    """Why a child is killed by its parent; ``reason`` is for the next runs of its jobs.
 
     If there are any culprits, only these jobs' stalls count.
     """
@@ -47,12 +45,12 @@ class Child:
     """A running child process.
 
     Attributes:
-        number: its place among the children, from 1.
-        generation: 1 for the first child at this place.
+        number, generation: its place among the children, and how many have been there, from 1.
+        started_at: the boot time of its start.
         worker_id: under which it owns jobs; None: it owns none yet.
-        ready, stopped: whether its worker has worked, and has stopped in order.
         readiness, reported_at: what its worker could do by its last report, and the boot time of that.
         figures, figures_at: packed, of the last report that had any, and its boot time.
+        link: once it is closed the child learns that it must end.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class Child:
         connect_seconds: float | None,
         number: int,
         generation: int,
-        on_message: Callable[["Child", FromChild], None],
+        on_message: Callable[["Child", messages.FromChild], None],
     ) -> None:
         """Start the process, in the main thread of an event loop; may raise OSError.
 
@@ -85,21 +83,21 @@ class Child:
         self.readiness: Readiness | None = None
         self.figures = ""
         self.reported_at: float | None = None
-        self.figures_at = self._started_at = boottime()
+        self.figures_at = self.started_at = boottime()
         self._on_message = on_message
         if settings.worker_id is not None:
             name = f"{settings.worker_id}-{number}"
             environment = {**environment, variable_of("worker_id"): name}
         ours, theirs = socket.socketpair()
         try:
-            with theirs, BegunJobs.shared(settings.concurrency) as (self._begun, begun):
+            with theirs, BegunJobs.shared(settings.concurrency) as (self.begun, begun):
                 start = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
                 with signals_held_back():
+                    # The streams are named, to be inherited even where they were closed and opened again.
                     self._process = subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
                         [*command, start.argument()],
                         env=environment,
-                        pass_fds=[start.link] if begun is None else [start.link, begun],
-                        # Named, so that they are inherited even where they were closed and opened again.
+                        pass_fds=[start.link, begun],
                         stdin=0,
                         stdout=1,
                         stderr=2,
@@ -107,32 +105,27 @@ class Child:
         except BaseException:
             ours.close()
             raise
-        self._pidfd = _pidfd_of(self.pid)
+        self.pid = self._process.pid
+        self._pidfd: int | None
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # another system, an old kernel, or one that forbids it
+            self._pidfd = None
         # Its worker id without the random end, as ``identify`` makes it.
         self._name = f"{settings.hostname}-{self.pid}" if settings.worker_id is None else name
-        self._link = MessageLink(
+        self.link = MessageLink(
             ours,
             messages.FROM_CHILD,
             on_message=self._note,
             rate=SPARING_RATE,
-            longest_line=messages.LONGEST_LINE_OF_CHILD,
+            longest_line=LONGEST_LINE + messages.LONGEST_FIGURES,
         )
-        self._link.open()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        self.link.open()
 
     @property
     def exit_code(self) -> int | None:
         """How it ended, minus the number if by a signal; None while it lives. Reaps it."""
         return self._process.poll()
-
-    @property
-    def age(self) -> float:
-        """Seconds since its start."""
-        return boottime() - self._started_at
 
     def facts(self) -> dict[str, object]:
         """Return the fields of every log line about it."""
@@ -154,41 +147,24 @@ class Child:
             else:
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def begun(self) -> tuple[UUID, ...] | None:
-        """Return the jobs that it has begun, or had when it died; None: they are not all known."""
-        return None if self._begun is None else self._begun.read()
-
-    @property
-    def ended(self) -> int:
-        """How many runs have ended in it."""
-        return 0 if self._begun is None else self._begun.ended
-
     def stop(self, *, force: bool) -> None:
         """Ask it to stop, in both ways: its loop may hang, or it may not read its link yet."""
         self.send(messages.StopWorker(force=force))
         self.send_signal(signal.SIGTERM)
 
-    def send(self, message: FromParent) -> None:
+    def send(self, message: messages.FromParent) -> None:
         """Send a message, unless so much is unread that it does not listen, and needs nothing of this."""
-        if self._link.unsent < LONGEST_LINE:
-            self._link.send(message)
-
-    def hear(self) -> None:
-        """Take what it has sent so far."""
-        self._link.hear()
+        if self.link.unsent < LONGEST_LINE:
+            self.link.send(message)
 
     def close(self) -> None:
         """Take its last words and close the link; it must have ended."""
-        self._link.hear(to_the_end=True)
-        self._link.close()
+        self.link.hear(to_the_end=True)
+        self.link.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
 
-    def abandon(self) -> None:
-        """Close the link, by which it learns that it must end."""
-        self._link.close()
-
-    def _note(self, message: FromChild) -> None:
+    def _note(self, message: messages.FromChild) -> None:
         match message:
             case messages.Tick(quiet_until=until):
                 self.silence.note_tick()
@@ -226,10 +202,3 @@ def reap_orphans(known: Container[int]) -> None:
             if found is None or found.si_pid in known:
                 return
             os.waitpid(found.si_pid, os.WNOHANG)
-
-
-def _pidfd_of(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # another system, an old kernel, or one that forbids it
-        return None

@@ -25,16 +25,15 @@ class ChildStart:
     """What a parent gives its child on the command line.
 
     Attributes:
-        link, begun: file descriptors of the child's end of the link, and of ``BegunJobs`` if there is one.
+        link, begun: file descriptors of the child's end of the link, and of ``BegunJobs``.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
-        number: its place among the children, from 1.
     """
 
     link: int
     parent: int
     connect_seconds: float | None
     number: int
-    begun: int | None
+    begun: int
 
     def argument(self) -> str:
         """Return it as the last argument of a child."""

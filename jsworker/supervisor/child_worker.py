@@ -17,7 +17,7 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
-from jsworker.supervisor.messages import FromParent, Ready, Sibling, Stopped, StopWorker, TakeBack, Wake
+from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
 from jsworker.telemetry.worker_status import MOST_KINDS
@@ -62,17 +62,16 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of code that asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
-        runner.run(_run([_load(target) for target in targets], settings, start, link))
+        processors: list[Given] = []
+        for target in targets:
+            with _reported_while_slow(f"import of {target}"):
+                processors.append(load_processor(target))
+        runner.run(_run(processors, settings, start, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
             show(error)
         return code_of(error)
     return DONE
-
-
-def _load(target: str) -> Given:
-    with _reported_while_slow(f"import of {target}"):
-        return load_processor(target)
 
 
 async def _run(processors: Sequence[Given], settings: Settings, start: ChildStart, link: ChildLink) -> None:
@@ -119,10 +118,8 @@ class _Life:
         self._refused = False
         self._started = False
         self._without_database = False
-        worker.on("worker.started", self._note_start)
-        worker.on("worker.stopped", self._note_end)
-        worker.on("worker.degraded", self._note_health)
-        worker.on("worker.restored", self._note_health)
+        for name in ("worker.started", "worker.stopped", "worker.degraded", "worker.restored"):
+            worker.on(name, self._note)
 
     async def wait(self) -> None:
         """Wait until the worker has stopped."""
@@ -157,16 +154,15 @@ class _Life:
                 self._worker.wake_relay()
             case TakeBack(dead=dead):
                 self._worker.take_back(dead)
-            case Sibling(worker_id=worker_id):
+            case Registered(worker_id=worker_id):
                 self._worker.siblings.add(worker_id)
 
-    def _note_start(self, event: Event) -> None:
-        self._started = True
-        self._link.send(Ready(kinds=event.fields["kinds"][:MOST_KINDS]))
-
-    def _note_health(self, event: Event) -> None:
-        if event.fields["what"] == "postgresql":
-            self._without_database = event.name == "worker.degraded"
-
-    def _note_end(self, event: Event) -> None:
-        self.left = event.fields["left"]
+    def _note(self, event: Event) -> None:
+        match event.name:
+            case "worker.started":
+                self._started = True
+                self._link.send(Ready(kinds=event.fields["kinds"][:MOST_KINDS]))
+            case "worker.stopped":
+                self.left = event.fields["left"]
+            case _ if event.fields["what"] == "postgresql":
+                self._without_database = event.name == "worker.degraded"

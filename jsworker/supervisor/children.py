@@ -1,8 +1,7 @@
 """The places of the children: when a dead one is started again, and how all of them look from outside."""
 
 import asyncio
-import os
-import sys
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,27 +16,6 @@ _BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 _LONG_LIFE_SECONDS: Final = 60.0
 _DEFAULT_HEARTBEAT: Final = 5.0
 _LINE_SECONDS: Final = 1.0
-_COLUMNS: Final = 80
-
-
-class RestartBackoff:
-    """When a dead child is started again: at once the first time, ever later after further deaths in a row.
-
-    A fleet with quicker heartbeats than usual restarts quicker too.
-    """
-
-    def __init__(self, heartbeat_interval: float) -> None:
-        self._scale = min(1.0, heartbeat_interval / _DEFAULT_HEARTBEAT)
-        self._in_a_row = 0
-
-    def delay_after(self, lived: float, *, worked: bool) -> float:
-        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
-        if lived >= _LONG_LIFE_SECONDS * self._scale:
-            self._in_a_row = 0
-        self._in_a_row += 1
-        if self._in_a_row == 1 and worked:
-            return 0.0
-        return _BACKOFF.delay(self._in_a_row - 1) * self._scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +24,10 @@ class PlaceView:
 
     Attributes:
         was_ready: whether any child at this place has worked; ``ready``: whether the present one does.
-        quiet: whether it has announced that its event loop is silent now.
-        silent_seconds: since its last tick; 0 before the first, and while it is quiet.
+        silent_seconds: since its last tick; 0 before the first, and while it has announced to be ``quiet``.
         limit: seconds of silence after which the supervisor kills it; more while it starts.
         report_seconds: since its last report; None: there is none.
-        readiness, figures: of its last report, the figures packed.
-        figures_seconds: since it reported them, or since its start.
+        figures, figures_seconds: packed, and the seconds since it reported them, or since its start.
     """
 
     number: int
@@ -71,7 +47,7 @@ class FleetView:
     """The supervisor at one moment of boot time.
 
     Attributes:
-        deaths: how many children ended without a request to stop, by how they did.
+        deaths: how many children ended without a request to stop.
         stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
     """
 
@@ -87,11 +63,21 @@ class Place:
     """One of ``PROCESSES`` places, numbered from 1, with its present child and the timer of the next one."""
 
     number: int
-    backoff: RestartBackoff
+    heartbeat_interval: float
+    deaths_in_a_row: int = 0
     generation: int = 0
     child: Child | None = None
     restart: asyncio.TimerHandle | None = None
     was_ready: bool = False
+
+    def restart_delay(self, lived: float, *, worked: bool) -> float:
+        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
+        # A fleet with quicker heartbeats than usual restarts quicker too.
+        scale = min(1.0, self.heartbeat_interval / _DEFAULT_HEARTBEAT)
+        self.deaths_in_a_row = 1 if lived >= _LONG_LIFE_SECONDS * scale else self.deaths_in_a_row + 1
+        if self.deaths_in_a_row == 1 and worked:
+            return 0.0
+        return _BACKOFF.delay(self.deaths_in_a_row - 1) * scale
 
     def view(self, now: float) -> PlaceView:
         """Return how it is at this moment of boot time."""
@@ -126,14 +112,7 @@ async def show_work(look: Callable[[], tuple[int, int | None]]) -> None:
             doing = "" if running is None else f", {running:,} running"
             if not running and not rate:
                 doing = ", waiting for jobs"
-            show_line(f"{ended:,} done, {rate:,.0f}/s{doing}"[: _columns() - 1])
+            show_line(f"{ended:,} done, {rate:,.0f}/s{doing}"[: shutil.get_terminal_size().columns - 1])
             await asyncio.sleep(_LINE_SECONDS)
     finally:
         show_line("")
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    except OSError:  # it was closed
-        return _COLUMNS

@@ -23,8 +23,7 @@ _REMIND_SECONDS: Final = 60.0
 class DeadChildren:
     """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end.
 
-    Attributes:
-        stalls: how many runs the parent itself has taken back, by their kind's label and whether it counted.
+    ``stalls``: runs that the parent itself has taken back, by their kind's label and whether it counted.
     """
 
     def __init__(

@@ -5,15 +5,13 @@ from uuid import UUID
 
 from pydantic import Field, FiniteFloat, TypeAdapter
 
-from jsworker.core.message_link import LONGEST_LINE, Message
+from jsworker.core.message_link import Message
 from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import DeadOwner
 
 MOST_CULPRITS: Final = 500
 LONGEST_TEXT: Final = 4_000
-"""Characters of a reason or of last words."""
 LONGEST_FIGURES: Final = 192 * 1024
-LONGEST_LINE_OF_CHILD: Final = LONGEST_FIGURES + LONGEST_LINE
 
 _Text: TypeAlias = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
@@ -26,7 +24,7 @@ class Tick(Message):
 
 
 class Registered(Message):
-    """The child owns jobs under this worker id from now on."""
+    """A child owns jobs under this worker id from now on; the parent takes back what siblings leave."""
 
     what: Literal["registered"] = "registered"
     worker_id: str
@@ -82,13 +80,6 @@ class TakeBack(Message):
     dead: DeadOwner
 
 
-class Sibling(Message):
-    """Another child of the same parent, which takes back itself what that one leaves."""
-
-    what: Literal["sibling"] = "sibling"
-    worker_id: str
-
-
 class StopWorker(Message):
     """Stop: drain, or with ``force`` hand every job back at once."""
 
@@ -97,7 +88,7 @@ class StopWorker(Message):
 
 
 FromChild: TypeAlias = Tick | Registered | Ready | Report | KillRequest | Stopped | LastWords
-FromParent: TypeAlias = Wake | TakeBack | Sibling | StopWorker
+FromParent: TypeAlias = Wake | TakeBack | Registered | StopWorker
 
 FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="what")])
 FROM_PARENT: TypeAdapter[FromParent] = TypeAdapter(Annotated[FromParent, Field(discriminator="what")])

@@ -4,9 +4,9 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -16,10 +16,13 @@ from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.child_process import Child, Death, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
-from jsworker.supervisor.children import FleetView, Place, RestartBackoff, show_work
+from jsworker.supervisor.children import FleetView, Place, show_work
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
+
+if TYPE_CHECKING:
+    from jsworker.telemetry.http import HttpServer
 
 CONNECT_SECONDS: Final = 10.0
 """For so long the first generation tries to reach its servers."""
@@ -60,11 +63,10 @@ class Supervisor:
         tries to reach its servers. With ``shows_work`` a line on the terminal shows what is done.
         """
         self._settings = settings
-        self._command = command
-        self._environment = environment
         self._connect_seconds = connect_seconds
-        backoffs = [RestartBackoff(settings.heartbeat_interval) for _ in range(settings.processes)]
-        self._places = [Place(number, backoff) for number, backoff in enumerate(backoffs, 1)]
+        self._new_child = partial(Child, command, settings, environment=environment, on_message=self._note)
+        numbers = range(1, settings.processes + 1)
+        self._places = [Place(number, settings.heartbeat_interval) for number in numbers]
         self._deaths: Counter[Death] = Counter()
         self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
         self._events = Events()
@@ -87,8 +89,12 @@ class Supervisor:
         Returns the exit code, and the error of the child that this ended for.
         """
         log_events(self._events, worker_id=self._id)
-        async with self._serving():
+        server = await self._serve()
+        try:
             return await self._supervise()
+        finally:
+            if server is not None:
+                await server.close()
 
     def view(self) -> FleetView:
         """Return how everything is at this moment."""
@@ -96,23 +102,17 @@ class Supervisor:
         places = [place.view(now) for place in self._places]
         return FleetView(places, self._stopping, self._deaths, now, dict(self._dead.stalls))
 
-    @asynccontextmanager
-    async def _serving(self) -> AsyncIterator[None]:
-        """Serve probes and metrics meanwhile, if a port is set; else their libraries are not loaded."""
+    async def _serve(self) -> "HttpServer | None":
+        """Serve probes and metrics, if a port is set; else their libraries are not loaded."""
         host, port = self._settings.http_host, self._settings.http_port
         if port is None:
-            yield
-            return
-        from jsworker.supervisor.probes import Probes  # noqa: PLC0415 -- likewise
+            return None
+        from jsworker.supervisor.probes import routes  # noqa: PLC0415 -- see above
         from jsworker.telemetry.http import HttpServer  # noqa: PLC0415 -- see above
 
-        server = HttpServer(Probes(self.view).routes())
-        found = await server.open(host, port)
-        self._logger.info("http.listening", host=host, port=found)
-        try:
-            yield
-        finally:
-            await server.close()
+        server = HttpServer(routes(self.view))
+        self._logger.info("http.listening", host=host, port=await server.open(host, port))
+        return server
 
     async def _supervise(self) -> tuple[int, str | None]:
         self._loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class Supervisor:
             if showing is not None:
                 showing.cancel()
             for child in self._children():
-                child.abandon()
+                child.link.close()
         return self._code, self._words
 
     def _listen_to_signals(self) -> None:
@@ -147,11 +147,12 @@ class Supervisor:
             case messages.Ready(kinds=kinds):
                 self._places[child.number - 1].was_ready = True
                 self._dead.expect(kinds)
-                self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
-            case messages.Registered(worker_id=worker_id):
+                seconds = round(boottime() - child.started_at, 3)
+                self._logger.info("child.started", **child.facts(), seconds=seconds)
+            case messages.Registered():
                 for other in self._children():
                     if other is not child:
-                        other.send(messages.Sibling(worker_id=worker_id))
+                        other.send(message)
             case messages.KillRequest(culprits=culprits, reason=reason):
                 if child.kill_reason is None:
                     ids = tuple(job_id for job_id, _ in culprits)
@@ -165,23 +166,19 @@ class Supervisor:
         place.restart = None
         place.generation += 1
         try:
-            place.child = Child(
-                self._command,
-                self._settings,
-                environment=self._environment,
+            place.child = self._new_child(
                 connect_seconds=self._connect_seconds if place.generation == 1 else None,
                 number=place.number,
                 generation=place.generation,
-                on_message=self._note,
             )
         except OSError as error:  # no memory, no process ids: others may end meanwhile
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
-            self._restart_later(place, place.backoff.delay_after(0.0, worked=False))
+            self._restart_later(place, place.restart_delay(0.0, worked=False))
             return
         # The parent takes back what its siblings leave, even if the new child finds them dead.
         siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
         for worker_id in [*siblings, *self._dead.waiting()]:
-            place.child.send(messages.Sibling(worker_id=worker_id))
+            place.child.send(messages.Registered(worker_id=worker_id))
 
     def _restart_later(self, place: Place, seconds: float) -> None:
         if seconds:
@@ -196,9 +193,9 @@ class Supervisor:
     def _work(self) -> tuple[int, int | None]:
         """Return how many runs have ended, and how many jobs are begun; None: that is not known."""
         children = self._children()
-        begun = [child.begun() for child in children]
+        begun = [child.begun.read() for child in children]
         running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
-        return self._ended_before + sum(child.ended for child in children), running
+        return self._ended_before + sum(child.begun.ended for child in children), running
 
     def _wake_children(self) -> None:
         for child in self._children():
@@ -214,7 +211,7 @@ class Supervisor:
         heard = min(now - self._heard_at, _HEARD_ROUNDS * self._round_seconds)
         self._heard_at = now
         for child in self._children():
-            child.hear()
+            child.link.hear()
             if child.silence.pass_by(heard, now=now) and child.kill_reason is None:
                 self._kill_hung(child)
         self._reap()
@@ -233,7 +230,7 @@ class Supervisor:
             child = place.child
             if child is not None and (code := child.exit_code) is not None:
                 place.child = None
-                self._ended_before += child.ended
+                self._ended_before += child.begun.ended
                 child.close()
                 self._note_death(place, child, code)
         if os.getpid() == 1:
@@ -259,7 +256,8 @@ class Supervisor:
             self._words = child.last_words
             self._stop(force=False)
         else:
-            self._restart_later(place, place.backoff.delay_after(child.age, worked=child.ready))
+            lived = boottime() - child.started_at
+            self._restart_later(place, place.restart_delay(lived, worked=child.ready))
 
     def _take_back_jobs_of(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:
@@ -275,7 +273,7 @@ class Supervisor:
         kill = child.kill_reason or KillReason("killed", reason, counted=not innocent)
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         counted, culprits = kill.counted, kill.culprits
-        if counted and not culprits and (begun := child.begun()) is not None:
+        if counted and not culprits and (begun := child.begun.read()) is not None:
             # No job that still waited for its slot can have ended the process.
             counted, culprits = bool(begun), begun
         dead = DeadOwner(child.worker_id, kill.reason, boottime() + in_flight, counted, culprits)

@@ -6,6 +6,7 @@ too often costs nothing but the parent's own time.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -13,10 +14,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 import jsworker
 from jsworker.supervisor.child_process import Death
 from jsworker.supervisor.children import FleetView, PlaceView
-from jsworker.telemetry.figures import exposition, merged, unpacked, wants_openmetrics
+from jsworker.telemetry.figures import exposition, merged, unpacked
 from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.metrics import STALLS, gauge, gauge_by, of_logs
-from jsworker.telemetry.worker_status import Readiness
 
 FRESH_SECONDS: Final = 5.0
 """An older report does not count."""
@@ -28,36 +28,29 @@ _SUPERVISOR: Final = "supervisor"
 _REBUILT_AFTER_SECONDS: Final = 1.0
 
 
-class Probes:
-    """The paths of the HTTP port."""
+def routes(look: Callable[[], FleetView]) -> dict[str, Route]:
+    """Return what is answered on each path, from what ``look`` returns."""
+    shown: dict[bool, tuple[float, Response]] = {}
+    building = asyncio.Lock()
 
-    def __init__(self, look: Callable[[], FleetView]) -> None:
-        """Answer from what ``look`` returns."""
-        self._look = look
-        self._shown: dict[bool, tuple[float, Response]] = {}
-        self._building = asyncio.Lock()
-
-    def routes(self) -> dict[str, Route]:
-        """Return the answers by path."""
-        return {
-            "/livez": lambda _: livez(self._look()),
-            "/readyz": lambda _: readyz(self._look()),
-            "/startupz": lambda _: startupz(self._look()),
-            "/metrics": self._metrics,
-        }
-
-    async def _metrics(self, accept: str) -> Response:
-        as_openmetrics = wants_openmetrics(accept)
-        async with self._building:  # requests that come meanwhile get the same answer
-            view = self._look()
-            kept_at, kept = self._shown.get(as_openmetrics, (0.0, None))
+    async def metrics(accept: str) -> Response:
+        as_openmetrics = "application/openmetrics-text" in accept  # the header's other content is ignored
+        async with building:  # requests that come meanwhile get the same answer
+            view = look()
+            kept_at, kept = shown.get(as_openmetrics, (0.0, None))
             if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
                 return kept
             # In a thread: the figures of many kinds take longer than the event loop may be held up.
-            shown = await asyncio.to_thread(lambda: exposition(families(view), as_openmetrics=as_openmetrics))
-            answer = Response(200, *shown)
-            self._shown[as_openmetrics] = (view.now, answer)
-            return answer
+            found = await asyncio.to_thread(lambda: exposition(families(view), as_openmetrics=as_openmetrics))
+            shown[as_openmetrics] = view.now, Response(200, *found)
+            return shown[as_openmetrics][1]
+
+    return {
+        "/livez": lambda _: livez(look()),
+        "/readyz": lambda _: readyz(look()),
+        "/startupz": lambda _: startupz(look()),
+        "/metrics": metrics,
+    }
 
 
 def livez(view: FleetView) -> Response:
@@ -109,28 +102,26 @@ def _complaints_of(place: PlaceView) -> Iterator[str]:
         since = f"its event loop has not come round for {silent:.0f} s"
         yield since if silent > FRESH_SECONDS else f"no report for {place.report_seconds:.0f} s"
     else:
-        yield from _degraded(readiness)
-
-
-def _degraded(readiness: Readiness) -> Iterator[str]:
-    if readiness.misfit is not None:
-        yield f"migration: {readiness.misfit}"
-    if not readiness.postgresql:
-        yield "postgresql: no answer; nothing is pulled, finished outcomes are kept until it is back"
-    if not readiness.nats:
-        yield "nats: no connection; jobs are claimed from the table"
-    elif not readiness.pulling and not readiness.ailing:
-        yield "not pulling"
-    yield from readiness.ailing
+        if readiness.misfit is not None:
+            yield f"migration: {readiness.misfit}"
+        if not readiness.postgresql:
+            yield "postgresql: no answer; nothing is pulled, finished outcomes are kept until it is back"
+        if not readiness.nats:
+            yield "nats: no connection; jobs are claimed from the table"
+        elif not readiness.pulling and not readiness.ailing:
+            yield "not pulling"
+        yield from readiness.ailing
 
 
 def families(view: FleetView) -> list[Metric]:
     """Return the figures of all children, and the supervisor's own."""
-    processes = {
-        str(place.number): _unpacked(place.figures)
-        for place in view.places
-        if place.figures_seconds < FRESH_FIGURES_SECONDS
-    }
+    processes: dict[str, list[Metric]] = {}
+    for place in view.places:
+        if place.figures and place.figures_seconds < FRESH_FIGURES_SECONDS:
+            with suppress(
+                ValueError
+            ):  # of a child whose memory is broken; the others' are shown all the same
+                processes[str(place.number)] = unpacked(place.figures)
     stalls = CounterMetricFamily(STALLS[0], STALLS[1], labels=STALLS[2])
     for (kind, counted), runs in view.stalls.items():
         stalls.add_metric([kind, "dead", "true" if counted else "false"], runs)
@@ -150,13 +141,6 @@ def families(view: FleetView) -> list[Metric]:
         deaths,
         gauge_by("version", "build_info", "Always 1; its label is the version.", {jsworker.__version__: 1}),
     ]
-
-
-def _unpacked(figures: str) -> list[Metric]:
-    try:
-        return unpacked(figures) if figures else []
-    except ValueError:  # of a child whose memory is broken; its siblings' figures are shown all the same
-        return []
 
 
 def _answer(lines: Sequence[str], *, able: bool = False) -> Response:

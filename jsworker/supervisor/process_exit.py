@@ -22,11 +22,7 @@ def exit_within(seconds: float, code: int) -> Callable[[], None]:
 
 
 def exit_now(code: int) -> None:
-    """End the process without the interpreter's end.
-
-    The thread of a processor that does not return runs on. If it writes while the interpreter is taken down
-    under it, Python aborts the process; nothing else is left to do, the worker has closed everything.
-    """
+    """End the process without the interpreter's end, at which a thread that still writes would abort it."""
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 
     sys.stdout.flush()

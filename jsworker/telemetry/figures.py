@@ -58,11 +58,6 @@ def merged(processes: Mapping[str, Iterable[Metric]]) -> list[Metric]:
     return list(families.values())
 
 
-def wants_openmetrics(accept: str) -> bool:
-    """Return whether a request's Accept header asks for OpenMetrics; its other content is ignored."""
-    return "application/openmetrics-text" in accept
-
-
 def exposition(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[bytes, str]:
     """Return figures in the OpenMetrics format, or in Prometheus's older one, and the content type."""
     given = _Given()

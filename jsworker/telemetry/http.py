@@ -19,12 +19,6 @@ _SECONDS: Final = 5.0
 _CONNECTIONS: Final = 64
 _HEAD_BYTES: Final = 16 * 1024
 _READ_BYTES: Final = 4_096
-_TEXT: Final = "text/plain; charset=utf-8"
-_HEADERS: Final = (
-    ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Connection", "close"),
-)
 
 
 class PortUnavailable(JsworkerError):
@@ -37,7 +31,7 @@ class Response:
 
     status: int
     body: bytes
-    content_type: str = _TEXT
+    content_type: str = "text/plain; charset=utf-8"
 
 
 Route = Callable[[str], Response | Awaitable[Response]]
@@ -51,8 +45,6 @@ class HttpServer:
         self._routes = routes
         self._seconds = seconds
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """The connections, the oldest first."""
-        self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> int:
         """Listen, and return the port; port 0 stands for any free one."""
@@ -65,13 +57,11 @@ class HttpServer:
             raise PortUnavailable(
                 f"JSWORKER_HTTP_PORT={port} on JSWORKER_HTTP_HOST={host} cannot be listened to: {reason}"
             ) from None
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and end the open connections."""
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
         for task in self._connections:
             task.cancel()
         if self._connections:
@@ -112,7 +102,9 @@ class HttpServer:
         headers = [
             ("Content-Type", answer.content_type),
             ("Content-Length", str(len(answer.body))),
-            *_HEADERS,
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Connection", "close"),
         ]
         if answer.status == 405:
             headers.append(("Allow", "GET, HEAD"))

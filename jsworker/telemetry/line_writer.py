@@ -16,16 +16,12 @@ FLUSH_SECONDS: Final = 1.0
 
 
 class LineWriter:
-    """A stream to which lines are written by a thread of its own.
-
-    ``dropped`` counts lines that were not written because too many waited, or the reader is gone.
-    """
+    """A stream to which a thread writes; ``dropped`` lines were too many, or their reader was gone."""
 
     def __init__(self, stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> None:
-        """Prepare; the thread starts with the first line.
+        """Prepare; the thread starts with the first line, and the stream must have nothing in its buffer.
 
-        The stream must have nothing in its buffer. ``on_dropped`` is called by the thread, once it has caught
-        up by half, with how many were dropped.
+        ``on_dropped`` is called by the thread, once it has caught up by half, with how many were dropped.
         """
         self._descriptor = stream.fileno()
         self._encoding = stream.encoding or "utf-8"

@@ -48,42 +48,35 @@ def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return fields
 
 
-class ConsoleLines:
-    """Writes log lines for people: local time, the event in words, short ids, a traceback below.
+def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, clears: bool) -> str:
+    """Return a line for people: local time, the event in words, short ids, and below it the traceback if any.
 
-    With ``clears`` each line first clears the one that the cursor stands in.
+    With ``clears`` it first clears the one that the cursor stands in.
     """
-
-    def __init__(self, *, colours: bool, clears: bool) -> None:
-        self._colours = colours
-        self._clears = clears
-
-    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
-        """Return a line, and below it the traceback if there is one."""
-        level = str(event["level"])
-        mark = f"{level:<8}"
-        if self._colours:
-            mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
-        time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
-        kind, job_id = event.get("kind"), event.get("job_id")
-        subject = [] if kind is None else [str(kind)]
-        subject += [] if job_id is None else [short_id(job_id)]
-        words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(str(event["event"])))]
-        left_out = _APART if job_id is None else _APART | _OF_JOBS
-        message = next((name for name in _MESSAGES if event.get(name) is not None), None)
-        pairs = [
-            f"{printable(name, 200)}={_value(value)}"
-            for name, value in event.items()
-            if value is not None and name != message and name not in left_out
-        ]
-        line = " ".join([time, mark, *words]) + (f" ({', '.join(pairs)})" if pairs else "")
-        if message is not None:
-            line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
-        if event.get("at"):
-            line += f" at {printable(str(event['at']), LONGEST_VALUE)}"
-        if isinstance(trace := event.get("exception"), str):
-            line += "".join(f"\n  {part}" for part in _traceback_lines(from_users_code(trace)))
-        return CLEAR_LINE + line if self._clears else line
+    level = str(event["level"])
+    mark = f"{level:<8}"
+    if colours:
+        mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
+    time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
+    kind, job_id = event.get("kind"), event.get("job_id")
+    subject = [] if kind is None else [str(kind)]
+    subject += [] if job_id is None else [short_id(job_id)]
+    words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(str(event["event"])))]
+    left_out = _APART if job_id is None else _APART | _OF_JOBS
+    message = next((name for name in _MESSAGES if event.get(name) is not None), None)
+    pairs = [
+        f"{printable(name, 200)}={_value(value)}"
+        for name, value in event.items()
+        if value is not None and name != message and name not in left_out
+    ]
+    line = " ".join([time, mark, *words]) + (f" ({', '.join(pairs)})" if pairs else "")
+    if message is not None:
+        line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
+    if event.get("at"):
+        line += f" at {printable(str(event['at']), LONGEST_VALUE)}"
+    if isinstance(trace := event.get("exception"), str):
+        line += "".join(f"\n  {part}" for part in _traceback_lines(from_users_code(trace)))
+    return CLEAR_LINE + line if clears else line
 
 
 def _in_words(name: str) -> str:

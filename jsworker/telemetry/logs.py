@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
@@ -14,17 +15,21 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 from jsworker.core.events import EVENT_NAMES, Event, Events
 from jsworker.core.tracebacks import raised_at
 from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter
-from jsworker.telemetry.log_lines import CLEAR_LINE, ConsoleLines, json_fields
+from jsworker.telemetry.log_lines import CLEAR_LINE, console_line, json_fields
 
-_PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
-_WARNINGS: Final = frozenset(
-    (
-        *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
-        *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),
-        *("message.dead", "message.refused", "message.republished", "prune.failed", "setup.slow"),
-        "worker.degraded",
-    )
+_PER_JOB: Final = ("job.claimed", "job.started", "job.skipped", "job.progress", "job.completed")
+_WARNINGS: Final = (
+    *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
+    *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),
+    *("message.dead", "message.refused", "message.republished", "prune.failed", "setup.slow"),
+    "worker.degraded",
 )
+_LEVELS: Final = {
+    **dict.fromkeys(_PER_JOB, logging.DEBUG),
+    **dict.fromkeys(_WARNINGS, logging.WARNING),
+    "job.stop_ignored": logging.ERROR,
+}
+"""All other events are logged at info."""
 _REPORTED_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
 """One line reports all jobs that were taken back together: a dead pod may have had hundreds."""
 _HEAD: Final = ("timestamp", "level", "event")
@@ -60,12 +65,8 @@ def configure_logs(
 ) -> None:
     """Send every log line of this process to one stream: the events, and all that goes through ``logging``.
 
-    The root logger gets the level; the libraries that a worker depends on log warnings at least.
-
-    Args:
-        format: ``json``, one line each, or ``console`` for people, with tracebacks below.
-        level: the least level: debug, info, warning, error or critical.
-        stream: where the lines go; default: stderr.
+    The root logger gets the level, debug, info, warning, error or critical; the libraries that a worker
+    depends on log warnings at least. Without a stream the lines go to stderr.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
     out = _stderr() if stream is None else stream
@@ -79,7 +80,7 @@ def configure_logs(
     colours = on_terminal and "NO_COLOR" not in os.environ
     write: list[Processor] = [json_fields, structlog.processors.JSONRenderer()]
     if format == "console":
-        write = [ConsoleLines(colours=colours, clears=on_terminal)]
+        write = [partial(console_line, colours=colours, clears=on_terminal)]
     structlog.configure(
         processors=[*prepare, _in_order, *write],
         wrapper_class=structlog.make_filtering_bound_logger(least),
@@ -89,7 +90,19 @@ def configure_logs(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
         processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
     )
-    _handle_logging(out, least, formatter)
+    root = logging.getLogger()
+    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
+        root.removeHandler(earlier)
+    handler: logging.Handler = logging.StreamHandler(out)
+    handler.set_name("jsworker")
+    handler.setLevel(least)
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
+    root.setLevel(least)
+    for name in _QUIET_LIBRARIES:
+        library = logging.getLogger(name)
+        if library.level == logging.NOTSET:
+            library.setLevel(logging.WARNING)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -140,11 +153,7 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
 
 def level_of(name: str) -> int:
     """Return the level at which an event is logged: what happens to every job at debug."""
-    if name in _PER_JOB:
-        return logging.DEBUG
-    if name == "job.stop_ignored":
-        return logging.ERROR
-    return logging.WARNING if name in _WARNINGS else logging.INFO
+    return _LEVELS.get(name, logging.INFO)
 
 
 def _is_reported_already(event: Event) -> bool:
@@ -173,22 +182,6 @@ def _stderr() -> "TextIO | LineWriter":
 def _report_dropped(lines: int) -> None:
     reason = "nobody read stderr; up to 10,000 lines wait"
     structlog.get_logger().warning("log.dropped", lines=lines, reason=reason)
-
-
-def _handle_logging(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
-    root = logging.getLogger()
-    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
-        root.removeHandler(earlier)
-    handler: logging.Handler = logging.StreamHandler(out)
-    handler.set_name("jsworker")
-    handler.setLevel(level)
-    handler.setFormatter(formatter)
-    root.addHandler(handler)
-    root.setLevel(level)
-    for name in _QUIET_LIBRARIES:
-        library = logging.getLogger(name)
-        if library.level == logging.NOTSET:
-            library.setLevel(logging.WARNING)
 
 
 def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

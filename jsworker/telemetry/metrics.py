@@ -34,7 +34,7 @@ _OF_QUEUES: Final = (
 """Name, field of ``KindQueue`` and documentation of the gauges by kind."""
 
 
-class Metrics:
+class Metrics(Collector):
     """Figures of one worker process.
 
     ``Metrics(registry).watch(worker)`` is all that an application needs which runs a ``Worker`` itself. Names
@@ -49,7 +49,7 @@ class Metrics:
             Histogram, namespace="jsworker", labelnames=["kind"], buckets=_SECONDS, registry=registry
         )
         self._registry = registry
-        self._watched = False
+        self._worker: Observed | None = None
         self._kinds = KindLabels()
         self._stalled = Counter(*STALLS, registry=registry)
         self._ended = counter("runs_ended", "Runs that ended in this process.", ["kind", "outcome"])
@@ -79,14 +79,25 @@ class Metrics:
     def watch(self, worker: Observed) -> None:
         """Count a worker's events, and read its status whenever its registry is collected, from any thread.
 
-        Raises:
-            ValueError: another worker is watched; each wants a registry of its own.
+        Raises ValueError if another worker is watched: each wants a registry of its own.
         """
-        if self._watched:
+        if self._worker is not None:
             raise ValueError("these metrics watch a worker already: make others, with their own registry")
-        self._watched = True
+        self._worker = worker
         self.listen(worker.events)
-        self._registry.register(_Gauges(worker, self._kinds))
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the watched worker's status, and what its last survey found."""
+        yield of_logs()
+        if self._worker is not None and (status := self._worker.status()) is not None:
+            yield from _of_worker(status, self._kinds)
+        if self._worker is not None and (fleet := self._worker.fleet()) is not None:
+            yield from of_fleet(fleet)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what there is depends on the worker."""
+        return ()
 
     def listen(self, events: Events) -> None:
         """Count these events."""
@@ -159,26 +170,6 @@ class Metrics:
 
     def _kind(self, event: Event) -> str:
         return self._kinds.label(str(event.fields.get("kind", "")))
-
-
-class _Gauges(Collector):
-    """Reads a worker's status, and what its last survey found, whenever its registry is collected."""
-
-    def __init__(self, worker: Observed, kinds: KindLabels) -> None:
-        self._worker = worker
-        self._kinds = kinds
-
-    def collect(self) -> Iterator[Metric]:
-        yield of_logs()
-        status, fleet = self._worker.status(), self._worker.fleet()
-        if status is not None:
-            yield from _of_worker(status, self._kinds)
-        if fleet is not None:
-            yield from of_fleet(fleet)
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: what there is depends on the worker."""
-        return ()
 
 
 def of_logs() -> Metric:

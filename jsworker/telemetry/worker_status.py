@@ -43,7 +43,6 @@ class WorkerStatus:
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
         pools: connections to PostgreSQL by pool: how many are lent, and how many may be.
-        recovers_by: for each rule of recovery whether this worker takes jobs back by it.
     """
 
     readiness: Readiness
@@ -58,9 +57,7 @@ class WorkerStatus:
 class KindQueue:
     """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
 
-    Attributes:
-        oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
-        to_publish: queued jobs whose message is still to be sent.
+    The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
     """
 
     jobs: Mapping[str, int]

@@ -20,8 +20,6 @@ NAPS = 12
 
 def shared(concurrency: int = SLOTS) -> tuple[BegunJobs, int]:
     with BegunJobs.shared(concurrency) as (parents, descriptor):
-        assert parents is not None
-        assert descriptor is not None
         return parents, os.dup(descriptor)
 
 

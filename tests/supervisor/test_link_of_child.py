@@ -55,7 +55,7 @@ async def test_no_line_is_cut_short(child: tuple[Child, socket.socket]) -> None:
     sent = [TakeBack(dead=each) for each in dead]
     for message in sent:
         parents.send(message)
-    assert 0 < parents._link.unsent < LONGEST_LINE + len(line_of(sent[0]))
+    assert 0 < parents.link.unsent < LONGEST_LINE + len(line_of(sent[0]))
     lines = MessageLines(FROM_PARENT)
     heard: list[FromParent | None] = []
 
@@ -65,7 +65,7 @@ async def test_no_line_is_cut_short(child: tuple[Child, socket.socket]) -> None:
                 heard.extend(lines.feed(childs.recv(65_536)))
             except BlockingIOError:
                 break
-        assert not parents._link.unsent
+        assert not parents.link.unsent
 
     await eventually(all_heard)
     assert heard
