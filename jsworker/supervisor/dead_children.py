@@ -1,6 +1,7 @@
 """What a dead child held goes back to the others, at once, and again for what was on its way when it died."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -23,29 +24,25 @@ _REMIND_SECONDS: Final = 60.0
 class DeadChildren:
     """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end.
 
-    ``stalls``: runs that the parent itself has taken back, by their kind's label and whether it counted.
+    Attributes:
+        events: of the jobs that the parent itself takes back, as ``worker_id``.
+        stalls: how many these are, by their kind's label and whether they counted.
     """
 
-    def __init__(
-        self, settings: Settings, worker_id: str, events: Events, *, on_requeued: Callable[[], None]
-    ) -> None:
+    def __init__(self, settings: Settings, *, on_requeued: Callable[[], None]) -> None:
         """Begin with an empty list; ``on_requeued`` is called when jobs wait to be published."""
-        self._settings = settings
-        self._worker_id = worker_id
-        self._events = events
-        self._on_requeued = on_requeued
+        self.worker_id = f"supervisor-{settings.hostname}-{os.getpid()}"
+        self.events = Events()
         self.stalls: Counter[tuple[str, bool]] = Counter()
+        self._settings = settings
+        self._on_requeued = on_requeued
         self._labels = KindLabels()
         self._dead: dict[asyncio.Task[None], str] = {}
         self._complain_at = 0.0
         self._logger = structlog.get_logger()
 
     def add(self, owner: DeadOwner, *, asked_sibling: bool) -> None:
-        """Take back what it held.
-
-        If a sibling was asked, which does so right now, this looks once more at the end of the time in which
-        a claim of the dead child may still commit.
-        """
+        """Take back what it held; if a sibling does so right now, look once no claim can commit any more."""
         now = boottime()
         taking = self._take_back(owner, now, owner.settled_at if asked_sibling else now)
         task = asyncio.create_task(taking, name=f"reset {owner.worker_id}")
@@ -91,7 +88,7 @@ class DeadChildren:
         async def report(taken: "TakenBack") -> None:
             nonlocal jobs
             self.stalls.update((self._labels.label(reset.kind), reset.counted) for reset in taken.resets)
-            report_resets(taken.resets, cause="dead", events=self._events)
+            report_resets(taken.resets, cause="dead", events=self.events)
             if any(reset.status == "queued" for reset in taken.resets):
                 self._on_requeued()
             if taken.resets or jobs is None:
@@ -109,7 +106,7 @@ class DeadChildren:
             unmarked = await reset_dead_owner(
                 database,
                 owner,
-                worker_id=self._worker_id,
+                worker_id=self.worker_id,
                 statement_timeout=timeout,
                 report=report,
                 failed=lambda error: self._complain(owner, error),

@@ -5,13 +5,13 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.child_process import Child, Death, KillReason, reap_orphans
@@ -20,9 +20,6 @@ from jsworker.supervisor.children import FleetView, Place, show_work
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
-
-if TYPE_CHECKING:
-    from jsworker.telemetry.http import HttpServer
 
 CONNECT_SECONDS: Final = 10.0
 """For so long the first generation tries to reach its servers."""
@@ -68,9 +65,7 @@ class Supervisor:
         numbers = range(1, settings.processes + 1)
         self._places = [Place(number, settings.heartbeat_interval) for number in numbers]
         self._deaths: Counter[Death] = Counter()
-        self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
-        self._events = Events()
-        self._dead = DeadChildren(settings, self._id, self._events, on_requeued=self._wake_children)
+        self._dead = DeadChildren(settings, on_requeued=self._wake_children)
         round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
         self._round_seconds = min(_LONGEST_ROUND_SECONDS, max(_SHORTEST_ROUND_SECONDS, round_seconds))
         self._over = asyncio.Event()
@@ -88,13 +83,12 @@ class Supervisor:
 
         Returns the exit code, and the error of the child that this ended for.
         """
-        log_events(self._events, worker_id=self._id)
-        server = await self._serve()
-        try:
+        log_events(self._dead.events, worker_id=self._dead.worker_id)
+        async with AsyncExitStack() as last:
+            await self._serve(last)
+            if self._shows_work:
+                last.callback(asyncio.create_task(show_work(self._work)).cancel)
             return await self._supervise()
-        finally:
-            if server is not None:
-                await server.close()
 
     def view(self) -> FleetView:
         """Return how everything is at this moment."""
@@ -102,23 +96,22 @@ class Supervisor:
         places = [place.view(now) for place in self._places]
         return FleetView(places, self._stopping, self._deaths, now, dict(self._dead.stalls))
 
-    async def _serve(self) -> "HttpServer | None":
+    async def _serve(self, last: AsyncExitStack) -> None:
         """Serve probes and metrics, if a port is set; else their libraries are not loaded."""
         host, port = self._settings.http_host, self._settings.http_port
         if port is None:
-            return None
+            return
         from jsworker.supervisor.probes import routes  # noqa: PLC0415 -- see above
         from jsworker.telemetry.http import HttpServer  # noqa: PLC0415 -- see above
 
         server = HttpServer(routes(self.view))
         self._logger.info("http.listening", host=host, port=await server.open(host, port))
-        return server
+        last.push_async_callback(server.close)
 
     async def _supervise(self) -> tuple[int, str | None]:
         self._loop = asyncio.get_running_loop()
         self._heard_at = boottime()
         self._listen_to_signals()
-        showing = self._loop.create_task(show_work(self._work)) if self._shows_work else None
         try:
             for place in self._places:
                 self._start(place)
@@ -127,8 +120,6 @@ class Supervisor:
             self._round.cancel()
             await self._dead.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
         finally:
-            if showing is not None:
-                showing.cancel()
             for child in self._children():
                 child.link.close()
         return self._code, self._words

@@ -12,8 +12,7 @@ EXIT_SECONDS = 3.0
 def exit_within(seconds: float, code: int) -> Callable[[], None]:
     """End the process after ``seconds``, unless the function that this returns is called before.
 
-    At their ends the event loop and the interpreter wait for threads, for ever if need be: a processor that
-    called ``asyncio.to_thread`` for something that never returns would keep a stopped worker alive.
+    The ends of the event loop and of the interpreter wait for threads of processors, for ever if need be.
     """
     timer = threading.Timer(seconds, exit_now, [code])
     timer.daemon = True

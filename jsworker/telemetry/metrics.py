@@ -54,9 +54,7 @@ class Metrics(Collector):
         self._stalled = Counter(*STALLS, registry=registry)
         self._ended = counter("runs_ended", "Runs that ended in this process.", ["kind", "outcome"])
         self._fenced = counter("runs_fenced", "Runs stopped while heartbeats were not answered.", ["kind"])
-        self._late = counter(
-            "late_writes_rejected", "Outcomes of runs that owned their job no more.", ["kind"]
-        )
+        self._late = counter("late_writes_rejected", "Outcomes of runs that had lost their job.", ["kind"])
         self._skipped = counter("claims_refused", "Messages whose job was not claimed.", ["kind", "reason"])
         self._republished = counter("messages_republished", "Messages that were proven to be gone.")
         self._dead = counter("messages_dead", "Messages that nobody could use.")
