@@ -58,17 +58,11 @@ class Metrics(Collector):
         self._skipped = counter("claims_refused", "Messages whose job was not claimed.", ["kind", "reason"])
         self._republished = counter("messages_republished", "Messages that were proven to be gone.")
         self._dead = counter("messages_dead", "Messages that nobody could use.")
-        self._refused = counter(
-            "rows_refused", "Rows that PostgreSQL refused for the first time.", ["attempted"]
-        )
+        self._refused = counter("rows_refused", "Rows that PostgreSQL refused, once each.", ["attempted"])
         self._pruned = counter("jobs_pruned", "Ended jobs that this process deleted, by their retention.")
         self._unanswered = counter("heartbeats_failed", "Heartbeats that the database did not answer.")
-        self._waited = seconds(
-            "queue_wait_seconds", "From when a job was due to its claim, by PostgreSQL's clock."
-        )
-        self._ran = seconds(
-            "run_duration_seconds", "From the claim of a job to the end of its run, in any way."
-        )
+        self._waited = seconds("queue_wait_seconds", "From when a job was due to its claim.")
+        self._ran = seconds("run_duration_seconds", "From the claim of a job to the end of its run.")
         self._publishing_refused = gauge("publishing_refused", "1 while JetStream stores no messages.")
         self._degraded = gauge("degraded", "1 while a server cannot be reached.", ["server"])
         for server in _SERVERS:
