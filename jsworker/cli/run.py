@@ -120,10 +120,10 @@ def run(
         environment=_environment(given),
         shows_work=loaded.log_format == "console" and is_terminal(sys.stderr),
     )
-    ending = asyncio.run(supervisor.run())
-    if ending.words:
-        write_line(ending.words)
-    return ending.code
+    code, words = asyncio.run(supervisor.run())
+    if words:
+        write_line(words)
+    return code
 
 
 def _command(targets: Sequence[str]) -> list[str]:

@@ -1,6 +1,4 @@
 """Parent and children of ``jsworker run``: the parent starts, watches, restarts and kills worker processes.
 
-Each has one end of a socket pair. The parent's side is ``parent``, ``children``, ``child_process``,
-``dead_children`` and ``probes``, which load neither SQLAlchemy nor NATS before the first reset. The
-child begins in ``child_main``.
+The parent's side loads no SQLAlchemy and no NATS before its first reset; a child begins in ``child_main``.
 """

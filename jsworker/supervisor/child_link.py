@@ -3,6 +3,7 @@
 import asyncio
 import faulthandler
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -13,32 +14,11 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
-from jsworker.supervisor.begun_jobs import BegunJobs
-from jsworker.supervisor.child_messages import (
-    FROM_PARENT,
-    LONGEST_PART,
-    LONGEST_TEXT,
-    MOST_CULPRITS,
-    MOST_PARTS,
-    Figures,
-    FromParent,
-    KillRequest,
-    LastWords,
-    QuietUntil,
-    Ready,
-    Registered,
-    Report,
-    Sibling,
-    Stopped,
-    StopWorker,
-    TakeBack,
-    Tick,
-    Wake,
-)
-from jsworker.supervisor.child_start import ChildStart, on_sigterm
+from jsworker.supervisor import messages
+from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
+from jsworker.supervisor.child_start import ChildStart
 from jsworker.telemetry.logs import drain_logs, write_line
-from jsworker.telemetry.worker_status import MOST_KINDS
-from jsworker.worker.supervision import DeadOwner
+from jsworker.telemetry.worker_status import Readiness
 
 TICKS_PER_TIMEOUT: Final = 4
 LONGEST_TICK_SECONDS: Final = 1.0
@@ -58,10 +38,13 @@ class ChildLink:
     def __init__(self, start: ChildStart) -> None:
         """Take over the child's end of the link and the memory for begun jobs; nothing is read yet."""
         os.set_inheritable(start.link, False)  # processes that the child starts do not get it
-        self._begun = None if start.begun is None else BegunJobs.take_over(start.begun)
+        self._begun = BegunJobs.take_over(start.begun)
         self._parent = start.parent
-        self._link: MessageLink[FromParent] = MessageLink(
-            socket.socket(fileno=start.link), FROM_PARENT, on_message=self._obey, on_end=self._note_orphaned
+        self._link: MessageLink[messages.FromParent] = MessageLink(
+            socket.socket(fileno=start.link),
+            messages.FROM_PARENT,
+            on_message=lambda message: self._obey(message),  # noqa: PLW0108 -- which ``open`` sets
+            on_end=self._note_orphaned,
         )
         self._quiet_until = 0.0
         self._ticking: asyncio.TimerHandle | None = None
@@ -69,32 +52,20 @@ class ChildLink:
         self._asked_for_kill = False
         self._orphaned = False
 
-    def open(
-        self,
-        settings: Settings,
-        *,
-        on_stop: Callable[[bool], None],
-        on_wake: Callable[[], None],
-        on_dead_sibling: Callable[[DeadOwner], None],
-        on_sibling: Callable[[str], None],
-    ) -> None:
-        """Listen to the parent from now on.
-
-        ``on_stop`` is called with whether to hand everything back at once, ``on_wake`` when the parent has
-        put jobs back into the queue, ``on_sibling`` with a worker id whose jobs the parent takes back itself.
-        """
+    def open(self, settings: Settings, *, obey: Callable[[messages.FromParent], None]) -> None:
+        """Listen to the parent from now on: ``obey`` is called with what it wants, or would if it lived."""
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = settings.watchdog_timeout
         self._orphan_seconds = 2 * settings.statement_timeout + _ORPHAN_SECONDS
-        self._on_stop, self._on_wake = on_stop, on_wake
-        self._on_dead_sibling, self._on_sibling = on_dead_sibling, on_sibling
+        self._obey = obey
         self._link.open()
-        on_sigterm(self._note_sigterm)
+        # Between two steps of the main thread, whatever its loop does.
+        signal.signal(signal.SIGTERM, lambda *_: self._note_sigterm())
         self._tick()
 
     def close(self) -> None:
         """Neither read, send nor tick any more; SIGTERM is ignored from here on, for the child ends."""
-        on_sigterm(lambda: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
         if self._ticking is not None:
             self._ticking.cancel()
         self._link.detach()
@@ -103,41 +74,36 @@ class ChildLink:
 
     def registered(self, worker_id: str) -> None:
         """Report the worker's id: from here on jobs may be held, and the watchdog's time-out holds."""
-        self._link.send(Registered(worker_id=worker_id))
+        self._link.send(messages.Registered(worker_id=worker_id))
         self._holds_jobs = True
         self._postpone_last_resort()
 
-    def ready(self, kinds: Sequence[str]) -> None:
-        """Report that the worker works, and on what."""
-        self._link.send(Ready(kinds=list(kinds[:MOST_KINDS])))
-
     def began(self, job_id: UUID) -> None:
         """Note, for the parent to find, that a job's run begins."""
-        if self._begun is not None:
-            self._begun.add(job_id)
+        self._begun.add(job_id)
 
     def ended(self, job_id: UUID) -> None:
         """Note that its outcome is written."""
-        if self._begun is not None:
-            self._begun.remove(job_id)
+        self._begun.remove(job_id)
 
-    def report(self, readiness: str | None, figures: str | None) -> bool:
+    def send(self, message: messages.FromChild) -> None:
+        """Send a message that changes nothing on this side."""
+        self._link.send(message)
+
+    def report(self, readiness: Readiness | None, figures: str | None) -> bool:
         """Report how the worker is, unless the parent has not read what was sent before.
 
-        The figures are packed; None: there are no new ones. Returns whether there was room for them.
+        The figures are packed; None: there are no new ones. Returns whether they are short enough.
         """
-        text = figures or ""
-        parts = [text[begin : begin + LONGEST_PART] for begin in range(0, len(text), LONGEST_PART)]
-        fits = len(parts) <= MOST_PARTS
+        fits = figures is None or len(figures) <= messages.LONGEST_FIGURES
         if not self._link.unsent:
-            sent = [Figures(part=part) for part in parts] if fits else []
-            self._link.send(*sent, Report(readiness=readiness))
+            self._link.send(messages.Report(readiness=readiness, figures=figures if fits else None))
         return fits
 
     def quiet_until(self, boottime: float) -> None:
         """Announce that the event loop may be silent until then."""
         self._quiet_until = boottime
-        self._link.send(QuietUntil(boottime=boottime))
+        self._link.send(messages.Tick(quiet_until=boottime))
         self._postpone_last_resort()
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
@@ -147,79 +113,49 @@ class ChildLink:
         self._asked_for_kill = True
         if sys.stderr is not None:
             _show_stacks()
-        named = list(culprits[:MOST_CULPRITS])
-        self._link.send(KillRequest(culprits=named, reason=reason[:LONGEST_TEXT]))
-
-    def stopped(self, *, holds_jobs: bool) -> None:
-        """Report that the worker has stopped in order, and whether it still holds jobs."""
-        self._link.send(Stopped(holds_jobs=holds_jobs))
+        named = list(culprits[: messages.MOST_CULPRITS])
+        self._link.send(messages.KillRequest(culprits=named, reason=reason[: messages.LONGEST_TEXT]))
 
     def last_words(self, text: str) -> bool:
         """Send, outside of the event loop, the error by which the process ends; False: the parent is gone."""
-        return self._link.send_blocking(LastWords(text=text[:LONGEST_TEXT]), seconds=_LAST_WORDS_SECONDS)
+        words = messages.LastWords(text=text[: messages.LONGEST_TEXT])
+        return self._link.send_blocking(words, seconds=_LAST_WORDS_SECONDS)
 
     def _tick(self) -> None:
         seconds = min(LONGEST_TICK_SECONDS, self._watchdog_timeout / TICKS_PER_TIMEOUT)
         self._ticking = self._loop.call_later(seconds, self._tick)
         if not self._link.unsent:  # a parent that does not read needs no more of them
-            self._link.send(Tick())
+            self._link.send(messages.Tick(quiet_until=self._quiet_until))
         self._postpone_last_resort()
 
     def _postpone_last_resort(self) -> None:
-        """Have this process end if its loop hangs and no parent is there any more to kill it.
-
-        faulthandler waits in a thread that needs no GIL.
-        """
-        if self._orphaned or not self._holds_jobs or sys.stderr is None:
-            return
-        limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
-        quiet = max(0.0, self._quiet_until - boottime())
-        faulthandler.dump_traceback_later(quiet + limit, exit=True)
-
-    def _obey(self, message: FromParent) -> None:
-        match message:
-            case StopWorker(force=force):
-                self._on_stop(force)
-            case Wake():
-                self._on_wake()
-            case TakeBack(dead=dead):
-                self._on_dead_sibling(dead)
-            case Sibling(worker_id=worker_id):
-                self._on_sibling(worker_id)
+        """Have this process end if its loop hangs and no parent is there any more to kill it."""
+        if self._holds_jobs and not self._orphaned and sys.stderr is not None:
+            limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
+            quiet = max(0.0, self._quiet_until - boottime())
+            # It waits in a thread that needs no GIL.
+            faulthandler.dump_traceback_later(quiet + limit, exit=True)
 
     def _note_sigterm(self) -> None:
-        if self._parent_is_dead():
+        is_orphan = os.getppid() != self._parent
+        if is_orphan:
             self._limit_orphan()  # here and now: the loop may hang
         with suppress(RuntimeError):  # the loop is closed: the child ends
-            self._loop.call_soon_threadsafe(self._obey_sigterm)
-
-    def _obey_sigterm(self) -> None:
-        if self._parent_is_dead():
-            self._note_orphaned()
-        else:
-            self._on_stop(False)
+            self._loop.call_soon_threadsafe(self._obey, messages.StopWorker(force=is_orphan))
 
     def _note_orphaned(self) -> None:
         self._limit_orphan()
-        self._on_stop(True)
+        self._obey(messages.StopWorker(force=True))
 
     def _limit_orphan(self) -> None:
         if not self._orphaned and sys.stderr is not None:
             faulthandler.dump_traceback_later(self._orphan_seconds, exit=True)
         self._orphaned = True
 
-    def _parent_is_dead(self) -> bool:
-        return os.getppid() != self._parent
-
 
 def _show_stacks() -> None:
     """Write where all threads are to stderr, which may have no reader."""
-    try:
-        memory = os.memfd_create("stacks")
-    except (AttributeError, OSError):  # another system
-        faulthandler.dump_traceback(all_threads=True)
-        return
-    with os.fdopen(memory, "rb") as stacks:
+    with suppress(OSError), open_memory() as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)
         write_line(stacks.read().decode(errors="replace").rstrip())

@@ -1,7 +1,7 @@
 """A child's reports: once a second it sends its parent how it is and what it has counted."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from typing import Final
 
 import structlog
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from jsworker.core.clock import boottime
 from jsworker.supervisor.child_link import ChildLink
-from jsworker.telemetry.figures import packed, write_readiness
+from jsworker.telemetry.figures import packed
 from jsworker.telemetry.metrics import Metrics
 from jsworker.worker.worker import Worker
 
@@ -19,7 +19,7 @@ _REST: Final = 10
 
 
 class Reporter:
-    """Belongs to the event loop of a child whose parent serves probes and metrics.
+    """Reports from a child whose parent serves probes and metrics.
 
     Figures are packed in a thread: those of many kinds take longer than an event loop may be held up.
     """
@@ -30,50 +30,41 @@ class Reporter:
         self._link = link
         self._registry = CollectorRegistry()
         Metrics(self._registry).watch(worker)
-        self._next: asyncio.TimerHandle | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jsworker figures")
-        self._packing: asyncio.Future[str] | None = None
-        self._rests_until = 0.0
+        self._over = threading.Event()
         self._complained = False
 
     def start(self) -> None:
         """Send a report now, and then once a second, even if the one before failed."""
-        loop = asyncio.get_running_loop()
-        self._next = loop.call_later(_SECONDS, self.start)
-        if self._packing is not None or boottime() < self._rests_until:
-            self._send(None)
-            return
-        self._packing = loop.run_in_executor(self._thread, self._pack)
-        self._packing.add_done_callback(self._send_packed)
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._pack, name="jsworker figures", daemon=True).start()
+        self._report()
 
     def stop(self) -> None:
         """Send nothing more."""
-        if self._next is not None:
-            self._next.cancel()
-        if self._packing is not None:
-            self._packing.remove_done_callback(self._send_packed)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._over.set()
+        self._next.cancel()
 
-    def _pack(self) -> str:
-        began = boottime()
-        figures = packed(self._registry)
-        self._rests_until = began + (_REST + 1) * (boottime() - began)
-        return figures
+    def _report(self) -> None:
+        self._next = self._loop.call_later(_SECONDS, self._report)
+        self._send(None)
 
-    def _send_packed(self, packing: "asyncio.Future[str]") -> None:
-        self._packing = None
-        if packing.cancelled():
-            return
-        error = packing.exception()
-        if error is not None:
-            self._complain(f"{type(error).__name__}: {error}")
-        self._send(None if error is not None else packing.result())
+    def _pack(self) -> None:
+        rest = 0.0
+        while not self._over.wait(rest):
+            began = boottime()
+            try:
+                figures = packed(self._registry)
+                self._loop.call_soon_threadsafe(self._send, figures)
+            except Exception as error:  # noqa: BLE001 -- of a collector; reports go without figures
+                self._complain(f"{type(error).__name__}: {error}")
+            rest = max(_SECONDS, _REST * (boottime() - began))
 
     def _send(self, figures: str | None) -> None:
+        if self._over.is_set():
+            return
         try:
             status = self._worker.status()
-            readiness = None if status is None else write_readiness(status.readiness)
-            if not self._link.report(readiness, figures):
+            if not self._link.report(None if status is None else status.readiness, figures):
                 self._complain("the figures of so many kinds are too long")
         except Exception as error:  # noqa: BLE001 -- the worker must not pay for it; a parent without reports says so
             self._complain(f"{type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Final, Self
@@ -25,16 +25,15 @@ class ChildStart:
     """What a parent gives its child on the command line.
 
     Attributes:
-        link, begun: file descriptors of the child's end of the link, and of ``BegunJobs`` if there is one.
+        link, begun: file descriptors of the child's end of the link, and of ``BegunJobs``.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
-        number: its place among the children, from 1.
     """
 
     link: int
     parent: int
     connect_seconds: float | None
     number: int
-    begun: int | None
+    begun: int
 
     def argument(self) -> str:
         """Return it as the last argument of a child."""
@@ -68,8 +67,3 @@ def start_as_child(parent: int) -> None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
     follow_parent(parent, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
-
-
-def on_sigterm(call: Callable[[], None]) -> None:
-    """Call this at SIGTERM from now on: between two steps of the main thread, whatever its loop does."""
-    signal.signal(signal.SIGTERM, lambda *_: call())

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -16,8 +17,10 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
+from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
+from jsworker.telemetry.worker_status import MOST_KINDS
 from jsworker.worker.watchdog import reported_while_slow
 from jsworker.worker.worker import Worker, WorkerDied
 
@@ -59,7 +62,10 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of code that asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
-        processors = [_load(target) for target in targets]
+        processors: list[Given] = []
+        for target in targets:
+            with _reported_while_slow(f"import of {target}"):
+                processors.append(load_processor(target))
         runner.run(_run(processors, settings, start, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
@@ -68,70 +74,52 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
     return DONE
 
 
-def _load(target: str) -> Given:
-    with reported_while_slow(_log_slow, what=f"import of {target}"):
-        return load_processor(target)
-
-
-def _log_slow(**facts: object) -> None:
-    structlog.get_logger().warning("setup.slow", **facts)
-
-
 async def _run(processors: Sequence[Given], settings: Settings, start: ChildStart, link: ChildLink) -> None:
-    is_watched = settings.http_port is not None
-    with reported_while_slow(_log_slow, what=f"constructor of {', '.join(map(_name_of, processors))}"):
+    names = ", ".join((each if isinstance(each, type) else type(each)).__qualname__ for each in processors)
+    with _reported_while_slow(f"constructor of {names}"):
         worker = Worker(
             processors,
             settings,
             connect_seconds=start.connect_seconds,
             supervision=link,
-            surveys=is_watched and start.number == 1,  # the same for all, so one of them asks
+            # What a survey finds is the same for all, so one child makes it.
+            surveys=settings.http_port is not None and start.number == 1,
         )
     log_events(worker.events, worker_id=worker.id)
-    running = asyncio.create_task(worker.run(), name="jsworker run")
-    life = _Life(worker, link, running)
-    link.open(
-        settings,
-        on_stop=life.stop,
-        on_wake=worker.wake_relay,
-        on_dead_sibling=worker.take_back,
-        on_sibling=worker.siblings.add,
-    )
+    life = _Life(worker, link, asyncio.create_task(worker.run(), name="jsworker run"))
+    link.open(settings, obey=life.obey)
     with ExitStack() as last:
         last.callback(link.close)
         last.callback(life.report_end)
-        if is_watched:
+        if settings.http_port is not None:
             from jsworker.supervisor.child_reports import Reporter  # noqa: PLC0415 -- only where it is wanted
 
             reporter = Reporter(worker, link)
-            last.callback(reporter.stop)
             reporter.start()
+            last.callback(reporter.stop)
         await life.wait()
     if life.left:
         exit_now(DONE)
 
 
-def _name_of(processor: Given) -> str:
-    return (processor if isinstance(processor, type) else type(processor)).__qualname__
+def _reported_while_slow(what: str) -> AbstractContextManager[None]:
+    return reported_while_slow(partial(structlog.get_logger().warning, "setup.slow"), what=what)
 
 
 class _Life:
-    """Reports to the parent how far the worker is, and stops the worker when the parent requests it."""
+    """Reports to the parent how far the worker is, and does what the parent wants."""
 
     def __init__(self, worker: Worker, link: ChildLink, running: asyncio.Task[None]) -> None:
-        self.left = 0
+        self.left: int | None = None  # how many jobs the worker still held when it had stopped
         self._worker = worker
         self._link = link
         self._running = running
         self._stop_requested = False
         self._refused = False
         self._started = False
-        self._stopped = False
         self._without_database = False
-        worker.on("worker.started", self._note_start)
-        worker.on("worker.stopped", self._note_end)
-        worker.on("worker.degraded", self._note_health)
-        worker.on("worker.restored", self._note_health)
+        for name in ("worker.started", "worker.stopped", "worker.degraded", "worker.restored"):
+            worker.on(name, self._note)
 
     async def wait(self) -> None:
         """Wait until the worker has stopped."""
@@ -150,27 +138,31 @@ class _Life:
 
     def report_end(self) -> None:
         """Report whether jobs are left to be taken back; without a report the parent expects it."""
-        if self._stopped and not self._without_database:
-            self._link.stopped(holds_jobs=self.left > 0)
-        elif self._refused:
-            self._link.stopped(holds_jobs=False)
+        if self._refused or (self.left is not None and not self._without_database):
+            self._link.send(Stopped(holds_jobs=bool(self.left)))
         self._link.quiet_until(boottime() + _EXIT_SECONDS)
 
-    def stop(self, force: bool) -> None:  # noqa: FBT001 -- the shape of the link's callback
-        """Drain, or hand everything back at once; a worker that has not started just ends."""
-        self._stop_requested = True
-        self._worker.stop(force=force)
-        if not self._started:
-            self._running.cancel()
+    def obey(self, message: FromParent) -> None:
+        """Do what the parent wants; a worker that has not started just ends when it is to stop."""
+        match message:
+            case StopWorker(force=force):
+                self._stop_requested = True
+                self._worker.stop(force=force)
+                if not self._started:
+                    self._running.cancel()
+            case Wake():
+                self._worker.wake_relay()
+            case TakeBack(dead=dead):
+                self._worker.take_back(dead)
+            case Registered(worker_id=worker_id):
+                self._worker.siblings.add(worker_id)
 
-    def _note_start(self, event: Event) -> None:
-        self._started = True
-        self._link.ready(event.fields["kinds"])
-
-    def _note_health(self, event: Event) -> None:
-        if event.fields["what"] == "postgresql":
-            self._without_database = event.name == "worker.degraded"
-
-    def _note_end(self, event: Event) -> None:
-        self._stopped = True
-        self.left = event.fields["left"]
+    def _note(self, event: Event) -> None:
+        match event.name:
+            case "worker.started":
+                self._started = True
+                self._link.send(Ready(kinds=event.fields["kinds"][:MOST_KINDS]))
+            case "worker.stopped":
+                self.left = event.fields["left"]
+            case _ if event.fields["what"] == "postgresql":
+                self._without_database = event.name == "worker.degraded"

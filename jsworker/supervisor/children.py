@@ -1,50 +1,21 @@
 """The places of the children: when a dead one is started again, and how all of them look from outside."""
 
 import asyncio
-import os
-import sys
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.processor import Backoff
-from jsworker.supervisor.child_process import Child
+from jsworker.supervisor.child_process import Child, Death
 from jsworker.telemetry.logs import show_line
-
-HUNG: Final = "hung"
-ASKED_FOR_KILL: Final = "condemned"
-KILLED: Final = "killed"
-EXITED: Final = "exited"
-DEATHS: Final = (HUNG, ASKED_FOR_KILL, KILLED, EXITED)
-"""How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
-the child asked to be killed; a signal of another process; by itself."""
+from jsworker.telemetry.worker_status import Readiness
 
 _BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 _LONG_LIFE_SECONDS: Final = 60.0
 _DEFAULT_HEARTBEAT: Final = 5.0
 _LINE_SECONDS: Final = 1.0
-_COLUMNS: Final = 80
-
-
-class RestartBackoff:
-    """When a dead child is started again: at once the first time, ever later after further deaths in a row.
-
-    A fleet with quicker heartbeats than usual restarts quicker too.
-    """
-
-    def __init__(self, heartbeat_interval: float) -> None:
-        self._scale = min(1.0, heartbeat_interval / _DEFAULT_HEARTBEAT)
-        self._in_a_row = 0
-
-    def delay_after(self, lived: float, *, worked: bool) -> float:
-        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
-        if lived >= _LONG_LIFE_SECONDS * self._scale:
-            self._in_a_row = 0
-        self._in_a_row += 1
-        if self._in_a_row == 1 and worked:
-            return 0.0
-        return _BACKOFF.delay(self._in_a_row - 1) * self._scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +24,10 @@ class PlaceView:
 
     Attributes:
         was_ready: whether any child at this place has worked; ``ready``: whether the present one does.
-        quiet: whether it has announced that its event loop is silent now.
-        silent_seconds: since its last tick; 0 before the first, and while it is quiet.
+        silent_seconds: since its last tick; 0 before the first, and while it has announced to be ``quiet``.
         limit: seconds of silence after which the supervisor kills it; more while it starts.
         report_seconds: since its last report; None: there is none.
-        readiness, figures: of its last report, as ``telemetry.figures`` writes and packs them.
-        figures_seconds: since it reported them, or since its start.
+        figures, figures_seconds: packed, and the seconds since it reported them, or since its start.
     """
 
     number: int
@@ -68,7 +37,7 @@ class PlaceView:
     silent_seconds: float = 0.0
     limit: float = 0.0
     report_seconds: float | None = None
-    readiness: str | None = None
+    readiness: Readiness | None = None
     figures: str = ""
     figures_seconds: float = 0.0
 
@@ -78,13 +47,13 @@ class FleetView:
     """The supervisor at one moment of boot time.
 
     Attributes:
-        deaths: how many children ended without a request to stop, by ``DEATHS``.
+        deaths: how many children ended without a request to stop.
         stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
     """
 
     places: Sequence[PlaceView]
     stopping: bool
-    deaths: Mapping[str, int]
+    deaths: Mapping[Death, int]
     now: float
     stalls: Mapping[tuple[str, bool], int] = field(default_factory=dict)
 
@@ -94,11 +63,21 @@ class Place:
     """One of ``PROCESSES`` places, numbered from 1, with its present child and the timer of the next one."""
 
     number: int
-    backoff: RestartBackoff
+    heartbeat_interval: float
+    deaths_in_a_row: int = 0
     generation: int = 0
     child: Child | None = None
     restart: asyncio.TimerHandle | None = None
     was_ready: bool = False
+
+    def restart_delay(self, lived: float, *, worked: bool) -> float:
+        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
+        # A fleet with quicker heartbeats than usual restarts quicker too.
+        scale = min(1.0, self.heartbeat_interval / _DEFAULT_HEARTBEAT)
+        self.deaths_in_a_row = 1 if lived >= _LONG_LIFE_SECONDS * scale else self.deaths_in_a_row + 1
+        if self.deaths_in_a_row == 1 and worked:
+            return 0.0
+        return _BACKOFF.delay(self.deaths_in_a_row - 1) * scale
 
     def view(self, now: float) -> PlaceView:
         """Return how it is at this moment of boot time."""
@@ -119,47 +98,21 @@ class Place:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetWork:
-    """Runs that have ended since the supervisor's start, and jobs that are begun; None: that is not known."""
+async def show_work(look: Callable[[], tuple[int, int | None]]) -> None:
+    """Show in one line on the terminal, once a second until cancelled, what the children do.
 
-    ended: int
-    running: int | None
-
-
-class StatusLine:
-    """What the children do, in one line on the supervisor's terminal, once a second."""
-
-    def __init__(self, look: Callable[[], FleetWork]) -> None:
-        """Show what ``look`` returns, from ``start`` on."""
-        self._look = look
-        self._before = (boottime(), 0)
-        self._next: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Show it now, and then once a second."""
-        self._next = asyncio.get_running_loop().call_later(_LINE_SECONDS, self.start)
-        (then, ended), work, now = self._before, self._look(), boottime()
-        self._before = (now, work.ended)
-        show_line(in_words(work, (work.ended - ended) / max(now - then, _LINE_SECONDS))[: _columns() - 1])
-
-    def stop(self) -> None:
-        """Clear it."""
-        if self._next is not None:
-            self._next.cancel()
-            show_line("")
-
-
-def in_words(work: FleetWork, rate: float) -> str:
-    """Return the line; ``rate`` is in runs a second."""
-    running = "" if work.running is None else f", {work.running:,} running"
-    if not work.running and not rate:
-        running = ", waiting for jobs"
-    return f"{work.ended:,} done, {rate:,.0f}/s{running}"
-
-
-def _columns() -> int:
+    ``look`` returns how many runs have ended, and how many jobs are begun; None: that is not known.
+    """
+    then, ended_then = boottime(), 0
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    except OSError:  # it was closed
-        return _COLUMNS
+        while True:
+            now, (ended, running) = boottime(), look()
+            rate = (ended - ended_then) / max(now - then, _LINE_SECONDS)
+            then, ended_then = now, ended
+            doing = "" if running is None else f", {running:,} running"
+            if not running and not rate:
+                doing = ", waiting for jobs"
+            show_line(f"{ended:,} done, {rate:,.0f}/s{doing}"[: shutil.get_terminal_size().columns - 1])
+            await asyncio.sleep(_LINE_SECONDS)
+    finally:
+        show_line("")

@@ -4,32 +4,19 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
-from uuid import UUID
 
 import structlog
 
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.supervisor.child_messages import MOST_CULPRITS
-from jsworker.supervisor.child_process import Child, KillReason, reap_orphans
+from jsworker.supervisor import messages
+from jsworker.supervisor.child_process import Child, Death, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
-from jsworker.supervisor.children import (
-    ASKED_FOR_KILL,
-    EXITED,
-    HUNG,
-    KILLED,
-    FleetView,
-    FleetWork,
-    Place,
-    RestartBackoff,
-    StatusLine,
-)
+from jsworker.supervisor.children import FleetView, Place, show_work
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
@@ -55,14 +42,6 @@ _OWN_ENDS: Final = frozenset(
 """Exit codes of a process that ended by what it did itself, even if the parent stood still meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A supervisor's exit code, and the error of the child that it ended for."""
-
-    code: int
-    words: str | None
-
-
 class Supervisor:
     """The parent of ``PROCESSES`` workers. Single-threaded; to be run in the main thread."""
 
@@ -81,19 +60,12 @@ class Supervisor:
         tries to reach its servers. With ``shows_work`` a line on the terminal shows what is done.
         """
         self._settings = settings
-        self._command = command
-        self._environment = environment
         self._connect_seconds = connect_seconds
-        self._places = [
-            Place(number, RestartBackoff(settings.heartbeat_interval))
-            for number in range(1, settings.processes + 1)
-        ]
-        self._deaths: Counter[str] = Counter()
-        self._id = f"supervisor-{settings.hostname}-{os.getpid()}"
-        self._events = Events()
-        self._dead = DeadChildren(
-            settings, worker_id=self._id, events=self._events, on_requeued=self._wake_children
-        )
+        self._new_child = partial(Child, command, settings, environment=environment, on_message=self._note)
+        numbers = range(1, settings.processes + 1)
+        self._places = [Place(number, settings.heartbeat_interval) for number in numbers]
+        self._deaths: Counter[Death] = Counter()
+        self._dead = DeadChildren(settings, on_requeued=self._wake_children)
         round_seconds = settings.watchdog_timeout / _ROUNDS_A_TIMEOUT
         self._round_seconds = min(_LONGEST_ROUND_SECONDS, max(_SHORTEST_ROUND_SECONDS, round_seconds))
         self._over = asyncio.Event()
@@ -103,13 +75,19 @@ class Supervisor:
         self._words: str | None = None
         self._woke_at = -_MARGIN_SECONDS
         self._ended_before = 0  # runs of children that have died
-        self._status = StatusLine(self._work) if shows_work else None
+        self._shows_work = shows_work
         self._logger = structlog.get_logger()
 
-    async def run(self) -> Ending:
-        """Supervise until a signal stops it or a child cannot work at all."""
-        log_events(self._events, worker_id=self._id)
-        async with self._serving():
+    async def run(self) -> tuple[int, str | None]:
+        """Supervise until a signal stops it or a child cannot work at all.
+
+        Returns the exit code, and the error of the child that this ended for.
+        """
+        log_events(self._dead.events, worker_id=self._dead.worker_id)
+        async with AsyncExitStack() as last:
+            await self._serve(last)
+            if self._shows_work:
+                last.callback(asyncio.create_task(show_work(self._work)).cancel)
             return await self._supervise()
 
     def view(self) -> FleetView:
@@ -118,106 +96,80 @@ class Supervisor:
         places = [place.view(now) for place in self._places]
         return FleetView(places, self._stopping, self._deaths, now, dict(self._dead.stalls))
 
-    @asynccontextmanager
-    async def _serving(self) -> AsyncIterator[None]:
-        """Serve probes and metrics meanwhile, if a port is set; else their libraries are not loaded."""
+    async def _serve(self, last: AsyncExitStack) -> None:
+        """Serve probes and metrics, if a port is set; else their libraries are not loaded."""
         host, port = self._settings.http_host, self._settings.http_port
         if port is None:
-            yield
             return
-        from jsworker.supervisor.probes import Probes  # noqa: PLC0415 -- likewise
+        from jsworker.supervisor.probes import routes  # noqa: PLC0415 -- see above
         from jsworker.telemetry.http import HttpServer  # noqa: PLC0415 -- see above
 
-        server = HttpServer(Probes(self.view).routes())
-        found = await server.open(host, port)
-        self._logger.info("http.listening", host=host, port=found)
-        try:
-            yield
-        finally:
-            await server.close()
+        server = HttpServer(routes(self.view))
+        self._logger.info("http.listening", host=host, port=await server.open(host, port))
+        last.push_async_callback(server.close)
 
-    async def _supervise(self) -> Ending:
+    async def _supervise(self) -> tuple[int, str | None]:
         self._loop = asyncio.get_running_loop()
         self._heard_at = boottime()
-        handled = self._listen_to_signals()
+        self._listen_to_signals()
         try:
             for place in self._places:
                 self._start(place)
             self._round = self._loop.call_later(self._round_seconds, self._go_round)
-            if self._status is not None:
-                self._status.start()
             await self._over.wait()
             self._round.cancel()
             await self._dead.finish(2 * self._settings.statement_timeout + _MARGIN_SECONDS)
         finally:
-            if self._status is not None:
-                self._status.stop()
-            for number in handled:
-                self._loop.remove_signal_handler(number)
             for child in self._children():
-                child.abandon()
-        return Ending(self._code, self._words)
+                child.link.close()
+        return self._code, self._words
 
-    def note_ready(self, child: Child, kinds: Sequence[str]) -> None:
-        """A child works on these kinds."""
-        self._places[child.number - 1].was_ready = True
-        self._dead.expect(kinds)
-        self._logger.info("child.started", **child.facts(), seconds=round(child.age, 3))
-
-    def note_registered(self, child: Child, worker_id: str) -> None:
-        """A child may hold jobs from now on."""
-        for other in self._children():
-            if other is not child:
-                other.leave_to_parent(worker_id)
-
-    def kill_on_request(self, child: Child, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
-        """Kill a child that asks for it."""
-        if child.kill_reason is None:
-            ids = tuple(job_id for job_id, _ in culprits)
-            self._logger.warning(
-                "child.condemned", **child.facts(), reason=reason, culprits=[str(job_id) for job_id in ids]
-            )
-            blamed = () if self._stopping else ids
-            child.kill_reason = KillReason(
-                ASKED_FOR_KILL, reason, counted=not self._stopping, culprits=blamed
-            )
-        child.send_signal(signal.SIGKILL)
-
-    def _listen_to_signals(self) -> list[signal.Signals]:
+    def _listen_to_signals(self) -> None:
         """Install handlers before the first child starts; without one process 1 gets no signal."""
-        handlers: dict[signal.Signals, Callable[[], None]] = {
-            number: partial(self._on_stop_signal, number) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
-            handlers[signal.SIGHUP] = partial(self._on_stop_signal, signal.SIGHUP)
-        handlers[signal.SIGCHLD] = self._reap
-        for number, handler in handlers.items():
-            self._loop.add_signal_handler(number, handler)
-        return list(handlers)
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            self._loop.add_signal_handler(number, self._on_stop_signal, number)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def _note(self, child: Child, message: messages.FromChild) -> None:
+        match message:
+            case messages.Ready(kinds=kinds):
+                self._places[child.number - 1].was_ready = True
+                self._dead.expect(kinds)
+                seconds = round(boottime() - child.started_at, 3)
+                self._logger.info("child.started", **child.facts(), seconds=seconds)
+            case messages.Registered():
+                for other in self._children():
+                    if other is not child:
+                        other.send(message)
+            case messages.KillRequest(culprits=culprits, reason=reason):
+                if child.kill_reason is None:
+                    ids = tuple(job_id for job_id, _ in culprits)
+                    named = [str(job_id) for job_id in ids]
+                    self._logger.warning("child.condemned", **child.facts(), reason=reason, culprits=named)
+                    counted = not self._stopping
+                    child.kill_reason = KillReason("condemned", reason, counted, ids if counted else ())
+                child.send_signal(signal.SIGKILL)
 
     def _start(self, place: Place) -> None:
         place.restart = None
         place.generation += 1
         try:
-            place.child = Child(
-                self._command,
-                self._settings,
-                environment=self._environment,
+            place.child = self._new_child(
                 connect_seconds=self._connect_seconds if place.generation == 1 else None,
                 number=place.number,
                 generation=place.generation,
-                listener=self,
             )
-            self._name_siblings(place.child)
         except OSError as error:  # no memory, no process ids: others may end meanwhile
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
-            self._restart_later(place, place.backoff.delay_after(0.0, worked=False))
-
-    def _name_siblings(self, child: Child) -> None:
-        """Name those to a new child whose jobs the parent takes back, even if it finds them dead."""
+            self._restart_later(place, place.restart_delay(0.0, worked=False))
+            return
+        # The parent takes back what its siblings leave, even if the new child finds them dead.
         siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
         for worker_id in [*siblings, *self._dead.waiting()]:
-            child.leave_to_parent(worker_id)
+            place.child.send(messages.Registered(worker_id=worker_id))
 
     def _restart_later(self, place: Place, seconds: float) -> None:
         if seconds:
@@ -229,36 +181,36 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return [place.child for place in self._places if place.child is not None]
 
-    def _work(self) -> FleetWork:
+    def _work(self) -> tuple[int, int | None]:
+        """Return how many runs have ended, and how many jobs are begun; None: that is not known."""
         children = self._children()
-        begun = [child.begun() for child in children]
+        begun = [child.begun.read() for child in children]
         running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
-        return FleetWork(self._ended_before + sum(child.ended for child in children), running)
+        return self._ended_before + sum(child.begun.ended for child in children), running
 
     def _wake_children(self) -> None:
         for child in self._children():
-            child.wake()
+            if child.ready:
+                child.send(messages.Wake())
 
     def _go_round(self) -> None:
         """Kill children that are silent for too long; hear them first, as the parent may have stood still."""
         self._round = self._loop.call_later(self._round_seconds, self._go_round)
         now = boottime()
-        passed = now - self._heard_at
-        self._heard_at = now
-        if self._stood_still(passed):
+        if self._stood_still():
             self._woke_at = now
+        heard = min(now - self._heard_at, _HEARD_ROUNDS * self._round_seconds)
+        self._heard_at = now
         for child in self._children():
-            child.hear()
-            heard = min(passed, _HEARD_ROUNDS * self._round_seconds)
+            child.link.hear()
             if child.silence.pass_by(heard, now=now) and child.kill_reason is None:
                 self._kill_hung(child)
         self._reap()
 
     def _kill_hung(self, child: Child) -> None:
-        seconds = round(child.silence.seconds, 2)
-        self._logger.error("child.hung", **child.facts(), silent_seconds=seconds)
+        self._logger.error("child.hung", **child.facts(), silent_seconds=round(child.silence.seconds, 2))
         reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
-        child.kill_reason = KillReason(HUNG, reason, counted=not self._stopping)
+        child.kill_reason = KillReason("hung", reason, counted=not self._stopping)
         # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
         self._loop.call_later(_LINE_SECONDS, child.send_signal, DUMP_SIGNAL)
         self._loop.call_later(_LINE_SECONDS, child.send_signal, signal.SIGTERM)
@@ -266,11 +218,12 @@ class Supervisor:
 
     def _reap(self) -> None:
         for place in self._places:
-            if place.child is not None and place.child.exit_code is not None:
-                child, place.child = place.child, None
-                self._ended_before += child.ended
+            child = place.child
+            if child is not None and (code := child.exit_code) is not None:
+                place.child = None
+                self._ended_before += child.begun.ended
                 child.close()
-                self._note_death(place, child, child.exit_code or 0)
+                self._note_death(place, child, code)
         if os.getpid() == 1:
             reap_orphans([child.pid for child in self._children()])
         if self._stopping and not self._children():
@@ -283,63 +236,51 @@ class Supervisor:
         if not well and not unfit:
             self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
             if not self._stopping:
-                ended_by_itself = KILLED if code < 0 else EXITED
+                ended_by_itself: Death = "killed" if code < 0 else "exited"
                 self._deaths[child.kill_reason.how if child.kill_reason else ended_by_itself] += 1
         self._take_back_jobs_of(child)
         if self._stopping:
             self._code = self._code or int(not well)
         elif unfit:
-            self._end_for(child, code)
+            # No other child could work either.
+            self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
+            self._words = child.last_words
+            self._stop(force=False)
         else:
-            self._restart_later(place, place.backoff.delay_after(child.age, worked=child.ready))
+            lived = boottime() - child.started_at
+            self._restart_later(place, place.restart_delay(lived, worked=child.ready))
 
     def _take_back_jobs_of(self, child: Child) -> None:
         if child.worker_id is None or not child.holds_jobs:
             return
         if not self._settings.recovers_by()["supervisor"]:
-            self._logger.warning(
-                "child.not_buried",
-                **child.facts(),
-                reason=f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand",
-            )
+            reason = f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand"
+            self._logger.warning("child.not_buried", **child.facts(), reason=reason)
             return
+        # What stood still until a moment ago probably did so together with the whole machine.
+        just_woke = boottime() - self._woke_at < _MARGIN_SECONDS or self._stood_still()
+        innocent = self._stopping or (just_woke and child.exit_code not in _OWN_ENDS)
         reason = f"its process ended: {child.ending()}"
-        innocent = self._just_woke() and child.exit_code not in _OWN_ENDS
-        kill = child.kill_reason or KillReason(KILLED, reason, counted=not (self._stopping or innocent))
+        kill = child.kill_reason or KillReason("killed", reason, counted=not innocent)
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         counted, culprits = kill.counted, kill.culprits
-        if counted and not culprits and (begun := child.begun()) is not None:
+        if counted and not culprits and (begun := child.begun.read()) is not None:
             # No job that still waited for its slot can have ended the process.
             counted, culprits = bool(begun), begun
         dead = DeadOwner(child.worker_id, kill.reason, boottime() + in_flight, counted, culprits)
-        self._dead.add(dead, asked_sibling=self._ask_sibling(dead))
+        able = [each for each in self._children() if each.ready and not (each.stopped or each.kill_reason)]
+        asks_sibling = bool(able) and not self._stopping and len(culprits) <= messages.MOST_CULPRITS
+        if asks_sibling:  # it is connected, and has loaded what it takes
+            min(able, key=lambda each: each.silence.seconds).send(messages.TakeBack(dead=dead))
+        self._dead.add(dead, asked_sibling=asks_sibling)
 
-    def _ask_sibling(self, dead: DeadOwner) -> bool:
-        """Have a live child take back the jobs: it is connected, and has loaded what it takes."""
-        able = [child for child in self._children() if child.can_take_back]
-        if not able or self._stopping or len(dead.culprits) > MOST_CULPRITS:
-            return False
-        min(able, key=lambda child: child.silence.seconds).take_back(dead)
-        return True
-
-    def _just_woke(self) -> bool:
-        """Return whether the parent stood still until a moment ago: its children probably did as well."""
-        now = boottime()
-        return now - self._woke_at < _MARGIN_SECONDS or self._stood_still(now - self._heard_at)
-
-    def _stood_still(self, seconds: float) -> bool:
-        return seconds > _ASLEEP_ROUNDS * self._round_seconds
-
-    def _end_for(self, child: Child, code: int) -> None:
-        """End with the code of a child that cannot work, which no other child could either."""
-        self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
-        self._words = child.last_words
-        self._stop(force=False)
+    def _stood_still(self) -> bool:
+        return boottime() - self._heard_at > _ASLEEP_ROUNDS * self._round_seconds
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         force = self._signals > 1
-        running = self._work().running
+        _, running = self._work()
         reason = _waiting_for(running, self._settings.shutdown_timeout, force=force)
         self._logger.info("supervisor.stopping", signal=number.name, force=force, jobs=running, reason=reason)
         self._stop(force=force)
@@ -351,9 +292,9 @@ class Supervisor:
                 place.restart.cancel()
         for child in self._children():
             child.stop(force=force)
-        settings = self._settings
-        seconds = 2 * settings.statement_timeout + _EXIT_SECONDS + _MARGIN_SECONDS
-        self._loop.call_later(seconds + (0 if force else settings.shutdown_timeout), self._kill_the_rest)
+        seconds = 2 * self._settings.statement_timeout + _EXIT_SECONDS + _MARGIN_SECONDS
+        seconds += 0 if force else self._settings.shutdown_timeout
+        self._loop.call_later(seconds, self._kill_the_rest)
         self._reap()
 
     def _kill_the_rest(self) -> None:

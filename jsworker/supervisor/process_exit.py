@@ -12,25 +12,16 @@ EXIT_SECONDS = 3.0
 def exit_within(seconds: float, code: int) -> Callable[[], None]:
     """End the process after ``seconds``, unless the function that this returns is called before.
 
-    At their ends the event loop and the interpreter wait for threads, for ever if need be: a processor that
-    called ``asyncio.to_thread`` for something that never returns would keep a stopped worker alive.
+    The ends of the event loop and of the interpreter wait for threads of processors, for ever if need be.
     """
-    ended = threading.Event()
-
-    def exit_late() -> None:
-        if not ended.wait(seconds):
-            exit_now(code)
-
-    threading.Thread(target=exit_late, name="jsworker exit", daemon=True).start()
-    return ended.set
+    timer = threading.Timer(seconds, exit_now, [code])
+    timer.daemon = True
+    timer.start()
+    return timer.cancel
 
 
 def exit_now(code: int) -> None:
-    """End the process without the interpreter's end.
-
-    The thread of a processor that does not return runs on. If it writes while the interpreter is taken down
-    under it, Python aborts the process; nothing else is left to do, the worker has closed everything.
-    """
+    """End the process without the interpreter's end, at which a thread that still writes would abort it."""
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 
     sys.stdout.flush()

@@ -1,21 +1,18 @@
-"""Figures and readiness as text: from a worker process to its supervisor, and to Prometheus."""
+"""Figures as text: from a worker process to its supervisor, and to Prometheus."""
 
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric, Sample
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from pydantic import TypeAdapter
 
-from jsworker.telemetry.worker_status import Readiness
-
-_READINESS: Final = TypeAdapter(Readiness)
 _FAMILIES: Final = TypeAdapter(list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]])
 """Name, documentation and type of each family, and its samples: name, labels, value."""
 
@@ -23,45 +20,31 @@ LONGEST_UNPACKED: Final = 8 * 2**20
 """Bytes: more are not read."""
 
 
-def write_readiness(readiness: Readiness) -> str:
-    """Return a worker's readiness as text."""
-    return _READINESS.dump_json(readiness).decode()
-
-
-def read_readiness(text: str) -> Readiness:
-    """Return what ``write_readiness`` was given."""
-    return _READINESS.validate_json(text)
-
-
 def packed(registry: CollectorRegistry) -> str:
     """Return everything that a registry holds, as one short line of ASCII."""
-    families = [
-        (
-            family.name,
-            family.documentation,
-            family.type,
-            [
-                (sample.name, sample.labels, sample.value)
-                for sample in family.samples
-                # The time at which a counter was created shows no more than a restart of its process does.
-                if not sample.name.endswith("_created")
-            ],
-        )
-        for family in registry.collect()
-    ]
+    families = []
+    for family in registry.collect():
+        # The time at which a counter was created shows no more than a restart of its process does.
+        samples = [sample[:3] for sample in family.samples if not sample.name.endswith("_created")]
+        families.append((family.name, family.documentation, family.type, samples))
     return b64encode(zlib.compress(json.dumps(families).encode(), 1)).decode()
 
 
 def unpacked(line: str) -> list[Metric]:
-    """Return what ``packed`` was given."""
+    """Return what ``packed`` was given; ValueError: that is not what this is."""
+    unpacking = zlib.decompressobj()
     try:
-        unpacking = zlib.decompressobj()
         text = unpacking.decompress(b64decode(line, validate=True), LONGEST_UNPACKED)
-        if not unpacking.eof:
-            raise ValueError(f"more than {LONGEST_UNPACKED} bytes, or cut off")
-        return [_family(*fields) for fields in _FAMILIES.validate_json(text)]
     except zlib.error as error:
         raise ValueError(f"no packed figures: {error}") from None
+    if not unpacking.eof:
+        raise ValueError(f"more than {LONGEST_UNPACKED} bytes, or cut off")
+    families = []
+    for name, documentation, kind, samples in _FAMILIES.validate_json(text):
+        family = Metric(name, documentation, kind)
+        family.samples = [Sample(*sample) for sample in samples]
+        families.append(family)
+    return families
 
 
 def merged(processes: Mapping[str, Iterable[Metric]]) -> list[Metric]:
@@ -75,33 +58,18 @@ def merged(processes: Mapping[str, Iterable[Metric]]) -> list[Metric]:
     return list(families.values())
 
 
-def wants_openmetrics(accept: str) -> bool:
-    """Return whether a request's Accept header asks for OpenMetrics; its other content is ignored."""
-    return "application/openmetrics-text" in accept
-
-
 def exposition(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[bytes, str]:
     """Return figures in the OpenMetrics format, or in Prometheus's older one, and the content type."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(list(families)))
+    given = _Given()
+    given.families = families
     if as_openmetrics:
-        shown: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # the library's own lack
+        shown: bytes = openmetrics.generate_latest(given)  # type: ignore[no-untyped-call]  # the library's own lack
         return shown, openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+    return generate_latest(given), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class _Given(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    families: Iterable[Metric]
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
-
-
-def _family(
-    name: str, documentation: str, kind: str, samples: Iterable[tuple[str, dict[str, str], float]]
-) -> Metric:
-    family = Metric(name, documentation, kind)
-    for sample_name, labels, value in samples:
-        family.add_sample(sample_name, labels, value)
-    return family
+    def collect(self) -> Iterable[Metric]:
+        return self.families

@@ -6,7 +6,6 @@ One request a connection, no bodies, a deadline for each connection, and a limit
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,12 +19,6 @@ _SECONDS: Final = 5.0
 _CONNECTIONS: Final = 64
 _HEAD_BYTES: Final = 16 * 1024
 _READ_BYTES: Final = 4_096
-_TEXT: Final = "text/plain; charset=utf-8"
-_HEADERS: Final = (
-    ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Connection", "close"),
-)
 
 
 class PortUnavailable(JsworkerError):
@@ -38,7 +31,7 @@ class Response:
 
     status: int
     body: bytes
-    content_type: str = _TEXT
+    content_type: str = "text/plain; charset=utf-8"
 
 
 Route = Callable[[str], Response | Awaitable[Response]]
@@ -52,8 +45,6 @@ class HttpServer:
         self._routes = routes
         self._seconds = seconds
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """The connections, the oldest first."""
-        self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> int:
         """Listen, and return the port; port 0 stands for any free one."""
@@ -66,13 +57,11 @@ class HttpServer:
             raise PortUnavailable(
                 f"JSWORKER_HTTP_PORT={port} on JSWORKER_HTTP_HOST={host} cannot be listened to: {reason}"
             ) from None
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and end the open connections."""
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
         for task in self._connections:
             task.cancel()
         if self._connections:
@@ -93,22 +82,35 @@ class HttpServer:
         try:
             async with asyncio.timeout(self._seconds):
                 await self._exchange(reader, writer)
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError, h11.LocalProtocolError):
             writer.transport.abort()
         finally:
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+        with_body = True
         try:
-            request = await _read(connection, reader)
+            while (request := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await reader.read(_READ_BYTES))
         except h11.RemoteProtocolError as error:
-            answer, with_body = _plain(error.error_status_hint, "not a request of HTTP/1.1"), True
+            answer = _plain(error.error_status_hint, "not a request of HTTP/1.1")
         else:
-            if request is None:  # it disconnected without a request
+            if not isinstance(request, h11.Request):  # it disconnected without a request
                 return
             answer, with_body = await self._answer(request), request.method != b"HEAD"
-        await _write(connection, writer, answer, with_body=with_body)
+        headers = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Connection", "close"),
+        ]
+        if answer.status == 405:
+            headers.append(("Allow", "GET, HEAD"))
+        head = connection.send(h11.Response(status_code=answer.status, headers=headers)) or b""
+        writer.write(head + answer.body if with_body else head)
+        await writer.drain()
         writer.write_eof()
         while await reader.read(_READ_BYTES):  # read the rest; else the client might lose the response
             pass
@@ -127,34 +129,6 @@ class HttpServer:
         except Exception:  # noqa: BLE001 -- a mistake of ours; the other paths still answer
             structlog.get_logger().exception("http.failed", path=path)
             return _plain(500, "this is a mistake in jsworker; see its log")
-
-
-async def _read(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    while True:
-        event = connection.next_event()
-        if isinstance(event, h11.Request):
-            return event
-        if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(_READ_BYTES))
-        else:
-            return None
-
-
-async def _write(
-    connection: h11.Connection, writer: asyncio.StreamWriter, answer: Response, *, with_body: bool
-) -> None:
-    headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body))), *_HEADERS]
-    if answer.status == 405:
-        headers.append(("Allow", "GET, HEAD"))
-    if connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-        return
-    data = connection.send(h11.Response(status_code=answer.status, headers=headers)) or b""
-    if with_body:
-        data += connection.send(h11.Data(data=answer.body)) or b""
-    with suppress(h11.LocalProtocolError):  # of a HEAD request
-        data += connection.send(h11.EndOfMessage()) or b""
-    writer.write(data)
-    await writer.drain()
 
 
 def _plain(status: int, words: str) -> Response:

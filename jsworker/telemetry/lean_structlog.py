@@ -1,8 +1,4 @@
-"""Imports structlog without rich and greenlet: six megabytes of every supervisor, for what it never does.
-
-rich would show tracebacks, greenlet keep apart the contexts of greenlets: structlog does without either where
-it is not installed.
-"""
+"""Imports structlog without rich and greenlet, which it does not need: six megabytes of every supervisor."""
 
 import importlib
 import sys

@@ -1,7 +1,6 @@
 """Writes log lines without waiting for their reader: a pipe that is never read must not stop a worker."""
 
 import atexit
-import io
 import os
 import queue
 import select
@@ -17,23 +16,20 @@ FLUSH_SECONDS: Final = 1.0
 
 
 class LineWriter:
-    """A stream to which lines are written by a thread of its own.
-
-    ``dropped`` counts lines that were not written because too many waited, or the reader is gone.
-    """
+    """A stream to which a thread writes; ``dropped`` lines were too many, or their reader was gone."""
 
     def __init__(self, stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> None:
-        """Prepare; the thread starts with the first line.
+        """Prepare; the thread starts with the first line, and the stream must have nothing in its buffer.
 
-        The stream must have nothing in its buffer. ``on_dropped`` is called by the thread, once it has caught
-        up by half, with how many were dropped.
+        ``on_dropped`` is called by the thread, once it has caught up by half, with how many were dropped.
         """
-        self.descriptor = stream.fileno()
+        self._descriptor = stream.fileno()
         self._encoding = stream.encoding or "utf-8"
         self._on_dropped = on_dropped
         self.dropped = 0
-        self._registered = False
         self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+        atexit.register(self.drain)
 
     def write(self, text: str) -> int:
         """Have text written, which ends with its line; returns at once."""
@@ -69,10 +65,6 @@ class LineWriter:
                 thread = threading.Thread(target=self._work, name="jsworker log", daemon=True)
                 thread.start()
                 self._thread = thread
-                if not self._registered:
-                    self._registered = True
-                    os.register_at_fork(after_in_child=self._begin)
-                    atexit.register(self.drain)
                 # A process that multiprocessing has forked ends without atexit.
                 if (ends := sys.modules.get("multiprocessing.util")) is not None:
                     ends.Finalize(None, self.drain, exitpriority=0)
@@ -86,33 +78,19 @@ class LineWriter:
             if not self._write(text.encode(self._encoding, "backslashreplace")):
                 self.dropped += 1
                 self._reported += 1  # the reader of a report is gone as well
-            elif self.dropped > self._reported and self._on_dropped is not None and self._has_room():
+            elif self.dropped > self._reported and self._waiting.qsize() <= MOST_LINES // 2:
                 dropped, self._reported = self.dropped - self._reported, self.dropped
-                self._on_dropped(dropped)
-
-    def _has_room(self) -> bool:
-        return self._waiting.qsize() <= MOST_LINES // 2
+                if self._on_dropped is not None:
+                    self._on_dropped(dropped)
 
     def _write(self, data: bytes) -> bool:
         while data:
             try:
-                data = data[os.write(self.descriptor, data) :]
+                data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # another process has made the shared pipe non-blocking
-                self._await_room()
+                room = select.poll()  # unlike select.select, for any descriptor
+                room.register(self._descriptor, select.POLLOUT)
+                room.poll()
             except OSError:
                 return False
         return True
-
-    def _await_room(self) -> None:
-        """Wait until something can be written, or it is certain that nothing can: the next attempt shows."""
-        room = select.poll()  # unlike select.select, for any descriptor
-        room.register(self.descriptor, select.POLLOUT)
-        room.poll()
-
-
-def writer_to(stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> "TextIO | LineWriter":
-    """Return a writer that never waits, or the stream itself if it is no file."""
-    try:
-        return LineWriter(stream, on_dropped=on_dropped)
-    except (io.UnsupportedOperation, OSError, AttributeError, ValueError):
-        return stream

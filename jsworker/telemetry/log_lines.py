@@ -19,22 +19,17 @@ CLEAR_LINE: Final = "\x1b[K"
 """Clears what a line that is shown for a moment has left."""
 
 _WORDS: Final = {
-    "job.claimed": "claimed",
-    "job.started": "started",
-    "job.progress": "progress",
-    "job.completed": "completed",
     "job.error": "attempt failed",
     "job.failed": "failed for good",
     "job.released": "handed back",
-    "job.cancelled": "cancelled",
     "job.cleared": "taken back",
-    "job.stalled": "stalled",
     "job.lost": "lost: it is another run's by now",
     "job.fenced": "stopped itself: its heartbeats were not answered",
     "job.skipped": "message skipped",
     "job.stop_ignored": "goes on although it was told to stop",
     "supervisor.stopping": "stopping",
 }
+"""Of events that their own name does not put into words."""
 _EVENT: Final = re.compile(r"[a-z]+\.[a-z_]+")
 _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
@@ -53,54 +48,41 @@ def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return fields
 
 
-class ConsoleLines:
-    """Writes log lines for people: local time, the event in words, short ids, a traceback below.
+def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, clears: bool) -> str:
+    """Return a line for people: local time, the event in words, short ids, and below it the traceback if any.
 
-    With ``clears`` each line first clears the one that the cursor stands in.
+    With ``clears`` it first clears the one that the cursor stands in.
     """
-
-    def __init__(self, *, colours: bool, clears: bool) -> None:
-        self._colours = colours
-        self._clears = clears
-
-    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
-        """Return a line, and below it the traceback if there is one."""
-        level = str(event["level"])
-        mark = f"{level:<8}"
-        if self._colours:
-            mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
-        head = [_local_time(event["timestamp"]), mark, *_subject(event), _in_words(str(event["event"]))]
-        left_out = _APART | _OF_JOBS if event.get("job_id") is not None else _APART
-        message = next((name for name in _MESSAGES if event.get(name) is not None), None)
-        pairs = [
-            f"{printable(name, 200)}={_value(value)}"
-            for name, value in event.items()
-            if value is not None and name != message and name not in left_out
-        ]
-        line = " ".join(head) + (f" ({', '.join(pairs)})" if pairs else "")
-        if message is not None:
-            line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
-        if event.get("at"):
-            line += f" at {printable(str(event['at']), LONGEST_VALUE)}"
-        if isinstance(trace := event.get("exception"), str):
-            line += "".join(f"\n  {part}" for part in _traceback_lines(from_users_code(trace)))
-        return CLEAR_LINE + line if self._clears else line
-
-
-def _local_time(timestamp: Any) -> str:
-    return datetime.fromisoformat(str(timestamp)).astimezone().strftime("%H:%M:%S")
-
-
-def _subject(event: Mapping[str, Any]) -> Iterator[str]:
-    if event.get("kind") is not None:
-        yield printable(str(event["kind"]), LONGEST_VALUE)
-    if event.get("job_id") is not None:
-        yield printable(short_id(event["job_id"]), LONGEST_VALUE)
+    level = str(event["level"])
+    mark = f"{level:<8}"
+    if colours:
+        mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
+    time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
+    kind, job_id = event.get("kind"), event.get("job_id")
+    subject = [] if kind is None else [str(kind)]
+    subject += [] if job_id is None else [short_id(job_id)]
+    words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(str(event["event"])))]
+    left_out = _APART if job_id is None else _APART | _OF_JOBS
+    message = next((name for name in _MESSAGES if event.get(name) is not None), None)
+    pairs = [
+        f"{printable(name, 200)}={_value(value)}"
+        for name, value in event.items()
+        if value is not None and name != message and name not in left_out
+    ]
+    line = " ".join([time, mark, *words]) + (f" ({', '.join(pairs)})" if pairs else "")
+    if message is not None:
+        line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
+    if event.get("at"):
+        line += f" at {printable(str(event['at']), LONGEST_VALUE)}"
+    if isinstance(trace := event.get("exception"), str):
+        line += "".join(f"\n  {part}" for part in _traceback_lines(from_users_code(trace)))
+    return CLEAR_LINE + line if clears else line
 
 
 def _in_words(name: str) -> str:
-    words = _WORDS.get(name) or (re.sub(r"[._]", " ", name) if _EVENT.fullmatch(name) else name)
-    return printable(words, LONGEST_VALUE)
+    if name in _WORDS or not _EVENT.fullmatch(name):
+        return _WORDS.get(name, name)
+    return re.sub(r"[._]", " ", name.removeprefix("job."))  # the line names the job itself
 
 
 def _value(value: Any) -> str:
@@ -133,11 +115,12 @@ def _plain(value: Any) -> Any:
         case float() if math.isfinite(value):
             return value
         case Mapping():
-            return _bounded({printable(str(name), 200): _plain(item) for name, item in value.items()})
+            plain: Any = {printable(str(name), 200): _plain(item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return _bounded([_plain(item) for item in value])
+            plain = [_plain(item) for item in value]
         case _:
             return printable(_text(value), LONGEST_VALUE)
+    return plain if len(str(plain)) <= LONGEST_VALUE else printable(str(plain), LONGEST_VALUE)
 
 
 def _text(value: Any) -> str:
@@ -148,8 +131,3 @@ def _text(value: Any) -> str:
             return f"{type(value).__name__}: {value}"
         case _:
             return str(value)
-
-
-def _bounded(value: Any) -> Any:
-    text = str(value)
-    return value if len(text) <= LONGEST_VALUE else printable(text, LONGEST_VALUE)

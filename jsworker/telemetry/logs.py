@@ -5,49 +5,33 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from jsworker.core.errors import SettingsError
 from jsworker.core.events import EVENT_NAMES, Event, Events
-from jsworker.core.names import shown
 from jsworker.core.tracebacks import raised_at
-from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter, writer_to
-from jsworker.telemetry.log_lines import CLEAR_LINE, ConsoleLines, json_fields
+from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter
+from jsworker.telemetry.log_lines import CLEAR_LINE, console_line, json_fields
 
-_LEVELS: Final = {
-    name: logging.getLevelNamesMapping()[name.upper()]
-    for name in ("debug", "info", "warning", "error", "critical")
-}
-_PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
-_WARNINGS: Final = frozenset(
-    {
-        "job.error",
-        "job.failed",
-        "job.stalled",
-        "job.fenced",
-        "job.lost",
-        "stale.detected",
-        "stale.recovered",
-        "recovery.off",
-        "heartbeat.failed",
-        "database.changed",
-        "prune.failed",
-        "message.dead",
-        "message.refused",
-        "message.republished",
-        "row.refused",
-        "setup.slow",
-        "worker.degraded",
-    }
+_PER_JOB: Final = ("job.claimed", "job.started", "job.skipped", "job.progress", "job.completed")
+_WARNINGS: Final = (
+    *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
+    *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),
+    *("message.dead", "message.refused", "message.republished", "prune.failed", "setup.slow"),
+    "worker.degraded",
 )
-_ERRORS: Final = frozenset({"job.stop_ignored"})
+_LEVELS: Final = {
+    **dict.fromkeys(_PER_JOB, logging.DEBUG),
+    **dict.fromkeys(_WARNINGS, logging.WARNING),
+    "job.stop_ignored": logging.ERROR,
+}
+"""All other events are logged at info."""
 _REPORTED_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
 """One line reports all jobs that were taken back together: a dead pod may have had hundreds."""
-_TOGETHER: Final = "stale.recovered"
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception", "at"})
@@ -81,20 +65,10 @@ def configure_logs(
 ) -> None:
     """Send every log line of this process to one stream: the events, and all that goes through ``logging``.
 
-    The root logger gets the level; the libraries that a worker depends on log warnings at least.
-
-    Args:
-        format: ``json``, one line each, or ``console`` for people, with tracebacks below.
-        level: the least level: debug, info, warning, error or critical.
-        stream: where the lines go; default: stderr.
-
-    Raises:
-        SettingsError: there is no such format or level.
+    The root logger gets the level, debug, info, warning, error or critical; the libraries that a worker
+    depends on log warnings at least. Without a stream the lines go to stderr.
     """
-    if format not in ("json", "console"):
-        raise SettingsError(f"JSWORKER_LOG_FORMAT={shown(format)} must be json or console")
-    if level not in _LEVELS:
-        raise SettingsError(f"JSWORKER_LOG_LEVEL={shown(level)} must be one of {', '.join(_LEVELS)}")
+    least = logging.getLevelNamesMapping()[level.upper()]
     out = _stderr() if stream is None else stream
     prepare: list[Processor] = [
         _with_bound_facts,
@@ -104,21 +78,31 @@ def configure_logs(
     ]
     on_terminal = is_terminal(stream or sys.stderr)
     colours = on_terminal and "NO_COLOR" not in os.environ
-    write: list[Processor] = (
-        [json_fields, structlog.processors.JSONRenderer()]
-        if format == "json"
-        else [ConsoleLines(colours=colours, clears=on_terminal)]
-    )
+    write: list[Processor] = [json_fields, structlog.processors.JSONRenderer()]
+    if format == "console":
+        write = [partial(console_line, colours=colours, clears=on_terminal)]
     structlog.configure(
         processors=[*prepare, _in_order, *write],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
     )
     formatter = ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
         processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
     )
-    _handle_logging(out, _LEVELS[level], formatter)
+    root = logging.getLogger()
+    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
+        root.removeHandler(earlier)
+    handler: logging.Handler = logging.StreamHandler(out)
+    handler.set_name("jsworker")
+    handler.setLevel(least)
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
+    root.setLevel(least)
+    for name in _QUIET_LIBRARIES:
+        library = logging.getLogger(name)
+        if library.level == logging.NOTSET:
+            library.setLevel(logging.WARNING)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -151,11 +135,7 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
     """Write a line for every event from now on; call ``configure_logs`` first.
 
     Only events that the configured level lets through are listened to, so that hot paths need not build
-    the others.
-
-    Args:
-        events: where to listen.
-        worker_id: the worker of every line whose event names no other.
+    the others. ``worker_id`` stands in every line whose event names no other.
     """
     speaking_worker.set(worker_id)
     logger: FilteringBoundLogger = structlog.get_logger()
@@ -173,16 +153,12 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
 
 def level_of(name: str) -> int:
     """Return the level at which an event is logged: what happens to every job at debug."""
-    if name in _PER_JOB:
-        return logging.DEBUG
-    if name in _ERRORS:
-        return logging.ERROR
-    return logging.WARNING if name in _WARNINGS else logging.INFO
+    return _LEVELS.get(name, logging.INFO)
 
 
 def _is_reported_already(event: Event) -> bool:
     """Return whether another line reports it: that of all jobs taken back together, or the only job's own."""
-    if event.name == _TOGETHER:
+    if event.name == "stale.recovered":
         return event.fields.get("jobs") == 1
     return event.name in _REPORTED_TOGETHER and event.fields.get("together", 1) > 1
 
@@ -194,30 +170,18 @@ def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stderr() -> "TextIO | LineWriter":
-    writer = writer_to(sys.stderr, on_dropped=_report_dropped)
-    return _writers.setdefault(writer.descriptor, writer) if isinstance(writer, LineWriter) else writer
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, AttributeError, ValueError):  # it is no file
+        return sys.stderr
+    if descriptor not in _writers:
+        _writers[descriptor] = LineWriter(sys.stderr, on_dropped=_report_dropped)
+    return _writers[descriptor]
 
 
 def _report_dropped(lines: int) -> None:
-    structlog.get_logger().warning(
-        "log.dropped", lines=lines, reason="nobody read stderr; up to 10,000 lines wait"
-    )
-
-
-def _handle_logging(out: "TextIO | LineWriter", level: int, formatter: logging.Formatter) -> None:
-    root = logging.getLogger()
-    for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
-        root.removeHandler(earlier)
-    handler: logging.Handler = logging.StreamHandler(out)
-    handler.set_name("jsworker")
-    handler.setLevel(level)
-    handler.setFormatter(formatter)
-    root.addHandler(handler)
-    root.setLevel(level)
-    for name in _QUIET_LIBRARIES:
-        library = logging.getLogger(name)
-        if library.level == logging.NOTSET:
-            library.setLevel(logging.WARNING)
+    reason = "nobody read stderr; up to 10,000 lines wait"
+    structlog.get_logger().warning("log.dropped", lines=lines, reason=reason)
 
 
 def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -230,10 +194,8 @@ def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 def _with_extras(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     record = vars(event["_record"])
-    return {
-        **_field_names({name: value for name, value in record.items() if name not in _NO_EXTRAS}),
-        **event,
-    }
+    extras = {name: value for name, value in record.items() if name not in _NO_EXTRAS}
+    return {**_field_names(extras), **event}
 
 
 def _in_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -1,6 +1,7 @@
 """Figures for Prometheus: counted from a worker's events, or read from it when they are collected."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -12,14 +13,7 @@ from jsworker.core.events import Event, Events
 from jsworker.telemetry.logs import lines_dropped
 from jsworker.telemetry.worker_status import Fleet, KindLabels, Observed, WorkerStatus
 
-_OUTCOMES: Final = {
-    "job.completed": "completed",
-    "job.error": "error",
-    "job.failed": "failed",
-    "job.cancelled": "cancelled",
-    "job.released": "released",
-    "job.lost": "lost",
-}
+_OUTCOMES: Final = ("completed", "error", "failed", "cancelled", "released", "lost")
 _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine")
 _OPERATOR: Final = "operator"
@@ -31,9 +25,16 @@ STALLS: Final = (
 """Name, documentation and labels of the figure that workers and their supervisor share."""
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 28_800)
 """Jobs take from milliseconds to hours."""
+_OF_QUEUES: Final = (
+    ("queue_oldest_seconds", "oldest_seconds", "For how long the job at the front has been queued."),
+    ("queue_drift_jobs", "drift", "Jobs that expect a message in the stream minus messages there."),
+    ("consumer_pending_messages", "pending", "Messages that were never delivered."),
+    ("consumer_unacknowledged_messages", "unacknowledged", "Messages delivered and not answered."),
+)
+"""Name, field of ``KindQueue`` and documentation of the gauges by kind."""
 
 
-class Metrics:
+class Metrics(Collector):
     """Figures of one worker process.
 
     ``Metrics(registry).watch(worker)`` is all that an application needs which runs a ``Worker`` itself. Names
@@ -42,96 +43,80 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register every counter, so that it is there, at zero, before anything happens."""
-
-        def counter(name: str, documentation: str, *labels: str) -> Counter:
-            return Counter(f"jsworker_{name}", documentation, labels, registry=registry)
-
-        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
-            return Gauge(f"jsworker_{name}", documentation, labels, registry=registry)
-
-        def seconds(name: str, documentation: str) -> Histogram:
-            return Histogram(
-                f"jsworker_{name}_seconds", documentation, ["kind"], buckets=_SECONDS, registry=registry
-            )
-
+        counter = partial(Counter, namespace="jsworker", registry=registry)
+        gauge = partial(Gauge, namespace="jsworker", registry=registry)
+        seconds = partial(
+            Histogram, namespace="jsworker", labelnames=["kind"], buckets=_SECONDS, registry=registry
+        )
         self._registry = registry
-        self._watched = False
+        self._worker: Observed | None = None
         self._kinds = KindLabels()
         self._stalled = Counter(*STALLS, registry=registry)
-        self._ended = counter("runs_ended", "Runs that ended in this process.", "kind", "outcome")
-        self._fenced = counter(
-            "runs_fenced", "Runs that this process stopped because its heartbeats were not answered.", "kind"
-        )
-        self._late = counter(
-            "late_writes_rejected",
-            "Outcomes that came from runs which owned their job no more; nothing was written.",
-            "kind",
-        )
-        self._skipped = counter(
-            "claims_refused",
-            "Messages whose job could not be claimed, by the status that stood against it.",
-            "kind",
-            "reason",
-        )
+        self._ended = counter("runs_ended", "Runs that ended in this process.", ["kind", "outcome"])
+        self._fenced = counter("runs_fenced", "Runs stopped while heartbeats were not answered.", ["kind"])
+        self._late = counter("late_writes_rejected", "Outcomes of runs that had lost their job.", ["kind"])
+        self._skipped = counter("claims_refused", "Messages whose job was not claimed.", ["kind", "reason"])
         self._republished = counter("messages_republished", "Messages that were proven to be gone.")
         self._dead = counter("messages_dead", "Messages that nobody could use.")
-        self._refused = counter(
-            "rows_refused",
-            "Rows whose writing PostgreSQL refused to this process for the first time.",
-            "attempted",
-        )
+        self._refused = counter("rows_refused", "Rows that PostgreSQL refused, once each.", ["attempted"])
         self._pruned = counter("jobs_pruned", "Ended jobs that this process deleted, by their retention.")
         self._unanswered = counter("heartbeats_failed", "Heartbeats that the database did not answer.")
-        self._waited = seconds(
-            "queue_wait", "From the moment at which a job became due to its claim, by PostgreSQL's clock."
-        )
-        self._ran = seconds(
-            "run_duration", "From the claim of a job to the end of its run, however that ended."
-        )
-        self._publishing_refused = gauge(
-            "publishing_refused", "1 while JetStream stores no messages, and jobs are claimed from the table."
-        )
-        self._degraded = gauge("degraded", "1 while a server cannot be reached.", "server")
+        self._waited = seconds("queue_wait_seconds", "From when a job was due to its claim.")
+        self._ran = seconds("run_duration_seconds", "From the claim of a job to the end of its run.")
+        self._publishing_refused = gauge("publishing_refused", "1 while JetStream stores no messages.")
+        self._degraded = gauge("degraded", "1 while a server cannot be reached.", ["server"])
         for server in _SERVERS:
             self._degraded.labels(server).set(0)
 
     def watch(self, worker: Observed) -> None:
         """Count a worker's events, and read its status whenever its registry is collected, from any thread.
 
-        Raises:
-            ValueError: another worker is watched; each wants a registry of its own.
+        Raises ValueError if another worker is watched: each wants a registry of its own.
         """
-        if self._watched:
-            raise ValueError(
-                "these metrics watch a worker already: make others, with a registry of their own"
-            )
-        self._watched = True
+        if self._worker is not None:
+            raise ValueError("these metrics watch a worker already: make others, with their own registry")
+        self._worker = worker
         self.listen(worker.events)
-        self._registry.register(_Gauges(worker, self._kinds))
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the watched worker's status, and what its last survey found."""
+        yield of_logs()
+        if self._worker is not None and (status := self._worker.status()) is not None:
+            yield from _of_worker(status, self._kinds)
+        if self._worker is not None and (fleet := self._worker.fleet()) is not None:
+            yield from of_fleet(fleet)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what there is depends on the worker."""
+        return ()
 
     def listen(self, events: Events) -> None:
         """Count these events."""
-        events.on("worker.started", self._begin)
-        for name, outcome in _OUTCOMES.items():
-            events.on(name, partial(self._end, outcome))
-        events.on("job.claimed", self._claim)
-        events.on("job.lost", self._lose)
-        events.on("job.stalled", self._stall)
-        events.on("job.cleared", self._clear)
-        events.on("job.fenced", lambda event: self._fenced.labels(self._kind(event)).inc())
-        events.on("job.skipped", self._skip)
-        events.on("message.republished", lambda event: self._republished.inc(event.fields["jobs"]))
-        events.on("message.dead", lambda event: self._dead.inc(event.fields["messages"]))
-        events.on("row.refused", self._refuse)
-        events.on("jobs.pruned", lambda event: self._pruned.inc(event.fields["jobs"]))
-        events.on("heartbeat.failed", lambda _: self._unanswered.inc())
-        events.on("worker.degraded", lambda event: self._set_degraded(event, 1))
-        events.on("worker.restored", lambda event: self._set_degraded(event, 0))
+        for outcome in _OUTCOMES:
+            events.on(f"job.{outcome}", partial(self._end, outcome))
+        for name, listener in {
+            "worker.started": self._begin,
+            "job.claimed": self._claim,
+            "job.lost": self._lose,
+            "job.stalled": self._take_back,
+            "job.cleared": self._take_back,
+            "job.fenced": lambda event: self._fenced.labels(self._kind(event)).inc(),
+            "job.skipped": self._skip,
+            "message.republished": lambda event: self._republished.inc(event.fields["jobs"]),
+            "message.dead": lambda event: self._dead.inc(event.fields["messages"]),
+            "row.refused": self._refuse,
+            "jobs.pruned": lambda event: self._pruned.inc(event.fields["jobs"]),
+            "heartbeat.failed": lambda _: self._unanswered.inc(),
+            "worker.degraded": self._set_degraded,
+            "worker.restored": self._set_degraded,
+        }.items():
+            events.on(name, listener)
 
     def _begin(self, event: Event) -> None:
         """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
         for kind in dict.fromkeys(map(self._kinds.label, event.fields["kinds"])):
-            for outcome in _OUTCOMES.values():
+            for outcome in _OUTCOMES:
                 self._ended.labels(kind, outcome)
             for cause in _CAUSES:
                 self._stalled.labels(kind, cause, "true")
@@ -140,8 +125,7 @@ class Metrics:
             self._late.labels(kind)
 
     def _claim(self, event: Event) -> None:
-        waited = event.fields.get("waited")
-        if waited is not None:
+        if (waited := event.fields.get("waited")) is not None:
             self._waited.labels(self._kind(event)).observe(waited)
 
     def _end(self, outcome: str, event: Event) -> None:
@@ -155,13 +139,12 @@ class Metrics:
         if event.fields.get("late_write"):
             self._late.labels(self._kind(event)).inc()
 
-    def _stall(self, event: Event) -> None:
-        counted = "true" if event.fields["counted"] else "false"
-        self._stalled.labels(self._kind(event), event.fields["cause"], counted).inc()
-
-    def _clear(self, event: Event) -> None:
-        if event.fields["cause"] == _OPERATOR:  # all others were counted as stalls before
-            self._stalled.labels(self._kind(event), _OPERATOR, "false").inc()
+    def _take_back(self, event: Event) -> None:
+        cause = event.fields["cause"]
+        # All that are cleared by others than an operator were stalled before.
+        if event.name == "job.stalled" or cause == _OPERATOR:
+            counted = "true" if event.fields.get("counted") else "false"
+            self._stalled.labels(self._kind(event), cause, counted).inc()
 
     def _skip(self, event: Event) -> None:
         self._skipped.labels(self._kind(event), str(event.fields["status"])).inc()
@@ -170,35 +153,15 @@ class Metrics:
         attempted = str(event.fields.get("attempted", "other"))
         self._refused.labels(attempted).inc(event.fields.get("jobs", 1))
 
-    def _set_degraded(self, event: Event, value: int) -> None:
-        if event.fields["what"] in _SERVERS:
-            self._degraded.labels(event.fields["what"]).set(value)
-        elif event.fields["what"] == "publishing":
-            self._publishing_refused.set(value)
+    def _set_degraded(self, event: Event) -> None:
+        what, is_degraded = event.fields["what"], event.name == "worker.degraded"
+        if what in _SERVERS:
+            self._degraded.labels(what).set(is_degraded)
+        elif what == "publishing":
+            self._publishing_refused.set(is_degraded)
 
     def _kind(self, event: Event) -> str:
         return self._kinds.label(str(event.fields.get("kind", "")))
-
-
-class _Gauges(Collector):
-    """Reads a worker's status whenever its registry is collected."""
-
-    def __init__(self, worker: Observed, kinds: KindLabels) -> None:
-        self._worker = worker
-        self._kinds = kinds
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the worker's status, and what its last survey found."""
-        yield of_logs()
-        status, fleet = self._worker.status(), self._worker.fleet()
-        if status is not None:
-            yield from _of_worker(status, self._kinds)
-        if fleet is not None:
-            yield from of_fleet(fleet)
-
-    def describe(self) -> Iterable[Metric]:
-        """Yield nothing: what there is depends on the worker."""
-        return ()
 
 
 def of_logs() -> Metric:
@@ -209,73 +172,49 @@ def of_logs() -> Metric:
 
 
 def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
-    in_flight = _gauge("runs_in_flight", "Runs in hand: waiting for a slot, running or settling.", "kind")
-    by_label: dict[str, int] = {}
+    in_flight: Tally[str] = Tally()
     for kind, runs in status.in_flight.items():
-        label = kinds.label(kind)
-        by_label[label] = by_label.get(label, 0) + runs
-    for label, runs in by_label.items():
-        in_flight.add_metric([label], runs)
-    yield in_flight
-    yield _single(
-        "heartbeat_lag_seconds",
-        "Seconds since the start of the last heartbeat that PostgreSQL answered.",
-        status.heartbeat_lag,
-    )
-    yield _single(
-        "event_loop_lag_seconds",
-        "Longest delay of the event loop within the last half minute.",
-        status.event_loop_lag,
-    )
-    recovery = _gauge("recovery_enabled", "1 while jobs are taken back by this rule of recovery.", "rule")
-    for rule, is_on in status.recovers_by.items():
-        recovery.add_metric([rule], is_on)
-    yield recovery
-    in_use = _gauge("database_connections_in_use", "Connections to PostgreSQL that are lent.", "pool")
-    limit = _gauge("database_connections_limit", "Connections that may be lent at once.", "pool")
-    for name, pool in status.pools.items():
-        in_use.add_metric([name], pool.in_use)
-        limit.add_metric([name], pool.limit)
-    yield from (in_use, limit)
+        in_flight[kinds.label(kind)] += runs
+    yield gauge_by("kind", "runs_in_flight", "Runs that wait for a slot, run or are settled.", in_flight)
+    lag, loop_lag = status.heartbeat_lag, status.event_loop_lag
+    yield gauge("heartbeat_lag_seconds", "Since the start of the last heartbeat that was answered.", lag)
+    yield gauge("event_loop_lag_seconds", "Longest delay within the last half minute.", loop_lag)
+    recovers_by = status.recovers_by
+    yield gauge_by("rule", "recovery_enabled", "1 while jobs are taken back by this rule.", recovers_by)
+    in_use = {name: lent for name, (lent, _) in status.pools.items()}
+    yield gauge_by("pool", "database_connections_in_use", "Connections to PostgreSQL that are lent.", in_use)
+    limits = {name: limit for name, (_, limit) in status.pools.items()}
+    yield gauge_by("pool", "database_connections_limit", "Connections that may be lent at once.", limits)
 
 
 def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     """Yield the gauges of the whole installation, which every pod shows alike."""
-    jobs = _gauge("jobs", "Live jobs in the table.", "kind", "status")
-    oldest = _gauge("queue_oldest_seconds", "For how long the job at the front has been queued.", "kind")
-    drift = _gauge(
-        "queue_drift_jobs", "Jobs that expect a message in the stream minus messages there.", "kind"
-    )
-    pending = _gauge("consumer_pending_messages", "Messages that were never delivered.", "kind")
-    waiting = _gauge("consumer_unacknowledged_messages", "Messages delivered and not answered.", "kind")
+    jobs = GaugeMetricFamily("jsworker_jobs", "Live jobs in the table.", labels=["kind", "status"])
     for kind, queue in fleet.queues.items():
         for status, number in queue.jobs.items():
             jobs.add_metric([kind, status], number)
-        oldest.add_metric([kind], queue.oldest_seconds)
-        for family, value in (
-            (drift, queue.drift),
-            (pending, queue.pending),
-            (waiting, queue.unacknowledged),
-        ):
-            if value is not None:
-                family.add_metric([kind], value)
-    yield from (jobs, oldest, drift, pending, waiting)
-    yield _single("outbox_jobs", "Queued jobs whose message is still to be sent.", fleet.outbox_jobs)
-    yield _single(
-        "outbox_oldest_seconds",
-        "For how long the oldest job of the outbox has been queued.",
-        fleet.outbox_oldest_seconds,
-    )
-    refused = _gauge("refused_rows", "Jobs set aside because PostgreSQL refuses their row.", "attempted")
-    for attempted, number in fleet.refused_rows.items():
-        refused.add_metric([attempted], number)
-    yield refused
-    yield _single("dead_messages", "Messages kept because nobody could use them.", fleet.dead_messages)
+    yield jobs
+    for name, field, documentation in _OF_QUEUES:
+        values = {kind: getattr(queue, field) for kind, queue in fleet.queues.items()}
+        yield gauge_by("kind", name, documentation, values)
+    oldest, refused = fleet.outbox_oldest_seconds, fleet.refused_rows
+    yield gauge("outbox_jobs", "Queued jobs whose message is still to be sent.", fleet.outbox_jobs)
+    yield gauge("outbox_oldest_seconds", "For how long the oldest of them has been queued.", oldest)
+    yield gauge_by("attempted", "refused_rows", "Jobs whose row PostgreSQL refuses: set aside.", refused)
+    yield gauge("dead_messages", "Messages kept because nobody could use them.", fleet.dead_messages)
 
 
-def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"jsworker_{name}", documentation, labels=labels)
-
-
-def _single(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    """Return a gauge of one value."""
     return GaugeMetricFamily(f"jsworker_{name}", documentation, value=value)
+
+
+def gauge_by(
+    label: str, name: str, documentation: str, values: Mapping[str, float | None]
+) -> GaugeMetricFamily:
+    """Return a gauge of one value for each value of a label; None: it is not known."""
+    family = GaugeMetricFamily(f"jsworker_{name}", documentation, labels=[label])
+    for key, value in values.items():
+        if value is not None:
+            family.add_metric([key], value)
+    return family

@@ -13,14 +13,6 @@ OTHER_KINDS: Final = "_other"
 
 
 @dataclass(frozen=True, slots=True)
-class PoolUse:
-    """Connections of one pool: lent at this moment, and at most."""
-
-    in_use: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
 class Readiness:
     """Whether a worker can do all its work at this moment.
 
@@ -50,14 +42,14 @@ class WorkerStatus:
         in_flight: runs by kind: waiting for a job slot, running, or being settled.
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
-        recovers_by: for each rule of recovery whether this worker takes jobs back by it.
+        pools: connections to PostgreSQL by pool: how many are lent, and how many may be.
     """
 
     readiness: Readiness
     in_flight: Mapping[str, int]
     heartbeat_lag: float
     event_loop_lag: float
-    pools: Mapping[str, PoolUse]
+    pools: Mapping[str, tuple[int, int]]
     recovers_by: Mapping[str, bool]
 
 
@@ -65,9 +57,7 @@ class WorkerStatus:
 class KindQueue:
     """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
 
-    Attributes:
-        oldest_seconds: for how long the job at the front has been queued; 0 when there is none.
-        to_publish: queued jobs whose message is still to be sent.
+    The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
     """
 
     jobs: Mapping[str, int]
@@ -105,18 +95,13 @@ class Fleet:
 class Observed(Protocol):
     """A worker, as its figures see it."""
 
-    @property
-    def events(self) -> Events:
-        """Its events."""
-        ...
+    events: Events
 
     def status(self) -> WorkerStatus | None:
         """Return its status; None before it has started."""
-        ...
 
     def fleet(self) -> Fleet | None:
         """Return what its last survey found; None: it makes none, or had no answer lately."""
-        ...
 
 
 class KindLabels:
@@ -127,9 +112,6 @@ class KindLabels:
 
     def label(self, kind: str) -> str:
         """Return what a kind is called in figures: few labels, however many kinds producers invent."""
-        label = self._labels.get(kind)
-        if label is not None:
-            return label
-        if len(self._labels) >= MOST_KINDS:
-            return OTHER_KINDS
-        return self._labels.setdefault(kind, kind)
+        if kind in self._labels or len(self._labels) < MOST_KINDS:
+            return self._labels.setdefault(kind, kind)
+        return OTHER_KINDS

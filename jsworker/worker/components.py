@@ -7,7 +7,7 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.telemetry.worker_status import PoolUse, Readiness, WorkerStatus
+from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
@@ -199,7 +199,7 @@ class Components:
             heartbeat_lag=boottime() - self.heartbeat.heard_at,
             event_loop_lag=self.lag.seconds,
             pools={
-                name: PoolUse(pool.in_use, pool.limit)
+                name: (pool.in_use, pool.limit)
                 for name, pool in self._context.database.pools_by_name().items()
             },
             recovers_by=self._context.settings.recovers_by(),

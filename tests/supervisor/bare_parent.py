@@ -5,11 +5,11 @@ import os
 import sys
 
 from jsworker.core.settings import Settings
-from jsworker.supervisor.parent import Ending, Supervisor
+from jsworker.supervisor.parent import Supervisor
 from jsworker.telemetry.logs import configure_logs
 
 
-async def supervise() -> Ending:
+async def supervise() -> tuple[int, str | None]:
     settings = Settings()  # without the rules of timing: intervals of milliseconds are allowed here
     patience, *command = sys.argv[1:]
     supervisor = Supervisor(
@@ -20,6 +20,6 @@ async def supervise() -> Ending:
 
 if __name__ == "__main__":
     configure_logs(format="json", level="info")
-    ending = asyncio.run(supervise())
-    sys.stderr.write(f"{ending.words}\n" if ending.words else "")
-    sys.exit(ending.code)
+    code, words = asyncio.run(supervise())
+    sys.stderr.write(f"{words}\n" if words else "")
+    sys.exit(code)

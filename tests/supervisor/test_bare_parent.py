@@ -39,7 +39,7 @@ for worker_id in ("alpha-1-aaaa", f"{os.environ['JSWORKER_HOSTNAME']}-{os.getpid
 tell("registered", worker_id=7)
 parent.sendall(b"\\xff" * 200_000 + b"\\n")
 tell("registered", worker_id=f"{os.environ['JSWORKER_HOSTNAME']}-{os.getpid()}-0123abcd")
-tell("ready")
+tell("ready", kinds=[])
 time.sleep(600)
 """
 )

@@ -5,28 +5,16 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from typing import cast
 from uuid import uuid4
 
 import pytest
 
 from jsworker.core.message_link import LONGEST_LINE, MessageLines, line_of
 from jsworker.core.settings import Settings
-from jsworker.supervisor.child_messages import FROM_PARENT, MOST_CULPRITS, FromParent, TakeBack
-from jsworker.supervisor.child_process import Child, ChildListener
+from jsworker.supervisor.child_process import Child
+from jsworker.supervisor.messages import FROM_PARENT, MOST_CULPRITS, FromParent, TakeBack
 from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
-
-
-class _NoListener:
-    def note_ready(self, _: Child) -> None:
-        raise AssertionError
-
-    def note_registered(self, *_: object) -> None:
-        raise AssertionError
-
-    def kill_on_request(self, *_: object) -> None:
-        raise AssertionError
 
 
 @pytest.fixture
@@ -44,7 +32,7 @@ async def child(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Child, s
             connect_seconds=None,
             number=1,
             generation=1,
-            listener=cast("ChildListener", _NoListener()),
+            on_message=lambda *_: None,
         )
     theirs.setblocking(False)
     with theirs:
@@ -64,10 +52,10 @@ async def test_no_line_is_cut_short(child: tuple[Child, socket.socket]) -> None:
         DeadOwner(f"w{n}", "dead", 0.0, culprits=tuple(uuid4() for _ in range(MOST_CULPRITS)))
         for n in range(100)
     ]
-    for each in dead:
-        parents.take_back(each)
     sent = [TakeBack(dead=each) for each in dead]
-    assert 0 < parents._link.unsent < LONGEST_LINE + len(line_of(sent[0]))
+    for message in sent:
+        parents.send(message)
+    assert 0 < parents.link.unsent < LONGEST_LINE + len(line_of(sent[0]))
     lines = MessageLines(FROM_PARENT)
     heard: list[FromParent | None] = []
 
@@ -77,12 +65,12 @@ async def test_no_line_is_cut_short(child: tuple[Child, socket.socket]) -> None:
                 heard.extend(lines.feed(childs.recv(65_536)))
             except BlockingIOError:
                 break
-        assert not parents._link.unsent
+        assert not parents.link.unsent
 
     await eventually(all_heard)
     assert heard
     assert heard == sent[: len(heard)]
     del heard[:]
-    parents.take_back(dead[0])
+    parents.send(sent[0])
     await eventually(all_heard)
     assert heard == [sent[0]]

@@ -7,26 +7,30 @@ import pytest
 from pydantic import TypeAdapter
 
 from jsworker.core.message_link import LONGEST_LINE, SPARING_RATE, Message, MessageLines, MessageLink, line_of
-from jsworker.supervisor.child_messages import (
+from jsworker.supervisor.messages import (
     FROM_CHILD,
     FROM_PARENT,
     FromChild,
     FromParent,
     KillRequest,
-    QuietUntil,
     Registered,
+    Report,
     StopWorker,
     TakeBack,
     Tick,
     Wake,
 )
+from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
 
+WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=["a"])
 TO_PARENT: list[FromChild] = [
     Tick(),
+    Report(readiness=WELL, figures="figures"),
+    Report(readiness=None, figures=None),
     Registered(worker_id="host-1-0123abcd"),
-    QuietUntil(boottime=12.5),
+    Tick(quiet_until=12.5),
     KillRequest(culprits=[(uuid4(), 3)], reason="a thread that never ends\n"),
 ]
 TO_CHILD: list[FromParent] = [
@@ -59,9 +63,10 @@ def test_messages_arrive_however_they_are_cut(
         b"null",
         b"[]",
         b'{"what":"dance"}',
-        b'{"what":"quiet","boottime":Infinity}',
+        b'{"what":"tick","quiet_until":Infinity}',
         b'{"what":"kill","culprits":"all","reason":""}',
         b'{"what":"stop","force":true}',
+        b'{"what":"report","readiness":"nonsense","figures":null}',
         b"[" * 30_000,
         b"x" * (LONGEST_LINE + 1),
     ],

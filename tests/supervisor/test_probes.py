@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from jsworker.supervisor.children import FleetView, PlaceView
-from jsworker.supervisor.probes import Probes, livez, readyz, startupz
-from jsworker.telemetry.figures import packed, write_readiness
-from jsworker.telemetry.http import Response
+from jsworker.supervisor.probes import livez, readyz, routes, startupz
+from jsworker.telemetry.figures import packed
+from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.worker_status import Readiness
 
 WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=())
@@ -20,7 +20,7 @@ WORKING = PlaceView(
     silent_seconds=0.1,
     limit=2.0,
     report_seconds=0.5,
-    readiness=write_readiness(WELL),
+    readiness=WELL,
 )
 STARTING = replace(WORKING, was_ready=False, ready=False, report_seconds=None, readiness=None)
 DEAD = PlaceView(number=1, was_ready=True)
@@ -32,8 +32,7 @@ def view(*places: PlaceView, stopping: bool = False) -> FleetView:
 
 
 def ailing(**changes: object) -> PlaceView:
-    changed = replace(WELL, **changes)  # type: ignore[arg-type]  # any of its fields
-    return replace(WORKING, readiness=write_readiness(changed))
+    return replace(WORKING, readiness=replace(WELL, **changes))  # type: ignore[arg-type]  # any of its fields
 
 
 def test_all_is_well() -> None:
@@ -72,7 +71,6 @@ def test_one_child_that_works_makes_ready_and_the_other_is_named() -> None:
         (replace(WORKING, report_seconds=60.0, silent_seconds=60.0), "has not come round for 60 s"),
         (replace(WORKING, report_seconds=60.0), "no report for 60 s"),
         (replace(WORKING, report_seconds=None, readiness=None), "no report yet"),
-        (replace(WORKING, readiness="nonsense"), "no report yet"),
     ],
 )
 def test_degraded_modes_are_named(place: PlaceView, says: str) -> None:
@@ -111,7 +109,7 @@ def test_a_child_that_starts_has_more_time_before_it_is_taken_for_hung() -> None
     "accept", ["application/openmetrics-text; version=²", "é", "application/openmetrics-text; version=9"]
 )
 async def test_what_a_client_accepts_cannot_break_the_answer(accept: str) -> None:
-    answer = await metrics_of(Probes(lambda: view(WORKING)), accept)
+    answer = await metrics_of(routes(lambda: view(WORKING)), accept)
     assert answer.status == 200
     assert "²" not in answer.content_type
     assert "9" not in answer.content_type.replace("0.0.4", "")
@@ -128,14 +126,14 @@ def figures_of(runs: int) -> str:
     return packed(registry)
 
 
-async def metrics_of(probes: Probes, accept: str = "") -> Response:
-    answer = probes.routes()["/metrics"](accept)
+async def metrics_of(probes: dict[str, Route], accept: str = "") -> Response:
+    answer = probes["/metrics"](accept)
     return answer if isinstance(answer, Response) else await answer
 
 
 async def test_metrics_of_all_children_and_the_supervisor_itself() -> None:
     places = view(replace(WORKING, figures=figures_of(3)), replace(WORKING, figures=figures_of(4)), DEAD)
-    answer = await metrics_of(Probes(lambda: places))
+    answer = await metrics_of(routes(lambda: places))
     families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
     runs = {sample.labels["process"]: sample.value for sample in families["jsworker_runs_ended"].samples}
     assert runs == {"1": 3, "2": 4}
@@ -147,7 +145,7 @@ async def test_metrics_of_all_children_and_the_supervisor_itself() -> None:
 
 async def test_broken_figures_of_one_child_hide_no_others() -> None:
     places = view(replace(WORKING, figures="nonsense"), replace(WORKING, figures=figures_of(4)))
-    text = (await metrics_of(Probes(lambda: places))).body.decode()
+    text = (await metrics_of(routes(lambda: places))).body.decode()
     assert 'jsworker_runs_ended_total{kind="nap",process="2"} 4.0' in text
     assert 'kind="nap",process="1"' not in text
 
@@ -156,7 +154,7 @@ async def test_a_child_that_works_and_tells_no_figures_is_told_by_their_age() ->
     silent = replace(WORKING, figures=figures_of(3), figures_seconds=61.0)
     fresh = replace(WORKING, figures=figures_of(4), figures_seconds=0.5)
     places = view(silent, fresh, replace(silent, quiet=True), replace(STARTING, figures_seconds=70.0), DEAD)
-    lines = (await metrics_of(Probes(lambda: places))).body.decode().splitlines()
+    lines = (await metrics_of(routes(lambda: places))).body.decode().splitlines()
     ages = [line for line in lines if line.startswith("jsworker_report_age_seconds{")]
     assert ages == [
         'jsworker_report_age_seconds{process="1"} 61.0',
@@ -168,7 +166,7 @@ async def test_a_child_that_works_and_tells_no_figures_is_told_by_their_age() ->
 
 async def test_who_asks_often_gets_what_was_made_before() -> None:
     looks = iter([view(WORKING), replace(view(DEAD), now=100.9), replace(view(DEAD), now=101.1)])
-    probes = Probes(lambda: next(looks))
+    probes = routes(lambda: next(looks))
     first = await metrics_of(probes)
     assert await metrics_of(probes) is first
     assert b"jsworker_processes_ready 0.0" in (await metrics_of(probes)).body

@@ -2,12 +2,12 @@
 
 import pytest
 
-from jsworker.supervisor.children import RestartBackoff
+from jsworker.supervisor.children import Place
 
 
 def delays(*lives: float, heartbeat_interval: float = 5.0, worked: bool = True) -> list[float]:
-    restarts = RestartBackoff(heartbeat_interval)
-    return [restarts.delay_after(life, worked=worked) for life in lives]
+    place = Place(1, heartbeat_interval)
+    return [place.restart_delay(life, worked=worked) for life in lives]
 
 
 def test_the_first_death_of_a_child_that_has_worked_costs_no_time() -> None:

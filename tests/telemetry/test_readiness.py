@@ -15,7 +15,6 @@ from jsworker.ownership.database import REVISIONS
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.supervisor.children import FleetView, PlaceView
 from jsworker.supervisor.probes import readyz
-from jsworker.telemetry.figures import write_readiness
 from jsworker.telemetry.http import Response
 from jsworker.worker.worker import Worker
 from tests.support.migrations import downgrade_database
@@ -47,7 +46,7 @@ def probe(worker: Worker) -> Response:
         silent_seconds=0.0,
         limit=2.0,
         report_seconds=0.0,
-        readiness=write_readiness(status.readiness),
+        readiness=status.readiness,
     )
     return readyz(FleetView([place], stopping=False, deaths={}, now=0.0))
 

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
@@ -10,6 +12,8 @@ from structlog.testing import capture_logs
 
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_reports import Reporter
+from jsworker.telemetry.worker_status import Readiness
+from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
 from tests.worker.processors import echo, scripted
 from tests.worker.running import StartWorker
@@ -22,10 +26,18 @@ class Parent:
         self.figures: list[str | None] = []
         self._takes_figures = takes_figures
 
-    def report(self, readiness: str | None, figures: str | None) -> bool:
+    def report(self, readiness: Readiness | None, figures: str | None) -> bool:
         assert readiness is not None
         self.figures.append(figures)
         return self._takes_figures or figures is None
+
+
+@contextmanager
+def reporting(worker: Worker, parent: Parent) -> Iterator[None]:
+    reporter = Reporter(worker, cast("ChildLink", parent))
+    reporter.start()
+    yield
+    reporter.stop()
 
 
 async def test_figures_are_packed_beside_the_event_loop_and_rest_afterwards(
@@ -43,17 +55,13 @@ async def test_figures_are_packed_beside_the_event_loop_and_rest_afterwards(
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 10_000)
     running = await start(scripted(echo))
     parent = Parent()
-    reporter = Reporter(running.worker, cast("ChildLink", parent))
-    reporter.start()
-    try:
+    with reporting(running.worker, parent):
 
         async def told() -> None:
             assert "figures" in parent.figures
             assert parent.figures[-3:] == [None, None, None]
 
         await eventually(told)
-    finally:
-        reporter.stop()
     assert parent.figures.count("figures") == 1
     [thread] = packing
     assert thread is not threading.main_thread()
@@ -66,21 +74,14 @@ async def test_figures_that_cannot_be_packed_hold_back_no_report(
         raise ValueError("of a collector")
 
     monkeypatch.setattr("jsworker.supervisor.child_reports.packed", not_packed)
-    monkeypatch.setattr("jsworker.supervisor.child_reports._SECONDS", 0.02)
     running = await start(scripted(echo))
     parent = Parent()
-    reporter = Reporter(running.worker, cast("ChildLink", parent))
-    reporter.start()
-    assert reporter._next is not None
-    reporter._next.cancel()  # one report, and no other
-    try:
+    with reporting(running.worker, parent):
 
         async def told() -> None:
             assert parent.figures == [None]
 
         await eventually(told)
-    finally:
-        reporter.stop()
 
 
 async def test_figures_that_are_too_long_are_told_once(
@@ -90,16 +91,11 @@ async def test_figures_that_are_too_long_are_told_once(
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 0)
     running = await start(scripted(echo))
     parent = Parent(takes_figures=False)
-    with capture_logs() as lines:
-        reporter = Reporter(running.worker, cast("ChildLink", parent))
-        reporter.start()
-        try:
+    with capture_logs() as lines, reporting(running.worker, parent):
 
-            async def refused_twice() -> None:
-                assert len([figures for figures in parent.figures if figures is not None]) >= 2
+        async def refused_twice() -> None:
+            assert len([figures for figures in parent.figures if figures is not None]) >= 2
 
-            await eventually(refused_twice)
-        finally:
-            reporter.stop()
+        await eventually(refused_twice)
     [line] = [line for line in lines if line["event"] == "report.failed"]
     assert (line["log_level"], line["reason"]) == ("error", "the figures of so many kinds are too long")

@@ -6,59 +6,43 @@ from uuid import UUID
 from pydantic import Field, FiniteFloat, TypeAdapter
 
 from jsworker.core.message_link import Message
-from jsworker.telemetry.worker_status import MOST_KINDS
+from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import DeadOwner
 
 MOST_CULPRITS: Final = 500
 LONGEST_TEXT: Final = 4_000
-"""Characters of a reason or of last words."""
-LONGEST_READINESS: Final = 12 * 1024
-LONGEST_PART: Final = 48 * 1024
-"""Characters of packed figures in one line."""
-MOST_PARTS: Final = 4
+LONGEST_FIGURES: Final = 192 * 1024
+
+_Text: TypeAlias = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class Tick(Message):
-    """The child's event loop has come round."""
+    """The child's event loop has come round; it may be silent until then, in seconds of boot time."""
 
     what: Literal["tick"] = "tick"
+    quiet_until: FiniteFloat = 0.0
 
 
 class Registered(Message):
-    """The child owns jobs under this worker id from now on."""
+    """A child owns jobs under this worker id from now on; the parent takes back what siblings leave."""
 
     what: Literal["registered"] = "registered"
     worker_id: str
 
 
 class Ready(Message):
-    """The child's worker works, on these kinds: as many as figures tell apart."""
+    """The child's worker works, on these kinds."""
 
     what: Literal["ready"] = "ready"
-    kinds: Annotated[
-        list[Annotated[str, Field(max_length=64)]], Field(max_length=MOST_KINDS, default_factory=list)
-    ]
-
-
-class QuietUntil(Message):
-    """The event loop may be silent until then, in seconds of ``core.clock.boottime()``."""
-
-    what: Literal["quiet"] = "quiet"
-    boottime: FiniteFloat
-
-
-class Figures(Message):
-    """A part of everything that the child counts, as ``telemetry.figures`` packs it; a report ends it."""
-
-    what: Literal["figures"] = "figures"
-    part: Annotated[str, Field(max_length=LONGEST_PART)]
+    kinds: list[Annotated[str, Field(max_length=64)]]
 
 
 class Report(Message):
-    """How the child's worker is, if it has started, behind the parts of its figures if there are new ones."""
+    """How the child's worker is, if it has started, and all that it counts, packed, if that is new."""
 
     what: Literal["report"] = "report"
-    readiness: Annotated[str, Field(max_length=LONGEST_READINESS)] | None
+    readiness: Readiness | None
+    figures: Annotated[str, Field(max_length=LONGEST_FIGURES)] | None
 
 
 class KillRequest(Message):
@@ -66,7 +50,7 @@ class KillRequest(Message):
 
     what: Literal["kill"] = "kill"
     culprits: Annotated[list[tuple[UUID, int]], Field(max_length=MOST_CULPRITS)]
-    reason: Annotated[str, Field(max_length=LONGEST_TEXT)]
+    reason: _Text
 
 
 class Stopped(Message):
@@ -80,7 +64,7 @@ class LastWords(Message):
     """The error by which the child is about to end."""
 
     what: Literal["last words"] = "last words"
-    text: Annotated[str, Field(max_length=LONGEST_TEXT)]
+    text: _Text
 
 
 class Wake(Message):
@@ -96,13 +80,6 @@ class TakeBack(Message):
     dead: DeadOwner
 
 
-class Sibling(Message):
-    """Another child of the same parent, which takes back itself what that one leaves."""
-
-    what: Literal["sibling"] = "sibling"
-    worker_id: str
-
-
 class StopWorker(Message):
     """Stop: drain, or with ``force`` hand every job back at once."""
 
@@ -110,10 +87,8 @@ class StopWorker(Message):
     force: bool
 
 
-FromChild: TypeAlias = (
-    Tick | Registered | Ready | QuietUntil | Figures | Report | KillRequest | Stopped | LastWords
-)
-FromParent: TypeAlias = Wake | TakeBack | Sibling | StopWorker
+FromChild: TypeAlias = Tick | Registered | Ready | Report | KillRequest | Stopped | LastWords
+FromParent: TypeAlias = Wake | TakeBack | Registered | StopWorker
 
 FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="what")])
 FROM_PARENT: TypeAdapter[FromParent] = TypeAdapter(Annotated[FromParent, Field(discriminator="what")])
