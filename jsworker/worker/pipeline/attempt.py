@@ -4,7 +4,8 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from jsworker.core import strict_json
@@ -16,6 +17,8 @@ from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run_ownership import LeaseServices, RunLease
+
+_KEPT_BY_THE_FENCE = nullcontext()
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
@@ -68,24 +71,18 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
 
     CancelledError means that the run was stopped; ``run.stop`` says why.
     """
-    if not run.kind.needs_timers:  # the fence keeps the others
-        value = await _process(run, job)
-    else:
-        with time_limits(run):
-            value = await _process(run, job)
-    return outcomes.returned(run, value, max_result_bytes)
-
-
-async def _process(run: Run, job: Job[Any]) -> Any:
     # In the context of the run's own task, which threads get a copy of.
     bound = bound_facts.set(run.facts)
     try:
-        value = await (run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job))
+        with time_limits(run) if run.kind.needs_timers else _KEPT_BY_THE_FENCE:
+            value = await (
+                run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job)
+            )
         if run.unfinished is not None:  # it left the loop over its tries by break or return
             raise run.unfinished
-        return value
     finally:
         bound_facts.reset(bound)
+    return outcomes.returned(run, value, max_result_bytes)
 
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
@@ -119,27 +116,13 @@ async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
 
 def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
     try:
-        value = run.kind.processor.process(job)
+        settle = partial(ended.set_result, run.kind.processor.process(job))
     except StopIteration as error:  # a future cannot carry it
-        _resolve(ended, None, RuntimeError(f"the processor raised StopIteration: {error}"))
+        settle = partial(ended.set_exception, RuntimeError(f"the processor raised StopIteration: {error}"))
     except BaseException as error:  # noqa: BLE001 -- handed to the run, which judges it
-        _resolve(ended, None, error)
-    else:
-        _resolve(ended, value, None)
-
-
-def _resolve(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    def settle() -> None:
-        if ended.done():
-            return
-        if error is None:
-            ended.set_result(value)
-        else:
-            ended.set_exception(error)
-
-    loop = ended.get_loop()
-    if not loop.is_closed():  # else the worker has gone and the stale rule has the job
-        loop.call_soon_threadsafe(settle)
+        settle = partial(ended.set_exception, error)
+    with suppress(RuntimeError):  # the loop is closed: the worker has gone, and the stale rule has the job
+        ended.get_loop().call_soon_threadsafe(settle)
 
 
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,14 +20,11 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """How far a run is."""
+    """How far a run is: it waits for a job slot, is in the processor's hands, or its outcome is written."""
 
     WAITING = "waiting"
-    """Claimed, without a job slot yet."""
     RUNNING = "running"
-    """In the processor's hands."""
     SETTLING = "settling"
-    """Its outcome is on its way to the database."""
 
 
 class StopReason(Enum):
@@ -47,14 +45,9 @@ class Run:
         delivery: the message that brought it; None when the row was found without one.
         beaten_at: when the last successful sign of life was sent; at first as old as the claim.
         sign_at: when the job itself gave its last sign of life (progress, checkpoint).
-        in_progress_at: when the last acknowledgement in progress was sent.
-        claimed_at: when the claim was answered.
-        began_at: when it got a job slot.
-        thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
         stop: why it was stopped; the first reason stays, but LOST overrides it.
         cancelled_for: the reason for which its task was last cancelled.
         is_urgent: whether others may soon run its job, which is still its own.
-        ignores_stop: True once it has gone on for too long after its stop.
         left_task: the task in which it goes on although it was given up; None: it was not.
         should_stop: shown to the processor; also True while the worker drains.
         quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
@@ -63,7 +56,6 @@ class Run:
         interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
         unfinished: that error, while a transaction that is to be tried again has not been.
         unread: True until the payload has been read.
-        job: what the processor gets; None until the payload has been read.
         quarantined: whether it runs in a process of its own, which is ended without ours.
         on_drain: called when the worker begins to drain, to pass it on to the processor.
         abandoned: True once the run's end is not waited for any more.
@@ -97,7 +89,6 @@ class Run:
     refusal: str | None = None
     quiet_seconds: float = 0.0
     quiet_until: float = 0.0
-    _thresholds_lock: asyncio.Lock | None = None
 
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
@@ -120,19 +111,10 @@ class Run:
         """Job id and fencing token: what every write of this run is guarded by."""
         return self.claimed.id, self.claimed.fencing_token
 
-    def is_overdue(self, now: float) -> bool:
-        """Return whether its time-out has passed; False for a run that is limited by a timer."""
-        timeout = self.kind.limits.timeout
-        if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
-            return False
-        return not (self.quarantined or self.kind.needs_timers)
-
-    @property
+    @cached_property
     def thresholds_lock(self) -> asyncio.Lock:
         """Held while the limits of silence in the run's row are changed."""
-        if self._thresholds_lock is None:
-            self._thresholds_lock = asyncio.Lock()
-        return self._thresholds_lock
+        return asyncio.Lock()
 
     @property
     def stop_in_words(self) -> str:
@@ -143,6 +125,13 @@ class Run:
     def is_handed_back(self) -> bool:
         """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
         return self.should_stop and self.stop in {None, StopReason.FENCED, StopReason.SHUTDOWN}
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether its time-out has passed; False for a run that is limited by a timer."""
+        timeout = self.kind.limits.timeout
+        if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
+            return False
+        return not (self.quarantined or self.kind.needs_timers)
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the limits of silence while the run is quiet for so long."""
@@ -171,18 +160,16 @@ class Run:
     def signal(self, reason: StopReason) -> None:
         """Stop the run: let the processor know, and cancel it where it waits.
 
-        A run that is settling is left alone: its outcome is fenced by the statement itself. The same
-        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat again;
-        ``cancel_again`` is for a run that goes on all the same.
+        A run that is settling is left alone: its outcome is fenced by the statement itself. The same reason
+        cancels once, so that a slow clean-up is not interrupted by every heartbeat again.
         """
         if self.stop is None or reason is StopReason.LOST:
             self.stop = reason
         self.should_stop = True
-        if reason is StopReason.CANCELLED:
-            self.cancelled = True
-        if reason is StopReason.FENCED:
-            self.is_urgent = True
-        if self.phase is Phase.RUNNING and self._escalates(reason):
+        self.cancelled |= reason is StopReason.CANCELLED
+        self.is_urgent |= reason is StopReason.FENCED
+        escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
+        if self.phase is Phase.RUNNING and (self.cancelled_for is None or escalates):
             self.cancelled_for = reason
             self.first_cancelled_at = self.first_cancelled_at or boottime()
             self._cancel(self.task)
@@ -199,11 +186,6 @@ class Run:
             self.cancelled_at = boottime()
             self.cancellations += 1
             task.cancel()
-
-    def _escalates(self, reason: StopReason) -> bool:
-        if self.cancelled_for is None:
-            return True
-        return reason in (StopReason.LOST, StopReason.SHUTDOWN) and self.cancelled_for is not reason
 
 
 @dataclass(slots=True)

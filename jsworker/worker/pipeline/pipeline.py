@@ -15,12 +15,10 @@ from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
-from jsworker.worker.pipeline.claiming import Claimer, LargeValues
 from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
-from jsworker.worker.pipeline.run_ownership import LeaseServices
+from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
 from jsworker.worker.pipeline.run_reports import RunTracing, call_hooks, emit_end, emit_ignored_stop
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
@@ -61,14 +59,21 @@ class Pipeline:
             cover_others=quiet.cover_others,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._values = LargeValues(context)
         self.slots = Slots(context.settings.concurrency, len(context.kinds))
         self.isolated_runner = IsolatedRunner(context)
         self.tracing = RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
         self.consumers = [
-            self._consumer(kind, Claimer(context, kind, late=late, quiet=quiet))
+            Consumer(
+                context,
+                kind,
+                slots=self.slots,
+                dead_letters=self.dead_letters,
+                late=late,
+                quiet=quiet,
+                claim=self._claim,
+            )
             for kind in context.kinds.values()
         ]
         self.pullers = [self._puller(consumer) for consumer in self.consumers]
@@ -80,18 +85,8 @@ class Pipeline:
             self._context.stream,
             consumer.kind.name,
             deliver=consumer.deliver,
-            undecodable=consumer.undecodable,
+            undecodable=lambda message: consumer.keep_unusable(message, message.reason),
             room=consumer.room,
-        )
-
-    def _consumer(self, kind: Kind, claimer: Claimer) -> Consumer:
-        return Consumer(
-            self._context,
-            kind,
-            claimer=claimer,
-            slots=self.slots,
-            dead_letters=self.dead_letters,
-            claim=self._claim,
         )
 
     # --- Claim: a batch of messages becomes runs. ---
@@ -161,10 +156,11 @@ class Pipeline:
             self._start(run, partial(self._settle, run, outcome, error))
 
     async def _process(self, run: Run) -> Outcome:
-        if run.claimed.payload is None and not (run.stop is None and await self._values.fetch(run)):
-            return outcomes.stopped(run)
-        run.job = open_job(run, self._services)
-        if run.stop is not None:
+        if run.claimed.payload is None and run.stop is None:
+            await fetch_content(run, self._services)
+        if run.claimed.payload is not None:
+            run.job = open_job(run, self._services)
+        if run.job is None or run.stop is not None:
             return outcomes.stopped(run)
         run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
         if self._events.wants("job.started"):

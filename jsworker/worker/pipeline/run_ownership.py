@@ -10,7 +10,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import (
     AsyncRetrying,
     AttemptManager,
-    RetryCallState,
     Retrying,
     retry_if_exception,
     stop_after_delay,
@@ -27,22 +26,18 @@ from tenacity import (
 
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
-from jsworker.core.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    InvalidJson,
-    OwnershipLost,
-    may_answer_later,
-)
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Attempt, Sessions
+from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import heartbeat
+from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import result_text
+from jsworker.worker.pipeline.outcomes import check_size, result_text, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -51,12 +46,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+_PAUSES = wait_random_exponential(multiplier=0.1, max=2.0)
 _RETRY_SECONDS = 60.0
 """For so long a transaction is tried again in the same run."""
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
+_FETCHED_AT_ONCE = 3
+"""Each takes its part of the line, and a connection that other statements need too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +72,30 @@ class LeaseServices:
     loop: asyncio.AbstractEventLoop
     on_quiet: Callable[[], None] = lambda: None
     cover_others: Callable[[], Awaitable[None]] | None = None
+    fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
+
+
+async def fetch_content(run: Run, services: LeaseServices) -> None:
+    """Fetch payload and checkpoint that were too large for the claim, while heartbeats keep the job.
+
+    A value that does not come in time is asked for again, each time with more time: handed back, the job
+    would go from worker to worker for ever.
+
+    Raises:
+        DatabaseRefused: PostgreSQL cannot give it; not for a login that it refuses, perhaps for a moment.
+    """
+    tries = count()
+
+    async def fetch() -> ClaimedJob:
+        async with services.fetching:
+            return await claims.fetch_content(
+                services.database, worker_id=services.worker_id, claimed=run.claimed, tries=next(tries)
+            )
+
+    try:
+        run.claimed = await _until_answered(run, fetch)
+    except OwnershipLost:
+        run.lose()
 
 
 class RunLease:
@@ -118,15 +138,13 @@ class RunLease:
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
         text = strict_json.dumps(value, what="checkpoint")
-        size = len(text) if text.isascii() else len(text.encode())
-        if size > (most := self._services.settings.max_checkpoint_bytes):
-            raise InvalidJson(f"checkpoint of {size} bytes exceeds JSWORKER_MAX_CHECKPOINT_BYTES={most}")
+        check_size(text, "checkpoint", self._services.settings.max_checkpoint_bytes)
         tries = count()
 
         async def write() -> None:
             await self._write(heartbeat.save_checkpoint, checkpoint=text, tries=next(tries))
 
-        await self._until_answered(write)
+        await _until_answered(self._run, write)
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
@@ -136,25 +154,20 @@ class RunLease:
         write = partial(self._write, heartbeat.set_thresholds, **thresholds, announced=True)
         # The heartbeat may just be restoring the thresholds after the phase before.
         async with self._run.thresholds_lock:
-            await self._until_answered(write)
+            await _until_answered(self._run, write)
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
         if seconds and self._services.cover_others is not None:
-            await self._until_answered(self._services.cover_others)
+            await _until_answered(self._run, self._services.cover_others)
 
     @asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
         """Open a session whose last statement completes the job."""
-        attempt = Attempt()
+        attempt, completion = Attempt(), partial(self._completion, result)
         try:
-            async with self._services.sessions.transaction(
-                lambda: self._completion(result), attempt
-            ) as session:
+            async with self._services.sessions.transaction(completion, attempt) as session:
                 yield session
-        except OwnershipLost:
-            self._run.lose()
-            raise
         except Exception as error:
             if attempt.fault is None or not (attempt.committing and await self._was_committed()):
                 self._interrupt(error, attempt)
@@ -199,15 +212,10 @@ class RunLease:
 
     @contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
-        attempt = Attempt()
+        attempt, completion = Attempt(), partial(self._completion, result)
         try:
-            with self._services.sessions.sync_transaction(
-                lambda: self._completion(result), attempt
-            ) as session:
+            with self._services.sessions.sync_transaction(completion, attempt) as session:
                 yield session
-        except OwnershipLost:
-            self._run.lose()
-            raise
         except Exception as error:
             if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
                 self._interrupt(error, attempt)
@@ -248,30 +256,28 @@ class RunLease:
             raise
 
     def _retry(self) -> dict[str, Any]:
-        late = stop_after_delay(_RETRY_SECONDS)
-
-        def over(state: RetryCallState) -> bool:
-            return self._run.stop is not None or late(state)
-
-        def is_fault(error: BaseException) -> bool:
-            return self._run.interrupted is not None and error is self._run.interrupted[0]
-
+        run, late = self._run, stop_after_delay(_RETRY_SECONDS)
+        is_fault = retry_if_exception(
+            lambda error: run.interrupted is not None and error is run.interrupted[0]
+        )
         return {
-            "retry": retry_if_exception(is_fault),
-            "wait": wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            "stop": over,
+            "retry": is_fault,
+            "wait": _PAUSES,
+            "stop": lambda state: run.stop is not None or late(state),
             "reraise": True,
         }
 
     def _interrupt(self, error: Exception, attempt: Attempt) -> None:
-        if attempt.fault is not None:
+        if isinstance(error, OwnershipLost):
+            self._run.lose()
+        elif attempt.fault is not None:
             self._run.interrupted = error, attempt.fault
 
     async def _was_committed(self) -> bool:
         """Wait until the database shows what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
-        return await self._until_answered(
-            partial(was_committed, self._services.database, job_id=job_id, token=token)
+        return await _until_answered(
+            self._run, partial(was_committed, self._services.database, job_id=job_id, token=token)
         )
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
@@ -279,18 +285,6 @@ class RunLease:
         return Completion(
             *self._run.held, result_text(self._run.kind, value, self._services.settings.max_result_bytes)
         )
-
-    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception(may_answer_later),
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            stop=lambda _: self._run.stop is not None,
-            reraise=True,
-        ):
-            with attempt:
-                return await ask()
-        raise AssertionError
 
     async def _write(self, statement: Callable[..., Awaitable[None]], **values: Any) -> None:
         """Write to the row of the run, which is a sign of life."""
@@ -304,6 +298,19 @@ class RunLease:
         self._run.sign_at = boottime()
 
 
+async def _until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception(may_answer_later),
+        wait=_PAUSES,
+        stop=lambda _: run.stop is not None,
+        reraise=True,
+    ):
+        with attempt:
+            return await ask()
+    raise AssertionError
+
+
 def _raised(attempt: AttemptManager) -> BaseException | None:
     outcome = attempt.retry_state.outcome
     return None if outcome is None else outcome.exception()
@@ -315,9 +322,7 @@ def _entered(attempt: AttemptManager) -> None:
 
 
 def _text(value: str | None, most: int) -> str | None:
-    if value is None:
-        return None
-    return str(value)[:most].replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    return None if value is None else storable(str(value)[:most])
 
 
 def _refuse_on_a_loop() -> None:

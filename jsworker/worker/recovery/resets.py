@@ -164,5 +164,5 @@ def _report_one(job: Reset, cause: str, events: Events, *, together: int) -> Non
             events.emit("job.failed", **facts, error="stalled too often", stalls=job.stalls)
         case "cancelled":
             events.emit("job.cancelled", **facts)
-        case _ if cause != BY_OPERATOR:
+        case "queued" | "scheduled" if cause != BY_OPERATOR:
             events.emit("job.cleared", **facts, cause=cause, to=job.status, together=together)
