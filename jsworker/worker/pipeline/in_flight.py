@@ -58,6 +58,7 @@ class Run:
         unread: True until the payload has been read.
         quarantined: whether it runs in a process of its own, which is ended without ours.
         on_drain: called when the worker begins to drain, to pass it on to the processor.
+        noting: done when the context of its span is in its row, or cannot be written.
         abandoned: True once the run's end is not waited for any more.
         refusal: why its outcome could not be written as it was; None: it could.
     """
@@ -86,6 +87,7 @@ class Run:
     on_drain: Callable[[], None] | None = None
     abandoned: bool = False
     spans: "RunSpans | None" = None
+    noting: asyncio.Future[None] | None = None
     refusal: str | None = None
     quiet_seconds: float = 0.0
     quiet_until: float = 0.0

@@ -89,9 +89,7 @@ class Consumer:
         """Return how many more messages are wanted now."""
         if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
             return 0
-        return self._slots.room(
-            self.kind, claiming=len(self._in_flight.claiming), claiming_kind=self._claiming
-        )
+        return self._slots.room(self.kind, claiming=self._claiming)
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in flight now, if no other kind has any."""

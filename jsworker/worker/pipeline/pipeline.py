@@ -1,9 +1,9 @@
 """A job's way through a worker, top to bottom: pull, claim, wait for a slot, execute, settle, answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core import fault_points
@@ -59,7 +59,7 @@ class Pipeline:
             cover_others=quiet.cover_others,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self.slots = Slots(context.settings.concurrency, len(context.kinds))
+        self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
         self.isolated_runner = IsolatedRunner(context)
         self.tracing = RunTracing(context)
         self.settler = Settler(context)
@@ -111,7 +111,7 @@ class Pipeline:
             self._launch(run)
 
     def _launch(self, run: Run) -> None:
-        self._start(run, partial(self._execute, run))
+        self._start(run, self._execute(run))
 
     def _leave_slot(self, run: Run, seconds: float) -> None:
         self.slots.leave(run, seconds)
@@ -153,7 +153,7 @@ class Pipeline:
             await self._settle(run, outcome, error)  # no new task would be waited for
         else:
             # In a task of its own: what the processor has left behind may still cancel this one.
-            self._start(run, partial(self._settle, run, outcome, error))
+            self._start(run, self._settle(run, outcome, error))
 
     async def _process(self, run: Run) -> Outcome:
         if run.claimed.payload is None and run.stop is None:
@@ -178,7 +178,7 @@ class Pipeline:
             self._answer(run, outcome, settled)
             run.job = None  # a circle: the garbage collector would take a third of the worker's time for it
         elif not run.abandoned:  # else the worker has gone, and no task would be waited for
-            self._start(run, partial(self._settle, run, outcome, None, settled))
+            self._start(run, self._settle(run, outcome, None, settled))
 
     async def _settle(
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
@@ -189,8 +189,9 @@ class Pipeline:
             if run.completed:
                 settled = Settled.COMPLETED
             elif settled is not Settled.LOST:
-                if not isinstance(outcome, Completed | Lost):  # another run may follow
-                    await self.tracing.noted(run)
+                # Another run may follow; settled first, this one would leave it the link to an earlier one.
+                if run.noting is not None and not isinstance(outcome, Completed | Lost):
+                    await asyncio.wait({run.noting})
                 settled = await self.settler.settle(run, outcome)
         except BaseException:
             self._let_go(run)
@@ -218,7 +219,7 @@ class Pipeline:
 
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)
-        if self.slots.settled():
+        if self.slots.has_room_again:
             self._context.room.notify()
 
     # --- Other ends: runs without a slot, runs that ignore their stop, the worker's own end. ---
@@ -227,8 +228,7 @@ class Pipeline:
         """Release the runs that have waited for a slot for at least so many seconds."""
         for run in self.slots.take_waiting(older_than=older_than):
             run.phase = Phase.SETTLING
-            self.slots.settling()
-            self._start(run, partial(self._settle, run, HandedBack(reason), None))
+            self._start(run, self._settle(run, HandedBack(reason), None))
 
     def note_ignored(self, run: Run) -> None:
         """Report that a run ignores its stop.
@@ -248,17 +248,15 @@ class Pipeline:
         if run.task is not None:
             self._tasks.discard(run.task)
         run.phase = Phase.SETTLING
-        self.slots.settling()
         outcome = outcomes.ignored_its_stop(run)
         error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
         self.tracing.processed(run, outcome, error)
-        self._start(run, partial(self._settle, run, outcome, error))
+        self._start(run, self._settle(run, outcome, error))
 
     def _note_late_end(self, run: Run, seconds: float) -> None:
         """Free the job slot of a run that was given up and has ended after all."""
         self._in_flight.given_up.discard(run)
         self._events.emit("worker.restored", what=f"job {run.id}")
-        self.slots.settled()
         self._leave_slot(run, seconds)
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -288,21 +286,14 @@ class Pipeline:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_ABANDON_SECONDS)
-        self._tasks = {task for task in self._tasks if not task.done()}  # those that never began, too
         return left
 
-    def _start(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
-        run.task = self._loop.create_task(self._watched(run, steps))
+    def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
+        run.task = self._loop.create_task(steps)
         self._tasks.add(run.task)
+        run.task.add_done_callback(self._note_end)
 
-    async def _watched(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
-        task = run.task
-        try:
-            await steps()
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 -- reported to the worker, which stops
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._context.died("executor", error)
-        finally:
-            if task is not None:
-                self._tasks.discard(task)
