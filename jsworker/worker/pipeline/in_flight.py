@@ -46,9 +46,8 @@ class Run:
         beaten_at: when the last successful sign of life was sent; at first as old as the claim.
         sign_at: when the job itself gave its last sign of life (progress, checkpoint).
         stop: why it was stopped; the first reason stays, but LOST overrides it.
-        cancelled_for: the reason for which its task was last cancelled.
         is_urgent: whether others may soon run its job, which is still its own.
-        left_task: the task in which it goes on although it was given up; None: it was not.
+        left_task: the task in which it goes on although it was given up.
         should_stop: shown to the processor; also True while the worker drains.
         quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
         quiet_until: when its own announced quiet phase ends.
@@ -57,10 +56,9 @@ class Run:
         unfinished: that error, while a transaction that is to be tried again has not been.
         unread: True until the payload has been read.
         quarantined: whether it runs in a process of its own, which is ended without ours.
-        on_drain: called when the worker begins to drain, to pass it on to the processor.
-        noting: done when the context of its span is in its row, or cannot be written.
         abandoned: True once the run's end is not waited for any more.
-        refusal: why its outcome could not be written as it was; None: it could.
+        noting: done when the context of its span is in its row, or cannot be written.
+        refusal: why its outcome could not be written as it was.
     """
 
     # Defaults of the class: most runs never change them, and one is made for every job.
@@ -162,8 +160,8 @@ class Run:
     def signal(self, reason: StopReason) -> None:
         """Stop the run: let the processor know, and cancel it where it waits.
 
-        A run that is settling is left alone: its outcome is fenced by the statement itself. The same reason
-        cancels once, so that a slow clean-up is not interrupted by every heartbeat again.
+        A run that is settling is left alone: its outcome is fenced. The same reason cancels once, so that a
+        slow clean-up is not interrupted by every heartbeat again.
         """
         if self.stop is None or reason is StopReason.LOST:
             self.stop = reason
@@ -192,14 +190,11 @@ class Run:
 
 @dataclass(slots=True)
 class Claiming:
-    """A claim on its way, and the messages that wait for it: none when the row was found in the table.
-
-    ``locked`` is how often the row was found locked.
-    """
+    """A claim on its way, and the messages that wait for it: none when the row was found in the table."""
 
     kind: str
     deliveries: list[Delivery]
-    locked: int = 0
+    times_locked: int = 0
 
 
 class InFlight:

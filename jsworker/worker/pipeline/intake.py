@@ -21,8 +21,8 @@ from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.recovery.late_rows import LateRows
 from jsworker.worker.recovery.resets import report_resets
+from jsworker.worker.recovery.sweeper import LateRows
 
 _MOST_AT_ONCE = 500
 _ANOTHER_COPY_DELAY = 1.0
@@ -189,9 +189,8 @@ class Consumer:
         return [job_id for job_id in ids if job_id in self._in_flight.claiming]
 
     async def answer_refused(self, ids: Sequence[UUID]) -> None:
-        """Answer the messages of jobs that were not claimed, except of those whose row is locked.
+        """Acknowledge messages of jobs that others own or that have ended: the sweeps of the row cover them.
 
-        What another worker owns or what has ended is acknowledged: its owner covers it with its sweeps.
         Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
         """
         if not (ids := self.undecided(ids)):
@@ -244,9 +243,8 @@ class Consumer:
     async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob]:
         """Find out what an unclear claim has claimed; nothing if the database is silent for long.
 
-        Until then the ids stay in flight, so that no other message starts a second claim of them. Given up,
-        a claim that did commit is an orphaned claim, which the heartbeat finds and releases; a token that is
-        just being released is left to it.
+        Until then the ids stay in flight, so that no other message starts a second claim of them. What did
+        commit after all is an orphaned claim, which the heartbeat finds and releases, perhaps just now.
         """
         context, found = self._context, list[ClaimedJob]()
         with suppress(TimeoutError):
@@ -276,8 +274,8 @@ class Consumer:
     def _claim_again(self, job_id: UUID) -> None:
         """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
         claiming = self._in_flight.claiming[job_id]
-        claiming.locked += 1
-        if claiming.locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
+        claiming.times_locked += 1
+        if claiming.times_locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
             self._waiting_for_locks += 1
             self._locked.post(job_id)
         else:

@@ -74,8 +74,7 @@ def resolve_kinds(
     """Return the kinds by name.
 
     Raises:
-        InvalidTarget: no processor, something that is none or cannot be made, two of one kind, or one whose
-            ``process``, payload or return type cannot be used.
+        InvalidTarget: there is no processor, or one that cannot be used.
         SettingsError: a class attribute is no sensible limit.
     """
     kinds: dict[str, Kind] = {}
@@ -83,11 +82,10 @@ def resolve_kinds(
         processor = _make(given) if isinstance(given, type) else given
         if not isinstance(processor, JobProcessor):
             raise InvalidTarget(f"{given!r} is no JobProcessor")
-        if processor.kind in kinds:
-            first, second = type(kinds[processor.kind].processor), type(processor)
+        if (other := kinds.get(processor.kind)) is not None:
+            two = f"{_full_name(type(other.processor))} and {_full_name(type(processor))}"
             raise InvalidTarget(
-                f"kind {processor.kind} has two processors, {_full_name(first)} and {_full_name(second)}: "
-                "give one of them another `kind`"
+                f"kind {processor.kind} has two processors, {two}: give one of them another `kind`"
             )
         _check_class(processor)
         kinds[processor.kind] = _resolve(processor, settings, _origin_of(given))
@@ -117,8 +115,8 @@ def processor_at(origin: str) -> JobProcessor[Any]:
 def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
     """Return ``MODULE:NAME`` of what makes this processor again, None when nothing surely does.
 
-    A class is made without arguments, as it was here. An instance must be an attribute of its class's module,
-    or of a class that takes no arguments: with others it might differ from what its class makes by default.
+    An instance must be an attribute of its class's module, or of a class that takes no arguments: with others
+    it might differ from what its class makes by default.
     """
     cls = given if isinstance(given, type) else type(given)
     module = sys.modules.get(cls.__module__)

@@ -30,7 +30,7 @@ class InvalidResult(InvalidJson):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """It returned. ``result`` is JSON text."""
+    """It returned a result, as JSON text."""
 
     result: str | None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -13,33 +14,31 @@ from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.maintenance.dead_letters import DeadLetters
-from jsworker.worker.pipeline import outcomes
+from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
-from jsworker.worker.pipeline.run_reports import RunTracing, call_hooks, emit_end, emit_ignored_stop
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.recovery.late_rows import LateRows
+from jsworker.worker.recovery.sweeper import LateRows
 
 _ABANDON_SECONDS: Final = 1.0
 """How long the worker's end waits for a run that swallows its last cancellation too."""
+_NO_SPAN: Final = nullcontext()
 
 
 class Pipeline:
-    """Runs the jobs that messages and the table bring.
+    """Runs the jobs that messages and the table bring, with one puller and one consumer for every kind.
 
-    Attributes:
-        pullers, consumers: one of each for every kind.
+    ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
 
     def __init__(
         self, context: WorkerContext, *, quiet: QuietPhases, late: LateRows, loop_ends: Callable[[], bool]
     ) -> None:
-        """Prepare; ``loop_ends`` returns whether all tasks of the event loop have been cancelled."""
         self._context = context
         self._events = context.events
         self._in_flight = context.in_flight
@@ -47,7 +46,6 @@ class Pipeline:
         self._quiet = quiet
         self._loop_ends = loop_ends
         self._loop = asyncio.get_running_loop()
-        self._max_result_bytes = context.settings.max_result_bytes
         self._services = LeaseServices(
             worker_id=context.worker_id,
             settings=context.settings,
@@ -61,7 +59,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
         self.isolated_runner = IsolatedRunner(context)
-        self.tracing = RunTracing(context)
+        self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
         self.consumers = [
@@ -129,13 +127,10 @@ class Pipeline:
             await fault_points.reach("after_claim_before_run")
         started = run.began_at = boottime()
         self.tracing.begin(run)
-        if run.spans is None:
+        with run.spans.active() if run.spans is not None else _NO_SPAN:
             outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
-        else:
-            with run.spans.active():
-                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
-            if run.left_task is None:
-                self.tracing.processed(run, outcome, error)
+        if run.left_task is None:
+            run_reports.end_process_span(run, outcome, error)
         forget_cancellation(run.left_task or run.task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
             return
@@ -169,7 +164,7 @@ class Pipeline:
             )
         if run.quarantined:
             return await self.isolated_runner.run(run)
-        return await process_job(run, run.job, self._max_result_bytes)
+        return await process_job(run, run.job, self._services.settings.max_result_bytes)
 
     # --- Settle: the outcome is written, unless the job is known to be lost. ---
 
@@ -199,7 +194,7 @@ class Pipeline:
         if fault_points.armed():
             await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
-        await call_hooks(self._events, run, outcome, settled, error)
+        await run_reports.call_hooks(self._events, run, outcome, settled, error)
         run.job = None
 
     # --- Answer: the message is acknowledged, and events report what became of the job. ---
@@ -212,8 +207,7 @@ class Pipeline:
             self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
-        self.tracing.settled(run, settled)
-        emit_end(self._events, run, outcome, settled, error)
+        run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
 
@@ -235,26 +229,22 @@ class Pipeline:
 
         Without supervision, which would end the process, the attempt of a coroutine fails here and now,
         although it goes on: what it still wants to write is refused by its fencing token. It keeps its job
-        slot, for it takes what a job takes. A thread keeps its job.
+        slot. A thread keeps its job.
         """
         run.ignores_stop = True
-        emit_ignored_stop(self._events, run)
-        if self._supervision is None and run.kind.is_async:
-            self._give_up(run)
-
-    def _give_up(self, run: Run) -> None:
+        run_reports.emit_ignored_stop(self._events, run)
+        if self._supervision is not None or not run.kind.is_async or run.task is None:
+            return
         run.left_task = run.task
         self._in_flight.given_up.add(run)
-        if run.task is not None:
-            self._tasks.discard(run.task)
+        self._tasks.discard(run.task)
         run.phase = Phase.SETTLING
         outcome = outcomes.ignored_its_stop(run)
         error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
-        self.tracing.processed(run, outcome, error)
+        run_reports.end_process_span(run, outcome, error)
         self._start(run, self._settle(run, outcome, error))
 
     def _note_late_end(self, run: Run, seconds: float) -> None:
-        """Free the job slot of a run that was given up and has ended after all."""
         self._in_flight.given_up.discard(run)
         self._events.emit("worker.restored", what=f"job {run.id}")
         self._leave_slot(run, seconds)
@@ -278,7 +268,7 @@ class Pipeline:
             run.abandoned = True
             if run.phase is Phase.RUNNING and not run.ignores_stop:
                 run.ignores_stop = True
-                emit_ignored_stop(self._events, run)
+                run_reports.emit_ignored_stop(self._events, run)
         for run in self._in_flight.given_up:
             run.abandoned = True
             run.cancel_again()

@@ -1,28 +1,14 @@
 """What a job may ask of its owner, bound to one run: every write names the run's fencing token."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    AttemptManager,
-    Retrying,
-    retry_if_exception,
-    stop_after_delay,
-    wait_random_exponential,
-)
+import tenacity
 
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
@@ -46,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PAUSES = wait_random_exponential(multiplier=0.1, max=2.0)
+_PAUSES = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 _RETRY_SECONDS = 60.0
 """For so long a transaction is tried again in the same run."""
 _STAGE_CHARACTERS = 200
@@ -59,9 +45,8 @@ _FETCHED_AT_ONCE = 3
 class LeaseServices:
     """What all leases of a worker share.
 
-    Attributes:
-        on_quiet: called when a quiet phase was announced or ended.
-        cover_others: lets the other runs of the process be silent for as long as an announced phase.
+    ``on_quiet`` is called when a quiet phase was announced or ended; ``cover_others`` lets the other runs of
+    the process be silent for as long as it lasts.
     """
 
     worker_id: str
@@ -161,7 +146,7 @@ class RunLease:
         if seconds and self._services.cover_others is not None:
             await _until_answered(self._run, self._services.cover_others)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
         """Open a session whose last statement completes the job."""
         attempt, completion = Attempt(), partial(self._completion, result)
@@ -174,16 +159,16 @@ class RunLease:
                 raise
         self._run.completed = True
 
-    async def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
+    async def transactions(
+        self, result: Any
+    ) -> AsyncIterator[contextlib.AbstractAsyncContextManager["AsyncSession"]]:
         """Yield transactions until one ends without a server's fault."""
         try:
-            async for attempt in AsyncRetrying(**self._retry()):
+            async for attempt in tenacity.AsyncRetrying(**self._retry()):
                 self._run.unfinished = None
                 yield self._retried(attempt, result)
                 _entered(attempt)
-        except GeneratorExit:  # the processor left the loop
-            raise
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # not when the processor leaves the loop
             self._run.unfinished = None
             raise
 
@@ -200,17 +185,17 @@ class RunLease:
             raise
         return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
 
-    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
+    def sync_transaction(self, result: Any) -> contextlib.AbstractContextManager["Session"]:
         """Open a plain session whose last statement completes the job; refused at once on an event loop."""
         _refuse_on_a_loop()
         return self._sync_transaction(result)
 
-    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+    def sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
         """Yield transactions until one ends without a server's fault; refused at once on an event loop."""
         _refuse_on_a_loop()
         return self._sync_transactions(result)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
         attempt, completion = Attempt(), partial(self._completion, result)
         try:
@@ -222,10 +207,10 @@ class RunLease:
                 raise
         self._run.completed = True
 
-    @asynccontextmanager
-    async def _retried(self, attempt: AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
-        opened = AsyncExitStack()
-        async for connecting in AsyncRetrying(**self._retry()):  # the block has not begun
+    @contextlib.asynccontextmanager
+    async def _retried(self, attempt: tenacity.AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
+        opened = contextlib.AsyncExitStack()
+        async for connecting in tenacity.AsyncRetrying(**self._retry()):  # the block has not begun
             with connecting:
                 session = await opened.enter_async_context(self.transaction(result))
         with attempt:
@@ -233,35 +218,32 @@ class RunLease:
                 yield session
         self._run.unfinished = _raised(attempt)
 
-    @contextmanager
-    def _sync_retried(self, attempt: AttemptManager, result: Any) -> Iterator["Session"]:
-        opened = ExitStack()
-        for connecting in Retrying(**self._retry()):
+    @contextlib.contextmanager
+    def _sync_retried(self, attempt: tenacity.AttemptManager, result: Any) -> Iterator["Session"]:
+        opened = contextlib.ExitStack()
+        for connecting in tenacity.Retrying(**self._retry()):
             with connecting:
                 session = opened.enter_context(self._sync_transaction(result))
         with attempt, opened:
             yield session
         self._run.unfinished = _raised(attempt)
 
-    def _sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+    def _sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
         try:
-            for attempt in Retrying(**self._retry()):
+            for attempt in tenacity.Retrying(**self._retry()):
                 self._run.unfinished = None
                 yield self._sync_retried(attempt, result)
                 _entered(attempt)
-        except GeneratorExit:  # the processor left the loop
-            raise
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # not when the processor leaves the loop
             self._run.unfinished = None
             raise
 
     def _retry(self) -> dict[str, Any]:
-        run, late = self._run, stop_after_delay(_RETRY_SECONDS)
-        is_fault = retry_if_exception(
-            lambda error: run.interrupted is not None and error is run.interrupted[0]
-        )
+        run, late = self._run, tenacity.stop_after_delay(_RETRY_SECONDS)
         return {
-            "retry": is_fault,
+            "retry": tenacity.retry_if_exception(
+                lambda error: run.interrupted is not None and run.interrupted[0] is error
+            ),
             "wait": _PAUSES,
             "stop": lambda state: run.stop is not None or late(state),
             "reraise": True,
@@ -276,15 +258,13 @@ class RunLease:
     async def _was_committed(self) -> bool:
         """Wait until the database shows what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
-        return await _until_answered(
-            self._run, partial(was_committed, self._services.database, job_id=job_id, token=token)
-        )
+        ask = partial(was_committed, self._services.database, job_id=job_id, token=token)
+        return await _until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
+        most = self._services.settings.max_result_bytes
         value = result() if callable(result) else result
-        return Completion(
-            *self._run.held, result_text(self._run.kind, value, self._services.settings.max_result_bytes)
-        )
+        return Completion(*self._run.held, result_text(self._run.kind, value, most))
 
     async def _write(self, statement: Callable[..., Awaitable[None]], **values: Any) -> None:
         """Write to the row of the run, which is a sign of life."""
@@ -300,8 +280,8 @@ class RunLease:
 
 async def _until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
     """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
-    async for attempt in AsyncRetrying(
-        retry=retry_if_exception(may_answer_later),
+    async for attempt in tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(may_answer_later),
         wait=_PAUSES,
         stop=lambda _: run.stop is not None,
         reraise=True,
@@ -311,12 +291,12 @@ async def _until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
-def _raised(attempt: AttemptManager) -> BaseException | None:
+def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:
     outcome = attempt.retry_state.outcome
     return None if outcome is None else outcome.exception()
 
 
-def _entered(attempt: AttemptManager) -> None:
+def _entered(attempt: tenacity.AttemptManager) -> None:
     if attempt.retry_state.outcome is None:
         raise RuntimeError("enter what job.transaction(retry=True) yields: async with attempt as session")
 

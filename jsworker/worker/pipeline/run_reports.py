@@ -30,7 +30,9 @@ _BATCH: Final = 500
 def emit_end(
     events: Events, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None
 ) -> None:
-    """Emit what became of the job of a run; ``raised`` is the error behind its outcome."""
+    """Emit what became of the job of a run, in events and its spans; ``raised`` is behind its outcome."""
+    if run.spans is not None:
+        tracing.attempt(partial(run.spans.settled, settled.value))
     error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
     if settled is Settled.COMPLETED and error is None and not events.wants("job.completed"):
         return
@@ -55,6 +57,13 @@ def emit_end(
             events.emit("job.lost", **facts, late_write=not isinstance(outcome, Lost))
         case Settled.REFUSED:
             events.emit("job.lost", **facts, reason="PostgreSQL refused to write its outcome")
+
+
+def end_process_span(run: Run, outcome: Outcome, error: BaseException | None) -> None:
+    """End the span of a run that has an outcome."""
+    if run.spans is not None:
+        shown = error if isinstance(outcome, Failed) else None
+        tracing.attempt(partial(run.spans.processed, shown))
 
 
 def emit_ignored_stop(events: Events, run: Run) -> None:
@@ -123,17 +132,6 @@ class RunTracing:
         if (state := begun.state()) is not None:
             run.noting = self._notes.submit(RunContext(claimed.id, claimed.fencing_token, state))
         return begun
-
-    def processed(self, run: Run, outcome: Outcome, error: BaseException | None) -> None:
-        """End the span of a run that has an outcome."""
-        if run.spans is not None:
-            shown = error if isinstance(outcome, Failed) else None
-            tracing.attempt(partial(run.spans.processed, shown))
-
-    def settled(self, run: Run, settled: Settled) -> None:
-        """Note what became of the job of a run."""
-        if run.spans is not None:
-            tracing.attempt(partial(run.spans.settled, settled.value))
 
     async def close(self) -> None:
         """Give up notes that are not written."""

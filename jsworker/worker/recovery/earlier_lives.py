@@ -10,7 +10,7 @@ from typing import Final
 
 from jsworker import __version__
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, SettingsError
+from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.workers import EarlierLife, WorkerRow
@@ -35,16 +35,14 @@ def identify(
     settings: Settings, kinds: Sequence[str], kinds_without_timeout: Sequence[str] = ()
 ) -> WorkerRow:
     """Return this process's row of the registry: ``hostname-pid-random`` and what Linux knows of it."""
-    hostname = settings.hostname or socket.gethostname()
-    pid = os.getpid()
-    name = settings.worker_id or f"{hostname}-{pid}"
+    hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
     return WorkerRow(
-        id=f"{name}-{secrets.token_hex(4)}",
+        id=f"{settings.worker_id or f'{hostname}-{pid}'}-{secrets.token_hex(4)}",
         hostname=hostname,
         pod_uid=settings.pod_uid,
         container=settings.container,
-        boot_id=_read("/proc/sys/kernel/random/boot_id"),
-        pid_namespace=_link("/proc/self/ns/pid"),
+        boot_id=_known(Path("/proc/sys/kernel/random/boot_id").read_text),
+        pid_namespace=_known(Path("/proc/self/ns/pid").readlink),
         pid=pid,
         process_started=start_of(pid),
         kinds=kinds,
@@ -55,18 +53,11 @@ def identify(
     )
 
 
-def _read(path: str) -> str | None:
+def _known(read: Callable[[], object]) -> str | None:
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        return str(read()).strip()
     except OSError:
         return None  # not Linux: no evidence of this sort, the stale rule covers it
-
-
-def _link(path: str) -> str | None:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return None
 
 
 def start_of(pid: int) -> str | None:
@@ -85,9 +76,8 @@ def start_of(pid: int) -> str | None:
 def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
     """Return how an earlier life is proven to have ended, None when it may be alive.
 
-    A name proves nothing: a pod of the same name may run on another node, and several workers may share a
-    host. Proof is the process that is gone from this very PID namespace, or the end of the container that
-    this one has replaced in its own pod.
+    A name proves nothing. Proof is the process that is gone from this very PID namespace, or the end of the
+    container that this one has replaced in its own pod.
     """
     if me.boot_id is None or me.pid_namespace is None:
         return None
@@ -121,27 +111,21 @@ class Reconciler:
 
     async def step(self) -> None:
         """Find the dead and take back what they hold; without a database the next step tries again."""
-        try:
-            dead = await self._find_the_dead()
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
-            return
-        jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
-        with self._context.health.noting():  # else the next start forgets them
-            await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
-        ended = sorted(each.worker_id for each in dead)
-        self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
-        self._done()
-
-    async def _find_the_dead(self) -> list[DeadOwner]:
-        lives = await workers.earlier_lives(self._context.database, worker=self._context.me)
-        settled_at = boottime() + self._context.settings.statement_timeout
-        proofs = {life.id: death_of(life, self._context.me) for life in lives}
-        return [
-            DeadOwner(worker_id, f"worker {worker_id} has ended: {proof}", settled_at)
-            for worker_id, proof in proofs.items()
-            if proof is not None
-        ]
+        me = self._context.me
+        with self._context.health.noting():
+            lives = await workers.earlier_lives(self._context.database, worker=me)
+            settled_at = boottime() + self._context.settings.statement_timeout
+            dead = [
+                DeadOwner(life.id, f"worker {life.id} has ended: {proof}", settled_at)
+                for life in lives
+                if (proof := death_of(life, me)) is not None
+            ]
+            jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
+            with self._context.health.noting():  # else the next start forgets them
+                await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
+            ended = sorted(each.worker_id for each in dead)
+            self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
+            self._done()
 
     async def _take_back(self, dead: DeadOwner) -> int:
         if dead.worker_id in self._siblings:
@@ -200,5 +184,5 @@ def _is_hidden(pid: int) -> bool:
     except PermissionError:
         return True
     except (ProcessLookupError, OverflowError):
-        return False
-    return False  # one's own, which show: a zombie
+        pass
+    return False  # one's own show: this one is a zombie, if it is there

@@ -5,11 +5,10 @@ wait out ``ack_wait``. Without NATS no message comes at all, and while JetStream
 The row alone says that a job is to be done.
 
 Rows that are found go before messages: as job slots fall free they take them first. Where messages of their
-kind keep coming they get half of the slots, and only rows that no message will bring are looked for. To have
-waited long does not count: behind a deep backlog all rows have, and one that is claimed out of its turn makes
-its message a copy, which costs a claim that is refused. Nor does the age of what messages bring now: of jobs
-enqueued together the one whose message was lost is as old as all others. Numbers decide: a consumer delivers
-in their order, so a row that is still queued though a later message was delivered a scan ago was passed over.
+kind keep coming they get half of the slots, and only rows that no message will bring are looked for: one that
+is claimed out of its turn makes its message a copy, which costs a claim that is refused. A consumer delivers
+in the order of numbers, so a row that is still queued though a later message was delivered a scan ago was
+passed over.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -33,10 +33,9 @@ _MOST: Final = 200
 
 
 class _Line:
-    """Rows of one kind that were found and wait for room; they go before messages.
+    """Rows of one kind that were found and wait for room, the oldest first.
 
     Attributes:
-        rows: the oldest first.
         in_flight: rows of this line that were in flight at the last look.
         most: how many of them may be in flight at once.
         is_longer: whether the last search says that there may be more.
@@ -139,12 +138,22 @@ class IdlePoll:
         most = line.consumer.most()
         line.most = math.inf if idle else max(1, most // 2)
         wanted = min(_MOST, 2 * most)
-        found = await self._search(
-            line,
-            limit=_CHOICE * wanted,
-            older_than=0.0 if without_messages else 2 * self._scan_interval,
-            delivered=None if idle else line.passed,
-        )
+        found: list[UUID] = []
+        if not line.search.must_rest:
+            in_flight = self._context.in_flight
+            search = partial(
+                republish.waiting,
+                self._context.database,
+                kinds=[line.consumer.kind.name],
+                older_than=0.0 if without_messages else 2 * self._scan_interval,
+                limit=_CHOICE * wanted,
+                besides=[*in_flight.claiming, *in_flight.runs, *line.consumer.put_off],
+                delivered=None if idle else line.passed,
+                past_refused=self._context.refused_rows.any_of("claim"),
+            )
+            with self._context.health.noting():
+                rows = await line.search.make(lambda seconds: search(seconds=seconds))
+                found = [row.id for row in rows or ()]
         chosen = sorted(random.sample(range(len(found)), min(wanted, len(found))))
         line.rows = deque(found[place] for place in chosen)
         # While no message can come a search that finds little shows all there is, until the next tick.
@@ -153,25 +162,3 @@ class IdlePoll:
         if line.rows:
             self._active[line.consumer.kind.name] = line
             self.on_room()
-
-    async def _search(
-        self, line: _Line, *, limit: int, older_than: float, delivered: int | None
-    ) -> list[UUID]:
-        if line.search.must_rest:
-            return []
-        in_flight = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
-        with self._context.health.noting():
-            found = await line.search.make(
-                lambda seconds: republish.waiting(
-                    self._context.database,
-                    kinds=[line.consumer.kind.name],
-                    older_than=older_than,
-                    limit=limit,
-                    besides=[*in_flight, *line.consumer.put_off],
-                    delivered=delivered,
-                    seconds=seconds,
-                    past_refused=self._context.refused_rows.any_of("claim"),
-                )
-            )
-            return [row.id for row in found or ()]
-        return []
