@@ -26,7 +26,7 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     claimed = run.claimed
     if claimed.payload is None:
         raise ValueError(f"the payload of job {claimed.id} has not been fetched")
-    job: Job[Any] = Job(
+    return Job(
         id=claimed.id,
         kind=claimed.kind,
         payload=read_payload_text(type(run.kind.processor), claimed.payload),
@@ -38,17 +38,14 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
         checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
         _ownership=RunLease(run, services),
     )
-    run.unread = False
-    return job
 
 
 async def judged(
     run: Run, work: Awaitable[Outcome], *, loop_ends: Callable[[], bool] = lambda: False
 ) -> tuple[Outcome, BaseException | None]:
-    """Return the outcome of ``work``, with the error behind it.
+    """Return the outcome of ``work``, with the error behind it; CancelledError: it must not be settled.
 
-    ``loop_ends`` returns whether all tasks of the event loop have been cancelled. A CancelledError means that
-    the run was abandoned; it must not be settled.
+    ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
     try:
         return await work, None
@@ -67,10 +64,7 @@ async def judged(
 
 
 async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
-    """Have the processor do the job, within its time limits; raises what the processor raised.
-
-    CancelledError means that the run was stopped; ``run.stop`` says why.
-    """
+    """Have the processor do the job, within its time limits; raises what the processor raised."""
     # In the context of the run's own task, which threads get a copy of.
     bound = bound_facts.set(run.facts)
     try:
@@ -125,18 +119,14 @@ def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
         ended.get_loop().call_soon_threadsafe(settle)
 
 
-def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:
+def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:
     """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero.
 
-    Returns whether there were any; without one, a CancelledError is of the processor's own making. Asking
-    for the current task costs a system call, so it is given where it is known.
+    Asking for the current task costs a system call, so it is given where it is known.
     """
     task = task or asyncio.current_task()
-    if task is None or not task.cancelling():
-        return False
-    while task.uncancel():
-        continue
-    return True
+    while task is not None and task.cancelling():
+        task.uncancel()
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Run:
         completed: True once the job's own transaction has completed it.
         interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
         unfinished: that error, while a transaction that is to be tried again has not been.
-        unread: True until the payload has been read.
+        job: what the processor gets; None until the payload has been read.
         quarantined: whether it runs in a process of its own, which is ended without ours.
         abandoned: True once the run's end is not waited for any more.
         noting: done when the context of its span is in its row, or cannot be written.
@@ -79,7 +79,6 @@ class Run:
     completed: bool = False
     interrupted: tuple[BaseException, str] | None = None
     unfinished: BaseException | None = None
-    unread: bool = True
     job: Job[Any] | None = None
     quarantined: bool = False
     on_drain: Callable[[], None] | None = None

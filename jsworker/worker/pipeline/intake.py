@@ -171,9 +171,9 @@ class Consumer:
             self._context.health.failed(error)
             self._put_off(ids)
             return []
-        if aside:
-            self._put_off(aside, _REFUSED_DELAY)
-            ids = self.undecided(ids)
+        self._put_off(aside, _REFUSED_DELAY)
+        if aside and not (ids := self.undecided(ids)):
+            return []
         return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
 
     async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:

@@ -94,11 +94,6 @@ def resolve_kinds(
     return kinds
 
 
-def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
-    """Return the stale threshold of each kind in seconds, for the timing rules."""
-    return {name: kind.limits.stale_after for name, kind in kinds.items()}
-
-
 def without_timeout(kinds: dict[str, Kind]) -> list[str]:
     """Return the kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or by nothing at all."""
     return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)

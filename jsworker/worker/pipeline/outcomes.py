@@ -168,7 +168,7 @@ def _final(run: Run, error: BaseException) -> str:
             return "permanent"
         case InvalidResult():
             return "result"
-        case InvalidPayload() | InvalidJson() if run.unread:
+        case InvalidPayload() | InvalidJson() if run.job is None:
             return "payload"
         case _:
             return ""

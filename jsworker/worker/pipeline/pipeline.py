@@ -45,14 +45,13 @@ class Pipeline:
         self._supervision = context.supervision
         self._quiet = quiet
         self._loop_ends = loop_ends
-        self._loop = asyncio.get_running_loop()
         self._services = LeaseServices(
             worker_id=context.worker_id,
             settings=context.settings,
             database=context.database,
             sessions=context.sessions,
             events=context.events,
-            loop=self._loop,
+            loop=asyncio.get_running_loop(),
             on_quiet=quiet.announce,
             cover_others=quiet.cover_others,
         )
@@ -178,8 +177,7 @@ class Pipeline:
     async def _settle(
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
     ) -> None:
-        if fault_points.armed():
-            await fault_points.reach("after_process_before_settle")
+        await fault_points.reach("after_process_before_settle")
         try:
             if run.completed:
                 settled = Settled.COMPLETED
@@ -191,8 +189,7 @@ class Pipeline:
         except BaseException:
             self._let_go(run)
             raise
-        if fault_points.armed():
-            await fault_points.reach("after_settle_before_ack")
+        await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
         await run_reports.call_hooks(self._events, run, outcome, settled, error)
         run.job = None
@@ -279,7 +276,7 @@ class Pipeline:
         return left
 
     def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
-        run.task = self._loop.create_task(steps)
+        run.task = self._services.loop.create_task(steps)
         self._tasks.add(run.task)
         run.task.add_done_callback(self._note_end)
 

@@ -23,8 +23,7 @@ from jsworker.worker.pipeline.outcomes import Failed, HandedBack, Interrupted, L
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans, Spans
 
-_BATCH: Final = 500
-"""Notes of runs in one statement."""
+_NOTES_AT_ONCE: Final = 500
 
 
 def emit_end(
@@ -93,7 +92,7 @@ async def call_hooks(
             await run.kind.processor.on_lost(run.job)
     except (asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as raised:  # noqa: BLE001 -- as above
+    except BaseException as raised:  # noqa: BLE001 -- the user's code; the job has ended
         events.emit("job.error", raised, **run.facts(), error=f"in a hook: {outcomes.headline(raised)}")
 
 
@@ -103,7 +102,7 @@ class RunTracing:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._notes: Batcher[RunContext, None] = Batcher(
-            "run contexts", self._write, limit=_BATCH, died=context.died
+            "run contexts", self._write, limit=_NOTES_AT_ONCE, died=context.died
         )
 
     def begin(self, run: Run) -> None:

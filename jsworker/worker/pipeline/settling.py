@@ -28,7 +28,6 @@ _MOST_SERVER_FAULTS = 16
 """In a row; the pauses between them make eleven minutes."""
 _ALONE_AT_ONCE = 3
 """Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
-
 _REFUSED_KEPT = 200
 """Failures that were refused and are kept as they are; of more only marks show that their jobs have run."""
 _FIRST_WAIT_SECONDS = 0.05
@@ -130,9 +129,8 @@ class Settler:
     async def _written(self, statement: Statement, ended: Ended) -> Settled:
         """Write an outcome without waiting for locks; unanswered, or behind a lock that stays, alone."""
         is_large = isinstance(ended, Completion) and _is_large(ended.result)
-        write = (
-            partial(self._persist, statement, wait=False) if is_large else self._batchers[statement].submit
-        )
+        alone = partial(self._persist, statement, wait=False)
+        write = alone if is_large else self._batchers[statement].submit
         for pause in _LOCKED_PAUSES:
             settled = await write(ended)
             if settled is None:

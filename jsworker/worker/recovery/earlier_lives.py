@@ -92,7 +92,7 @@ def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
 class Reconciler:
     """Startup reconciliation: takes back the jobs of earlier lives at once, on evidence of death.
 
-    The jobs of ``siblings`` the common parent takes back: it knows which of them had begun. What it has left
+    The jobs of ``siblings`` the common parent takes back, who knows which of them had begun; what it has left
     after one statement time-out is taken back all the same. ``done`` is called when nothing is left to do.
     """
 
@@ -147,7 +147,9 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
         others = [
             life
             for life in await workers.duplicates(context.database, worker=context.me, name=name)
-            if life.started_before and death_of(life, context.me) is None and not _is_silent(life)
+            if life.started_before
+            and life.seconds_silent <= _MISSED_HEARTBEATS * life.heartbeat_interval
+            and death_of(life, context.me) is None
         ]
         if not others:
             return
@@ -162,10 +164,6 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
         # Else the next worker of this name would take this one for gone.
         await workers.seen(context.database, context.me, state="running")
         await asyncio.sleep(min(life.heartbeat_interval for life in others) / _LOOKS_PER_INTERVAL)
-
-
-def _is_silent(life: EarlierLife) -> bool:
-    return life.seconds_silent > _MISSED_HEARTBEATS * life.heartbeat_interval
 
 
 def _end_of_process(earlier: EarlierLife) -> str | None:

@@ -1,6 +1,7 @@
 """The scan for silent owners: their jobs are taken back by rules 1 and 3 of the protocol."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ can answer for a dead worker, or hide that there is no answer. The owner stops b
 
 @dataclass(slots=True)
 class _Sighting:
-    """A late row as it was first seen ``at``. Moments are boot times; None: it has not happened.
+    """A late row as it was first seen ``at``. Moments are boot times; infinity: it has not happened.
 
     Attributes:
         state: fencing token and last sign of life: a row in which they change is watched anew.
@@ -47,9 +48,9 @@ class _Sighting:
     state: tuple[int, datetime]
     at: float
     hold_until: float = 0.0
-    unheard_at: float | None = None
+    unheard_at: float = math.inf
     unheard_again: bool = False
-    crashed_at: float | None = None
+    crashed_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,14 @@ class LateRows:
         stale, it gets one more threshold. Late, not stale: owners that fall silent together turn stale over a
         whole heartbeat interval.
         """
-        self._seen = {row.id: self._sighting(row, now) for row in lateness.suspects}
+        before, self._seen = self._seen, {}
+        for row in lateness.suspects:
+            state = row.fencing_token, row.last_activity_at
+            seen = before.get(row.id)
+            if seen is None or seen.state != state:
+                seen = _Sighting(state, now)
+            seen.crashed_at = min(seen.crashed_at, now) if row.crashed else math.inf
+            self._seen[row.id] = seen
         ripe = [row for row in lateness.suspects if self._is_ripe(row, now)]
         late_owners = len({row.worker_id for row in lateness.suspects})
         is_mass_event = lateness.owners >= _FEWEST_OWNERS and late_owners > lateness.owners / 2
@@ -108,11 +116,10 @@ class LateRows:
             sighting = self._seen[row.id]
             answer = answers.get(row.worker_id, Answer.UNKNOWN)
             if answer is Answer.ALIVE:
-                sighting.unheard_at, sighting.unheard_again = None, False
+                sighting.unheard_at, sighting.unheard_again = math.inf, False
             elif answer is Answer.NO_RESPONDERS:
-                sighting.unheard_again |= _is_past(sighting.unheard_at, now - self._scan_interval)
-                if sighting.unheard_at is None:
-                    sighting.unheard_at = now
+                sighting.unheard_again |= sighting.unheard_at <= now - self._scan_interval
+                sighting.unheard_at = min(sighting.unheard_at, now)
 
     def crashed(self, rows: Iterable[Suspect]) -> list[Suspect]:
         """Return rows beyond their crash threshold whose owner two witnesses found gone."""
@@ -121,23 +128,12 @@ class LateRows:
     def silent_for_too_long(self, rows: Iterable[Suspect], *, now: float) -> list[Suspect]:
         """Return rows that stayed beyond their crash threshold for so long that no answer counts any more."""
         since = now - BELIEVED_SECONDS
-        return [row for row in rows if row.crashed and _is_past(self._seen[row.id].crashed_at, since)]
+        return [row for row in rows if row.crashed and self._seen[row.id].crashed_at <= since]
 
     def taken_back(self, ids: Iterable[UUID]) -> None:
         """Forget rows that have been decided."""
         for job_id in ids:
             self.proven.pop(job_id, None)
-
-    def _sighting(self, row: Suspect, now: float) -> _Sighting:
-        state = row.fencing_token, row.last_activity_at
-        seen = self._seen.get(row.id)
-        if seen is None or seen.state != state:
-            seen = _Sighting(state, now)
-        if not row.crashed:
-            seen.crashed_at = None
-        elif seen.crashed_at is None:
-            seen.crashed_at = now
-        return seen
 
     def _is_ripe(self, row: Suspect, now: float) -> bool:
         watched = now - self._seen[row.id].at
@@ -195,11 +191,7 @@ class Sweeper:
             reason = "more than half of the owners are late; what has turned stale gets one more threshold"
             self._context.events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
         owners = _by_owner(proof.stale)
-        counted = {
-            owner
-            for owner, rows in owners.items()
-            if not proof.braked and not self._has_a_cause(lateness, rows)
-        }
+        counted = {owner for owner, rows in owners.items() if not self._has_a_cause(proof, lateness, rows)}
         # A claim straight from the owner counts the stall: what is no stall goes by the queue.
         self._late.taken_back(row.id for row in proof.stale if row.in_line or row.worker_id not in counted)
         for owner, rows in owners.items():
@@ -213,10 +205,11 @@ class Sweeper:
             )
             await self._report(taken, "stale")
 
-    def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
+    def _has_a_cause(self, proof: Proof, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
         """Return whether something else may have silenced the owner: then no stall is counted."""
         threshold = max(row.stale_after or 0.0 for row in rows)
-        return lateness.database_up_for < threshold or self._heartbeat.had_a_gap_within(threshold)
+        database_was_away = lateness.database_up_for < threshold
+        return proof.braked or database_was_away or self._heartbeat.had_a_gap_within(threshold)
 
     async def _take_back_crashed(self, suspects: Sequence[Suspect]) -> None:
         asked = [row for row in suspects if row.answers and row.crash_after is not None]
@@ -226,21 +219,20 @@ class Sweeper:
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
         unanswered = self._late.crashed(asked)
-        too_long = [
-            row for row in self._late.silent_for_too_long(asked, now=asked_at) if row not in unanswered
-        ]
-        for found, why in (
-            (unanswered, "and nobody answers for it"),
-            (too_long, "for so long that no answer stands for its heartbeats any more"),
-        ):
-            for owner, rows in _by_owner(found).items():
-                taken = await reset.reset_crashed(
-                    self._context.database,
-                    worker_id=self._context.worker_id,
-                    crashed=rows,
-                    reason=f"worker {owner} fell silent {why}",
-                )
-                await self._report(taken, "crashed")
+        await self._take_back_silent(unanswered, "and nobody answers for it")
+        too_long = self._late.silent_for_too_long(asked, now=asked_at)
+        why = "for so long that no answer stands for its heartbeats any more"
+        await self._take_back_silent([row for row in too_long if row not in unanswered], why)
+
+    async def _take_back_silent(self, crashed: Sequence[Suspect], why: str) -> None:
+        for owner, rows in _by_owner(crashed).items():
+            taken = await reset.reset_crashed(
+                self._context.database,
+                worker_id=self._context.worker_id,
+                crashed=rows,
+                reason=f"worker {owner} fell silent {why}",
+            )
+            await self._report(taken, "crashed")
 
     async def _report(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
@@ -261,7 +253,3 @@ def _by_owner(rows: Iterable[Suspect]) -> dict[str, list[Suspect]]:
     for row in rows:
         grouped[row.worker_id].append(row)
     return dict(grouped)
-
-
-def _is_past(at: float | None, latest: float) -> bool:
-    return at is not None and at <= latest

@@ -61,16 +61,15 @@ class _Line:
 
     def take(self, in_flight: InFlight) -> None:
         """Claim rows while there is room for them."""
-        while self.rows and self._may_take(in_flight) and self.consumer.room() > 0:
+        while self.rows and self.consumer.room() > 0:
+            if len(self.in_flight) >= self.most:
+                self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
+                if len(self.in_flight) >= self.most:
+                    return
             job_id = self.rows.popleft()
             self.consumer.take(job_id)
             if job_id in in_flight.claiming:
                 self.in_flight.add(job_id)
-
-    def _may_take(self, in_flight: InFlight) -> bool:
-        if len(self.in_flight) >= self.most:
-            self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
-        return len(self.in_flight) < self.most
 
 
 class IdlePoll:
