@@ -39,64 +39,48 @@ class StopReason(Enum):
 
 
 class Run:
-    """One execution of a job. Moments are boot times.
-
-    Attributes:
-        delivery: the message that brought it; None when the row was found without one.
-        beaten_at: when the last successful sign of life was sent; at first as old as the claim.
-        sign_at: when the job itself gave its last sign of life (progress, checkpoint).
-        stop: why it was stopped; the first reason stays, but LOST overrides it.
-        is_urgent: whether others may soon run its job, which is still its own.
-        left_task: the task in which it goes on although it was given up.
-        should_stop: shown to the processor; also True while the worker drains.
-        quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
-        quiet_until: when its own announced quiet phase ends.
-        completed: True once the job's own transaction has completed it.
-        interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
-        unfinished: that error, while a transaction that is to be tried again has not been.
-        job: what the processor gets; None until the payload has been read.
-        quarantined: whether it runs in a process of its own, which is ended without ours.
-        abandoned: True once the run's end is not waited for any more.
-        noting: done when the context of its span is in its row, or cannot be written.
-        refusal: why its outcome could not be written as it was.
-    """
+    """One execution of a job. Moments are boot times."""
 
     # Defaults of the class: most runs never change them, and one is made for every job.
     phase: Phase = Phase.WAITING
     task: asyncio.Task[None] | None = None
     began_at: float = math.inf
     thread_id: int | None = None
-    stop: StopReason | None = None
+    stop: StopReason | None = None  # the first reason stays, but LOST overrides it
     cancelled_for: StopReason | None = None
     first_cancelled_at: float | None = None
     cancelled_at: float = 0.0
     cancellations: int = 0
-    is_urgent: bool = False
+    is_urgent: bool = False  # others may soon run its job, which is still its own
     ignores_stop: bool = False
-    left_task: asyncio.Task[None] | None = None
-    should_stop: bool = False
+    left_task: asyncio.Task[None] | None = None  # in which it goes on although it was given up
+    should_stop: bool = False  # shown to the processor; also True while the worker drains
     cancelled: bool = False
-    completed: bool = False
-    interrupted: tuple[BaseException, str] | None = None
-    unfinished: BaseException | None = None
-    job: Job[Any] | None = None
-    quarantined: bool = False
+    completed: bool = False  # by the job's own transaction
+    interrupted: tuple[BaseException, str] | None = (
+        None  # what ended that for a server's fault, and the fault
+    )
+    unfinished: BaseException | None = None  # that error, while another try of the transaction is due
+    job: Job[Any] | None = None  # None until the payload has been read
+    quarantined: bool = False  # it runs in a process of its own, which is ended without ours
     on_drain: Callable[[], None] | None = None
-    abandoned: bool = False
+    abandoned: bool = False  # its end is not waited for any more
     spans: "RunSpans | None" = None
-    noting: asyncio.Future[None] | None = None
-    refusal: str | None = None
-    quiet_seconds: float = 0.0
-    quiet_until: float = 0.0
+    noting: asyncio.Future[None] | None = None  # done when its row names the span, or cannot
+    refusal: str | None = None  # why its outcome could not be written as it was
+    quiet_seconds: float = (
+        0.0  # more than usual that its row allows, for its own quiet phase or a neighbour's
+    )
+    quiet_until: float = 0.0  # the end of its own quiet phase
 
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
     ) -> None:
         self.claimed = claimed
         self.kind = kind
-        self.delivery = delivery
-        self.beaten_at = beaten_at
-        self.sign_at = now
+        self.delivery = delivery  # None when the row was found without a message
+        self.beaten_at = beaten_at  # when the last successful sign of life was sent; at first, the claim
+        self.sign_at = now  # of the job itself: progress, checkpoint
         self.in_progress_at = now
         self.claimed_at = now
 
@@ -200,17 +184,13 @@ class InFlight:
     """Everything that this process has in flight. An id is in at most one claim, read-back or run at a time.
 
     Otherwise two job slots could adopt one fencing token and run it twice, which no fence can distinguish.
-
-    Attributes:
-        given_up: runs that go on although their outcome is settled, or about to be; each keeps its job slot.
-        releasing: orphaned claims whose RELEASE is on its way: no read-back may adopt one.
     """
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}
-        self.given_up: set[Run] = set()
-        self.releasing: set[tuple[UUID, int]] = set()
+        self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
+        self.releasing: set[tuple[UUID, int]] = set()  # orphaned claims: no read-back may adopt one
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming

@@ -42,14 +42,7 @@ _NO_ROW_SECONDS = 60.0
 
 
 class Consumer:
-    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them.
-
-    Attributes:
-        delivered_at: boot time at which the last message of this kind arrived.
-        delivered_seq: number of the last message that was delivered for the first time: those of this kind
-            before it have been delivered to some worker.
-        put_off: jobs found in the table whose claim was refused by the server, or not answered.
-    """
+    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them."""
 
     def __init__(
         self,
@@ -63,9 +56,9 @@ class Consumer:
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
     ) -> None:
         self.kind = kind
-        self.delivered_at = boottime()
-        self.delivered_seq = 0
-        self.put_off: set[UUID] = set()
+        self.delivered_at = boottime()  # of the last message
+        self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
+        self.put_off: set[UUID] = set()  # found in the table, claim refused by the server or not answered
         self._context = context
         self._in_flight = context.in_flight
         self._slots = slots
@@ -76,8 +69,7 @@ class Consumer:
         self._claiming = 0
         self._unusable = 0
         self._waiting_for_locks = 0
-        self._room = 0
-        """How many more deliveries there was room for at the last look; looked at again with every batch."""
+        self._room = 0  # for more deliveries at the last look; looked at again with every batch
         self._batches: Batcher[UUID, None] = Batcher(
             f"claims of {kind.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
         )

@@ -29,26 +29,17 @@ _LONG_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of job.
-
-    Attributes:
-        limits: what a claim writes into the row.
-        concurrency: job slots of this process that the kind may fill.
-        result_type: writes what ``process`` returns.
-        is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
-        has_own_timeout: whether its class sets a time-out, or it has a progress time-out.
-        origin: ``MODULE:NAME`` from which another process can make the processor; None: it cannot.
-    """
+    """One kind of job."""
 
     name: str
     processor: JobProcessor[Any]
-    limits: Limits
+    limits: Limits  # what a claim writes into the row
     progress_timeout: float | None
-    concurrency: int
+    concurrency: int  # job slots of this process that the kind may fill
     result_type: TypeAdapter[Any]
-    is_async: bool
-    has_own_timeout: bool
-    origin: str | None
+    is_async: bool  # process is a coroutine function; a plain one runs in a thread
+    has_own_timeout: bool  # its class sets a time-out, or it has a progress time-out
+    origin: str | None  # MODULE:NAME from which another process can make the processor
 
     @property
     def needs_timers(self) -> bool:

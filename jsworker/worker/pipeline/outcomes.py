@@ -37,18 +37,12 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ended in an error.
-
-    Attributes:
-        permanent: why no attempt may follow: ``permanent``, ``payload`` or ``result``; None: one may.
-        delay: seconds until the next attempt, if there is one and this was no stall.
-        stalled: whether it counts as a stall, not as an error: the run took its own process down.
-    """
+    """It ended in an error."""
 
     error: str
-    permanent: str | None
-    delay: float
-    stalled: bool = False
+    permanent: str | None  # why no attempt may follow: permanent, payload or result
+    delay: float  # seconds until the next attempt, if there is one and this was no stall
+    stalled: bool = False  # it counts as a stall, not as an error: the run took its own process down
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +54,11 @@ class HandedBack:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A server's fault ended the job's own transaction: an error only when that goes on for long.
-
-    ``reason`` is for the timeline and the next run, ``delay`` is used should it count as an error.
-    """
+    """A server's fault ended the job's own transaction: an error only when that goes on for long."""
 
     error: str
-    reason: str
-    delay: float
+    reason: str  # for the timeline and the next run
+    delay: float  # as in Failed, should it count as an error
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,7 @@ _STATEMENTS: dict[Statement, str] = {
 
 
 class Settler:
-    """Writes outcomes; a finished outcome outlives an outage of the database.
-
-    Attributes:
-        completions: on their way, in batches.
-    """
+    """Writes outcomes; a finished outcome outlives an outage of the database."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context

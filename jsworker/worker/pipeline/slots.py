@@ -19,23 +19,17 @@ _SHORTEST_SECONDS = 1e-6
 
 
 class Slots:
-    """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled.
-
-    Attributes:
-        serve_one_kind: whether all jobs of the process are of one kind.
-    """
+    """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
 
     def __init__(self, capacity: int, kinds: int, in_flight: InFlight) -> None:
         self._capacity = capacity
         self._kinds = kinds
         self.serve_one_kind = kinds == 1
         self._all = in_flight
-        self._waiting: dict[str, deque[Run]] = {}
-        """By kind; the kind that was served last stands last."""
+        self._waiting: dict[str, deque[Run]] = {}  # the kind that was served last stands last
         self._running: Counter[str] = Counter()
         self._taken = 0
-        self._unsettled = 0
-        """Runs that wait or run."""
+        self._unsettled = 0  # runs that wait or run
         self._mean_seconds: dict[str, float] = {}
         self._closed = False
 

@@ -35,34 +35,23 @@ can answer for a dead worker, or hide that there is no answer. The owner stops b
 
 @dataclass(slots=True)
 class _Sighting:
-    """A late row as it was first seen ``at``. Moments are boot times; infinity: it has not happened.
+    """A late row as it was first seen. Moments are boot times; infinity: it has not happened."""
 
-    Attributes:
-        state: fencing token and last sign of life: a row in which they change is watched anew.
-        hold_until: before it, the brake forbids to take the row back.
-        unheard_at: its owner was first found without responders.
-        unheard_again: whether that was confirmed, at least one scan later.
-        crashed_at: the first sighting beyond the crash threshold.
-    """
-
-    state: tuple[int, datetime]
+    state: tuple[int, datetime]  # token and last sign of life: a row in which they change is watched anew
     at: float
-    hold_until: float = 0.0
-    unheard_at: float = math.inf
-    unheard_again: bool = False
-    crashed_at: float = math.inf
+    hold_until: float = 0.0  # before it, the brake forbids to take the row back
+    unheard_at: float = math.inf  # its owner was first found without responders
+    unheard_again: bool = False  # that was confirmed, at least one scan later
+    crashed_at: float = math.inf  # first seen beyond the crash threshold
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one look has proven: rows that rule 1 gives free, and how many more the brake has just put off.
+    """What one look has proven."""
 
-    ``braked``: whether the brake has held any of the stale ones before: a mass event.
-    """
-
-    stale: list[Suspect]
-    held: int
-    braked: bool
+    stale: list[Suspect]  # rule 1 gives them free
+    held: int  # that the brake has just put off
+    braked: bool  # the brake has held some of the stale ones before: a mass event
 
 
 class LateRows:

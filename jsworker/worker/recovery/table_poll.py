@@ -33,23 +33,16 @@ _MOST: Final = 200
 
 
 class _Line:
-    """Rows of one kind that were found and wait for room, the oldest first.
-
-    Attributes:
-        in_flight: rows of this line that were in flight at the last look.
-        most: how many of them may be in flight at once.
-        is_longer: whether the last search says that there may be more.
-        passed: up to this number messages have been delivered, at least a scan ago.
-    """
+    """Rows of one kind that were found and wait for room, the oldest first."""
 
     def __init__(self, consumer: Consumer, search: ThrottledScan) -> None:
         self.consumer = consumer
         self.search = search
         self.rows: deque[UUID] = deque()
-        self.in_flight: set[UUID] = set()
-        self.most = math.inf
-        self.is_longer = False
-        self.passed = 0
+        self.in_flight: set[UUID] = set()  # rows of this line, at the last look
+        self.most = math.inf  # of them at once
+        self.is_longer = False  # the last search says that there may be more
+        self.passed = 0  # up to this number messages have been delivered, at least a scan ago
         self._delivered = 0
 
     def note_deliveries(self) -> None:
@@ -82,12 +75,10 @@ class IdlePoll:
         self._lines = [
             _Line(each, ThrottledScan(context, f"waiting jobs of {each.kind.name}")) for each in consumers
         ]
-        self._active: dict[str, _Line] = {}
-        """Lines that have rows, or may find more at once."""
+        self._active: dict[str, _Line] = {}  # those that have rows, or may find more at once
         self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
         self._pace = ScanPace(longest_rest=longest_rest(context))
-        """Of the searches of all kinds together."""
         self._searching = asyncio.Lock()
 
     async def step(self) -> None:
