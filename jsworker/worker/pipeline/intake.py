@@ -26,19 +26,15 @@ from jsworker.worker.recovery.sweeper import LateRows
 
 _MOST_AT_ONCE = 500
 _ANOTHER_COPY_DELAY = 1.0
-_MOST_COPIES = 10
-"""Deliveries that wait for one claim; others come again, for they take no room."""
-_MOST_UNUSABLE = 100
-"""Unusable messages that the database has not kept yet; with so many nothing more is asked for."""
+_MOST_COPIES = 10  # deliveries that wait for one claim; others come again, for they take no room
+_MOST_UNUSABLE = 100  # not kept by the database yet; with so many nothing more is asked for
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
-_LOCKED_TRIES = 40
-"""So often a row that was locked is claimed again; a relay that marks it holds the lock for milliseconds."""
+_LOCKED_TRIES = 40  # of a locked row, soon; a relay that marks it holds the lock for milliseconds
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
-_NO_ROW_SECONDS = 60.0
-"""A message may overtake its row's commit by this much; after that it will never be committed."""
+_NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, not by more
 
 
 class Consumer:

@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 _MOST = 1_000_000
 _LONGEST_CAUSE = 500
-_LONG_SECONDS = 600.0
-"""A time-out from here on needs no timer: one for each run would cost short jobs a tenth of their speed."""
+_LONG_SECONDS = 600.0  # from here on no timer: one for each run costs short jobs a tenth of their speed
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from jsworker.worker.pipeline.kinds import Kind
 
 _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
-_LONGEST_DELAY = 10 * 366 * 86400.0
-"""Seconds; PostgreSQL cannot add just any number to a date."""
+_LONGEST_DELAY = 10 * 366 * 86400.0  # seconds; PostgreSQL cannot add just any number to a date
 
 _ROW_BEGINS = ("DETAIL:", "CONTEXT:", "QUERY:", "LINE ", "[SQL:", "[parameters:")
 """Lines of a database error that repeat whole rows, and with them payloads. A value may hold line breaks."""

@@ -25,8 +25,7 @@ from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import LateRows
 
-_ABANDON_SECONDS: Final = 1.0
-"""How long the worker's end waits for a run that swallows its last cancellation too."""
+_ABANDON_SECONDS: Final = 1.0  # for a run that swallows its last cancellation too
 _NO_SPAN: Final = nullcontext()
 
 

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAUSES = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
-_RETRY_SECONDS = 60.0
-"""For so long a transaction is tried again in the same run."""
+_RETRY_SECONDS = 60.0  # for so long a transaction is tried again in the same run
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
-_FETCHED_AT_ONCE = 3
-"""Each takes its part of the line, and a connection that other statements need too."""
+_FETCHED_AT_ONCE = 3  # each takes its part of the line, and a connection that other statements need too
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,21 +20,15 @@ from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 
 _BATCH = 200
-_LARGE_CHARACTERS = 64 * 1024
-"""A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
+_LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone: others need not wait for it
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-_MOST_SERVER_FAULTS = 16
-"""In a row; the pauses between them make eleven minutes."""
-_ALONE_AT_ONCE = 3
-"""Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
-_REFUSED_KEPT = 200
-"""Failures that were refused and are kept as they are; of more only marks show that their jobs have run."""
+_MOST_SERVER_FAULTS = 16  # in a row; the pauses between them make eleven minutes
+_ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones, each on a connection that claims need too
+_REFUSED_KEPT = 200  # refused failures; of more only marks show that their jobs have run
 _FIRST_WAIT_SECONDS = 0.05
-_LONGEST_WAIT_SECONDS = 2.0
-"""Between tries to write an outcome alone: some errors come at once while all others are answered."""
-_LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
-"""After these an outcome whose row was locked is waited for; a heartbeat's lock is gone by then."""
+_LONGEST_WAIT_SECONDS = 2.0  # between tries alone: some errors come at once while all others are answered
+_LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)  # then a locked row is waited for
 
 Ended: TypeAlias = Completion | Failure | Return
 Statement: TypeAlias = Callable[..., Awaitable[Sequence[Settled]]]

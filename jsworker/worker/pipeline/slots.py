@@ -7,14 +7,10 @@ from jsworker.core.clock import boottime
 from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
-_PREFETCH_SECONDS = 0.1
-"""Only what should start within this time is prefetched; the rest stays in JetStream for other workers."""
-_PREFETCH_JOBS = 200
-"""And never more than this."""
-_SETTLING_JOBS = 2000
-"""Outcomes on their way to the database; beyond that the database is the bottleneck: nothing is claimed."""
-_WEIGHT = 0.05
-"""Of one run in the moving average of a kind's run time."""
+_PREFETCH_SECONDS = 0.1  # only what should start so soon is prefetched; the rest is left to other workers
+_PREFETCH_JOBS = 200  # never more than this
+_SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
+_WEIGHT = 0.05  # of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
 
 

@@ -20,15 +20,13 @@ from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.resets import DeadOwners
 from jsworker.worker.supervision import DeadOwner
 
-FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
-"""A worker that has been silent for a day, and holds nothing, is deleted from the registry."""
+FORGOTTEN_AFTER_SECONDS: Final = 86_400.0  # of a worker that holds nothing: it is deleted from the registry
 
 _MISSED_HEARTBEATS: Final = 4
 """After so many of its own intervals without a sign of life a worker with a duplicate id counts as gone. One
 is left out on purpose now and then (``Heartbeat``); two may be missed beside it."""
 _LOOKS_PER_INTERVAL: Final = 4
-_ENDED = frozenset("ZX")
-"""States of a process that runs no more: a zombie waits only for its parent to take note."""
+_ENDED = frozenset("ZX")  # a zombie waits only for its parent to take note
 
 
 def identify(

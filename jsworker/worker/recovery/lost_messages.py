@@ -13,8 +13,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
 _PAGE = 300
-_PAGES = 20
-"""In one scan at most."""
+_PAGES = 20  # in one scan at most
 _LOOKED_UP = 100
 """Messages that are looked up one by one in a scan: enough to find every loss in time, few enough to cost
 the server nothing beside a deep backlog."""

@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # a parent of workers resets without NATS
     from jsworker.worker.context import WorkerContext
 
 BY_OPERATOR: Final = "operator"
-_LOOKS: Final = 4
-"""In a statement time-out."""
+_LOOKS: Final = 4  # in a statement time-out
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LONGEST_RETRY_SECONDS: Final = 2.0
 

@@ -21,13 +21,10 @@ if TYPE_CHECKING:  # both know of runs, which are claimed with what is proven he
     from jsworker.worker.heartbeat import Heartbeat
     from jsworker.worker.presence import Presence
 
-_LOOKED_AT = 5000
-"""Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
+_LOOKED_AT = 5000  # late rows of one scan, the longest overdue first
 _ASKED_AT_ONCE = 50
-_REST = 20
-"""Shorter than that of other searches: jobs of the dead wait for this one."""
-_FEWEST_OWNERS = 3
-"""With fewer a mass event looks like a single death."""
+_REST = 20  # shorter than that of other searches: jobs of the dead wait for this one
+_FEWEST_OWNERS = 3  # with fewer a mass event looks like a single death
 BELIEVED_SECONDS = 86_400.0
 """So long beyond the crash threshold an answer on NATS stands for heartbeats: a client with a worker's login
 can answer for a dead worker, or hide that there is no answer. The owner stops before."""

@@ -27,8 +27,7 @@ from jsworker.worker.maintenance.throttled_scan import ScanPace, ThrottledScan, 
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.intake import Consumer
 
-_CHOICE: Final = 4
-"""Candidates for each row that is chosen: workers that poll at the same time should not all try the same."""
+_CHOICE: Final = 4  # candidates for each chosen row: workers should not all try the same
 _MOST: Final = 200
 
 
