@@ -80,10 +80,7 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
 
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
-    """Run a plain function in a thread and wait for its end, also when it is stopped.
-
-    A thread cannot be cancelled, and a job must not be handed on while it still runs here.
-    """
+    """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice."""
     ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     context = contextvars.copy_context()
     # A daemon: a processor that never returns must not keep the process from ending.
@@ -120,11 +117,8 @@ def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
 
 
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:
-    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero.
-
-    Asking for the current task costs a system call, so it is given where it is known.
-    """
-    task = task or asyncio.current_task()
+    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero."""
+    task = task or asyncio.current_task()  # asking costs a system call
     while task is not None and task.cancelling():
         task.uncancel()
 

@@ -141,16 +141,13 @@ class Run:
         self.stop, self.should_stop = StopReason.LOST, True
 
     def signal(self, reason: StopReason) -> None:
-        """Stop the run: let the processor know, and cancel it where it waits.
-
-        A run that is settling is left alone: its outcome is fenced. The same reason cancels once, so that a
-        slow clean-up is not interrupted by every heartbeat again.
-        """
+        """Stop the run: let the processor know, and cancel it where it waits, unless it is settling."""
         if self.stop is None or reason is StopReason.LOST:
             self.stop = reason
         self.should_stop = True
         self.cancelled |= reason is StopReason.CANCELLED
         self.is_urgent |= reason is StopReason.FENCED
+        # Else the same reason cancels once: a slow clean-up is not interrupted by every heartbeat again.
         escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
         if self.phase is Phase.RUNNING and (self.cancelled_for is None or escalates):
             self.cancelled_for = reason

@@ -132,8 +132,10 @@ class Pipeline:
         forget_cancellation(run.left_task or run.task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
             return
-        if run.left_task is not None:
-            self._note_late_end(run, boottime() - started)
+        if run.left_task is not None:  # it was given up, and has ended after all
+            self._in_flight.given_up.discard(run)
+            self._events.emit("worker.restored", what=f"job {run.id}")
+            self._leave_slot(run, boottime() - started)
             return
         run.phase = Phase.SETTLING
         if run.quiet_until:  # a phase ends with its run
@@ -157,9 +159,8 @@ class Pipeline:
             return outcomes.stopped(run)
         run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
         if self._events.wants("job.started"):
-            self._events.emit(
-                "job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=run.quarantined
-            )
+            facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
+            self._events.emit("job.started", **facts)
         if run.quarantined:
             return await self.isolated_runner.run(run)
         return await process_job(run, run.job, self._services.settings.max_result_bytes)
@@ -239,11 +240,6 @@ class Pipeline:
         error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
         run_reports.end_process_span(run, outcome, error)
         self._start(run, self._settle(run, outcome, error))
-
-    def _note_late_end(self, run: Run, seconds: float) -> None:
-        self._in_flight.given_up.discard(run)
-        self._events.emit("worker.restored", what=f"job {run.id}")
-        self._leave_slot(run, seconds)
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""

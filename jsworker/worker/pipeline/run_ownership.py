@@ -41,11 +41,7 @@ _FETCHED_AT_ONCE = 3  # each takes its part of the line, and a connection that o
 
 @dataclass(frozen=True, slots=True)
 class LeaseServices:
-    """What all leases of a worker share.
-
-    ``on_quiet`` is called when a quiet phase was announced or ended; ``cover_others`` lets the other runs of
-    the process be silent for as long as it lasts.
-    """
+    """What all leases of a worker share."""
 
     worker_id: str
     settings: Settings
@@ -53,20 +49,14 @@ class LeaseServices:
     sessions: Sessions
     events: Events
     loop: asyncio.AbstractEventLoop
-    on_quiet: Callable[[], None] = lambda: None
-    cover_others: Callable[[], Awaitable[None]] | None = None
+    on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
+    cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
     fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
 
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
-    """Fetch payload and checkpoint that were too large for the claim, while heartbeats keep the job.
-
-    A value that does not come in time is asked for again, each time with more time: handed back, the job
-    would go from worker to worker for ever.
-
-    Raises:
-        DatabaseRefused: PostgreSQL cannot give it; not for a login that it refuses, perhaps for a moment.
-    """
+    """Fetch payload and checkpoint that were too large for the claim, while heartbeats keep the job."""
+    # With more time in each try: handed back, the job would go from worker to worker for ever.
     tries = count()
 
     async def fetch() -> ClaimedJob:

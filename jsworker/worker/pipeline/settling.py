@@ -72,11 +72,8 @@ class Settler:
                 return Settled.LOST
 
     def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
-        """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear.
-
-        A large result is no part of a batch: unclear at once, it is to be settled like any other outcome.
-        """
-        if _is_large(result):
+        """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear."""
+        if _is_large(result):  # no part of a batch: it is settled like any other outcome
             then(None)
         else:
             self.completions.post(Completion(*run.held, result), then)
@@ -155,11 +152,9 @@ class Settler:
         await self._context.health.until_answered(note)
 
     async def _persist(self, statement: Statement, ended: Ended, *, wait: bool = True) -> Settled:
-        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others.
-
-        Those that ``wait`` for the lock have places of their own: they may keep them for long.
-        """
+        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
         for tries in count():
+            # Those that wait for a lock may keep their places for long.
             async with self._waiting if wait else self._large:
                 await self._context.health.wait_until_up()
                 try:

@@ -59,10 +59,7 @@ def _known(read: Callable[[], object]) -> str | None:
 
 
 def start_of(pid: int) -> str | None:
-    """Return a process's start in clock ticks since boot: with the pid it names one life.
-
-    None: it does not run in this PID namespace.
-    """
+    """Return a process's start in clock ticks since boot; None: it does not run in this PID namespace."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from uuid import UUID
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -44,7 +45,15 @@ class LostMessages:
 
     async def _repair_page(self) -> bool:
         """Repair the next page, and return whether the one after it should be looked at at once."""
-        rows = await self._search.make(self._next_page)
+        page = partial(
+            republish.posted,
+            self._context.database,
+            kinds=None,
+            after=self._after,
+            older_than=2 * self._context.settings.scan_interval,
+            limit=_PAGE,
+        )
+        rows = await self._search.make(lambda seconds: page(seconds=seconds))
         if rows is None:
             return False
         if not rows:
@@ -62,16 +71,6 @@ class LostMessages:
         if gone or missing:
             await self._republish([*gone, *missing])
         return bool(gone) and not self._search.is_slow
-
-    async def _next_page(self, seconds: float) -> list[Posted]:
-        return await republish.posted(
-            self._context.database,
-            kinds=None,
-            after=self._after,
-            older_than=2 * self._context.settings.scan_interval,
-            limit=_PAGE,
-            seconds=seconds,
-        )
 
     async def _ack_floor(self, kind: str) -> int:
         """Return up to which number every message of a kind was answered."""

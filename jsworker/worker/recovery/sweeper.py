@@ -52,16 +52,12 @@ class Proof:
 
 
 class LateRows:
-    """Rows that missed two heartbeats, until they move. Two witnesses are at least a scan interval apart.
-
-    Attributes:
-        proven: rows that are proven stale and not taken back yet, by job id; a claim may take them.
-    """
+    """Rows that missed two heartbeats, until they move. Two witnesses are at least a scan interval apart."""
 
     def __init__(self, *, scan_interval: float) -> None:
         self._scan_interval = scan_interval
         self._seen: dict[UUID, _Sighting] = {}
-        self.proven: dict[UUID, Suspect] = {}
+        self.proven: dict[UUID, Suspect] = {}  # stale and not taken back yet; a claim may take them
 
     def forget(self) -> None:
         """Forget everything: this worker itself was deaf, so nothing that it saw proves anything."""
