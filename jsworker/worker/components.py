@@ -26,10 +26,9 @@ from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.earlier_lives import Reconciler
-from jsworker.worker.recovery.late_rows import LateRows
 from jsworker.worker.recovery.lost_messages import LostMessages
 from jsworker.worker.recovery.resets import DeadOwners, report_operators
-from jsworker.worker.recovery.sweeper import Sweeper
+from jsworker.worker.recovery.sweeper import LateRows, Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
 from jsworker.worker.stacks import Stacks
 from jsworker.worker.watchdog import LoopLag, Watchdog

@@ -10,7 +10,7 @@ from jsworker.core.clock import boottime
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.presence import Presence
-from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
+from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS
 
 _GRACE_HEARTBEATS: Final = 2
 """For so many intervals a run may go on after its stop; the fence leaves as much time."""

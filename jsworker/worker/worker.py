@@ -27,7 +27,7 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext, report_refused_row
-from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
+from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
 from jsworker.worker.shutdown import Shutdown
@@ -86,7 +86,7 @@ class Worker:
         self._supervision = supervision
         self._surveys = surveys
         self._kinds = resolve_kinds(processors, settings)
-        check_timing(settings, stale_thresholds(self._kinds))
+        check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
         self._me = identify(settings, sorted(self._kinds), without_timeout(self._kinds))
         self.siblings: set[str] = set()
         self.events = Events()

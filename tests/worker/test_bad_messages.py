@@ -434,15 +434,15 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
 ) -> None:
     monkeypatch.setattr("jsworker.worker.pipeline.intake._ANOTHER_COPY_DELAY", 0.02)
     running = await start(scripted(echo))
-    claimer = running.worker._components.pipeline.consumers[0]._claimer
-    really_take = claimer.take
+    consumer = running.worker._components.pipeline.consumers[0]
+    really_claim = consumer.claim
     allowed = asyncio.Event()
 
-    async def take(ids: Sequence[UUID]) -> Any:
+    async def claim(ids: Sequence[UUID]) -> Any:
         await allowed.wait()
-        return await really_take(ids)
+        return await really_claim(ids)
 
-    monkeypatch.setattr(claimer, "take", take)
+    monkeypatch.setattr(consumer, "claim", claim)
     job = await client.enqueue(KIND, {})
     copies = 5 * intake._MOST_COPIES
     for _ in range(copies):
@@ -452,8 +452,8 @@ async def test_of_a_flood_of_copies_few_wait_for_the_claim(
         assert (await publisher.waiting())[0] > copies
 
     await eventually(all_were_delivered)
-    claim = running.worker._context.in_flight.claiming[job.id]
-    assert len(claim.deliveries) == intake._MOST_COPIES
+    claiming = running.worker._context.in_flight.claiming[job.id]
+    assert len(claiming.deliveries) == intake._MOST_COPIES
     allowed.set()
     row = await rows.becomes(job.id, "completed")
     await running.stream_is_empty()

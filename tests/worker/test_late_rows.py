@@ -8,7 +8,7 @@ import pytest
 
 from jsworker.ownership.transitions.reset import Lateness, Suspect
 from jsworker.stream.liveness import Answer
-from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS, LateRows, Proof
+from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS, LateRows, Proof
 
 SCAN = 1.0
 STALE_AFTER = 9.0

@@ -11,7 +11,7 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
-from jsworker.worker.pipeline.claiming import Claimer, Take
+from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.intake import Consumer
 from tests.support.polling import eventually
 from tests.worker.processors import Gate, echo, scripted
@@ -114,12 +114,12 @@ async def test_a_row_that_was_locked_for_a_moment_is_claimed_without_its_message
         scan_interval=300.0,
         ack_wait=1300.0,
     )
-    claim, put_off = Claimer.take, Consumer._put_off
+    claim, put_off = Consumer.claim, Consumer._put_off
     claims, waiting = 0, []
 
-    async def counted(claimer: Claimer, ids: Sequence[UUID]) -> Take:
+    async def counted(consumer: Consumer, ids: Sequence[UUID]) -> list[Run]:
         nonlocal claims
-        answer = await claim(claimer, ids)
+        answer = await claim(consumer, ids)
         claims += 1
         if claims == 2:
             holder.rollback()
@@ -130,7 +130,7 @@ async def test_a_row_that_was_locked_for_a_moment_is_claimed_without_its_message
         waiting.extend(given)
         put_off(consumer, given, *seconds)
 
-    monkeypatch.setattr(Claimer, "take", counted)
+    monkeypatch.setattr(Consumer, "claim", counted)
     monkeypatch.setattr(Consumer, "_put_off", noted)
     job = await client.enqueue("scripted", {})
     await eventually(lambda: marked(rows, job.id))

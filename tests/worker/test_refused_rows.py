@@ -179,9 +179,10 @@ async def test_a_row_that_cannot_be_taken_is_named_once_set_aside_and_stepped_pa
     for job_id in later:
         await rows.becomes(job_id, "completed")
     if attempted == "claim":  # as when another message of it comes
-        again = await components.pipeline.consumers[0]._claimer.take([hostile])
-        assert not again.claimed
-        assert again.set_aside == {hostile}
+        consumer = components.pipeline.consumers[0]
+        consumer.take(hostile)
+        await consumer.flush()
+        assert hostile not in running.worker._context.in_flight
     assert await refusing.times() == times
     assert (await rows.job(hostile))["fencing_token"] == before["fencing_token"]
     await told_once(running, hostile, attempted, sqlstate)

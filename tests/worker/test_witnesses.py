@@ -18,7 +18,7 @@ from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.liveness import Answer
 from jsworker.worker.presence import Presence
-from jsworker.worker.recovery import late_rows
+from jsworker.worker.recovery import sweeper
 from tests.conftest import FAST
 from tests.stream.nats_server import NatsServer
 from tests.support.contexts import make_context
@@ -165,7 +165,7 @@ async def test_the_silence_of_an_owner_that_never_answered_proves_nothing(
 async def test_who_answers_for_a_dead_owner_holds_its_jobs_up_for_a_while_only(
     database: Database, start: StartWorker, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_rows, "BELIEVED_SECONDS", 4 * FAST["scan_interval"])
+    monkeypatch.setattr(sweeper, "BELIEVED_SECONDS", 4 * FAST["scan_interval"])
     lives = Lives(database, rows, settings)
     await lives.add("dead", answers=True, job=False, hostname="elsewhere", boot_id="another", pid=ended_pid())
     job = await lives.hold("dead", silent_for=10.0, stale_after=None, crash_after=0.9)

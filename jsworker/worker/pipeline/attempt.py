@@ -4,7 +4,8 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from jsworker.core import strict_json
@@ -17,13 +18,15 @@ from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run_ownership import LeaseServices, RunLease
 
+_KEPT_BY_THE_FENCE = nullcontext()
+
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     """Return what the processor gets; raises InvalidPayload or InvalidJson for a row that cannot be read."""
     claimed = run.claimed
     if claimed.payload is None:
         raise ValueError(f"the payload of job {claimed.id} has not been fetched")
-    job: Job[Any] = Job(
+    return Job(
         id=claimed.id,
         kind=claimed.kind,
         payload=read_payload_text(type(run.kind.processor), claimed.payload),
@@ -35,17 +38,14 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
         checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
         _ownership=RunLease(run, services),
     )
-    run.unread = False
-    return job
 
 
 async def judged(
     run: Run, work: Awaitable[Outcome], *, loop_ends: Callable[[], bool] = lambda: False
 ) -> tuple[Outcome, BaseException | None]:
-    """Return the outcome of ``work``, with the error behind it.
+    """Return the outcome of ``work``, with the error behind it; CancelledError: it must not be settled.
 
-    ``loop_ends`` returns whether all tasks of the event loop have been cancelled. A CancelledError means that
-    the run was abandoned; it must not be settled.
+    ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
     try:
         return await work, None
@@ -64,35 +64,23 @@ async def judged(
 
 
 async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
-    """Have the processor do the job, within its time limits; raises what the processor raised.
-
-    CancelledError means that the run was stopped; ``run.stop`` says why.
-    """
-    if not run.kind.needs_timers:  # the fence keeps the others
-        value = await _process(run, job)
-    else:
-        with time_limits(run):
-            value = await _process(run, job)
-    return outcomes.returned(run, value, max_result_bytes)
-
-
-async def _process(run: Run, job: Job[Any]) -> Any:
+    """Have the processor do the job, within its time limits; raises what the processor raised."""
     # In the context of the run's own task, which threads get a copy of.
     bound = bound_facts.set(run.facts)
     try:
-        value = await (run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job))
+        with time_limits(run) if run.kind.needs_timers else _KEPT_BY_THE_FENCE:
+            value = await (
+                run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job)
+            )
         if run.unfinished is not None:  # it left the loop over its tries by break or return
             raise run.unfinished
-        return value
     finally:
         bound_facts.reset(bound)
+    return outcomes.returned(run, value, max_result_bytes)
 
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
-    """Run a plain function in a thread and wait for its end, also when it is stopped.
-
-    A thread cannot be cancelled, and a job must not be handed on while it still runs here.
-    """
+    """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice."""
     ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     context = contextvars.copy_context()
     # A daemon: a processor that never returns must not keep the process from ending.
@@ -119,41 +107,20 @@ async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
 
 def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
     try:
-        value = run.kind.processor.process(job)
+        settle = partial(ended.set_result, run.kind.processor.process(job))
     except StopIteration as error:  # a future cannot carry it
-        _resolve(ended, None, RuntimeError(f"the processor raised StopIteration: {error}"))
+        settle = partial(ended.set_exception, RuntimeError(f"the processor raised StopIteration: {error}"))
     except BaseException as error:  # noqa: BLE001 -- handed to the run, which judges it
-        _resolve(ended, None, error)
-    else:
-        _resolve(ended, value, None)
+        settle = partial(ended.set_exception, error)
+    with suppress(RuntimeError):  # the loop is closed: the worker has gone, and the stale rule has the job
+        ended.get_loop().call_soon_threadsafe(settle)
 
 
-def _resolve(ended: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    def settle() -> None:
-        if ended.done():
-            return
-        if error is None:
-            ended.set_result(value)
-        else:
-            ended.set_exception(error)
-
-    loop = ended.get_loop()
-    if not loop.is_closed():  # else the worker has gone and the stale rule has the job
-        loop.call_soon_threadsafe(settle)
-
-
-def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> bool:
-    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero.
-
-    Returns whether there were any; without one, a CancelledError is of the processor's own making. Asking
-    for the current task costs a system call, so it is given where it is known.
-    """
-    task = task or asyncio.current_task()
-    if task is None or not task.cancelling():
-        return False
-    while task.uncancel():
-        continue
-    return True
+def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:
+    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero."""
+    task = task or asyncio.current_task()  # asking costs a system call
+    while task is not None and task.cancelling():
+        task.uncancel()
 
 
 @contextmanager

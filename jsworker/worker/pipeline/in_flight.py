@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,14 +20,11 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """How far a run is."""
+    """How far a run is: it waits for a job slot, is in the processor's hands, or its outcome is written."""
 
     WAITING = "waiting"
-    """Claimed, without a job slot yet."""
     RUNNING = "running"
-    """In the processor's hands."""
     SETTLING = "settling"
-    """Its outcome is on its way to the database."""
 
 
 class StopReason(Enum):
@@ -41,72 +39,48 @@ class StopReason(Enum):
 
 
 class Run:
-    """One execution of a job. Moments are boot times.
-
-    Attributes:
-        delivery: the message that brought it; None when the row was found without one.
-        beaten_at: when the last successful sign of life was sent; at first as old as the claim.
-        sign_at: when the job itself gave its last sign of life (progress, checkpoint).
-        in_progress_at: when the last acknowledgement in progress was sent.
-        claimed_at: when the claim was answered.
-        began_at: when it got a job slot.
-        thread_id: of the thread in which a plain function runs; None: there is none, or none yet.
-        stop: why it was stopped; the first reason stays, but LOST overrides it.
-        cancelled_for: the reason for which its task was last cancelled.
-        is_urgent: whether others may soon run its job, which is still its own.
-        ignores_stop: True once it has gone on for too long after its stop.
-        left_task: the task in which it goes on although it was given up; None: it was not.
-        should_stop: shown to the processor; also True while the worker drains.
-        quiet_seconds: what lengthens the limits of silence in its row, for its quiet phase or a neighbour's.
-        quiet_until: when its own announced quiet phase ends.
-        completed: True once the job's own transaction has completed it.
-        interrupted: the error in which its transaction ended for a server's fault, and that fault in words.
-        unfinished: that error, while a transaction that is to be tried again has not been.
-        unread: True until the payload has been read.
-        job: what the processor gets; None until the payload has been read.
-        quarantined: whether it runs in a process of its own, which is ended without ours.
-        on_drain: called when the worker begins to drain, to pass it on to the processor.
-        abandoned: True once the run's end is not waited for any more.
-        refusal: why its outcome could not be written as it was; None: it could.
-    """
+    """One execution of a job. Moments are boot times."""
 
     # Defaults of the class: most runs never change them, and one is made for every job.
     phase: Phase = Phase.WAITING
     task: asyncio.Task[None] | None = None
     began_at: float = math.inf
     thread_id: int | None = None
-    stop: StopReason | None = None
+    stop: StopReason | None = None  # the first reason stays, but LOST overrides it
     cancelled_for: StopReason | None = None
     first_cancelled_at: float | None = None
     cancelled_at: float = 0.0
     cancellations: int = 0
-    is_urgent: bool = False
+    is_urgent: bool = False  # others may soon run its job, which is still its own
     ignores_stop: bool = False
-    left_task: asyncio.Task[None] | None = None
-    should_stop: bool = False
+    left_task: asyncio.Task[None] | None = None  # in which it goes on although it was given up
+    should_stop: bool = False  # shown to the processor; also True while the worker drains
     cancelled: bool = False
-    completed: bool = False
-    interrupted: tuple[BaseException, str] | None = None
-    unfinished: BaseException | None = None
-    unread: bool = True
-    job: Job[Any] | None = None
-    quarantined: bool = False
+    completed: bool = False  # by the job's own transaction
+    interrupted: tuple[BaseException, str] | None = (
+        None  # what ended that for a server's fault, and the fault
+    )
+    unfinished: BaseException | None = None  # that error, while another try of the transaction is due
+    job: Job[Any] | None = None  # None until the payload has been read
+    quarantined: bool = False  # it runs in a process of its own, which is ended without ours
     on_drain: Callable[[], None] | None = None
-    abandoned: bool = False
+    abandoned: bool = False  # its end is not waited for any more
     spans: "RunSpans | None" = None
-    refusal: str | None = None
-    quiet_seconds: float = 0.0
-    quiet_until: float = 0.0
-    _thresholds_lock: asyncio.Lock | None = None
+    noting: asyncio.Future[None] | None = None  # done when its row names the span, or cannot
+    refusal: str | None = None  # why its outcome could not be written as it was
+    quiet_seconds: float = (
+        0.0  # more than usual that its row allows, for its own quiet phase or a neighbour's
+    )
+    quiet_until: float = 0.0  # the end of its own quiet phase
 
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
     ) -> None:
         self.claimed = claimed
         self.kind = kind
-        self.delivery = delivery
-        self.beaten_at = beaten_at
-        self.sign_at = now
+        self.delivery = delivery  # None when the row was found without a message
+        self.beaten_at = beaten_at  # when the last successful sign of life was sent; at first, the claim
+        self.sign_at = now  # of the job itself: progress, checkpoint
         self.in_progress_at = now
         self.claimed_at = now
 
@@ -120,19 +94,10 @@ class Run:
         """Job id and fencing token: what every write of this run is guarded by."""
         return self.claimed.id, self.claimed.fencing_token
 
-    def is_overdue(self, now: float) -> bool:
-        """Return whether its time-out has passed; False for a run that is limited by a timer."""
-        timeout = self.kind.limits.timeout
-        if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
-            return False
-        return not (self.quarantined or self.kind.needs_timers)
-
-    @property
+    @cached_property
     def thresholds_lock(self) -> asyncio.Lock:
         """Held while the limits of silence in the run's row are changed."""
-        if self._thresholds_lock is None:
-            self._thresholds_lock = asyncio.Lock()
-        return self._thresholds_lock
+        return asyncio.Lock()
 
     @property
     def stop_in_words(self) -> str:
@@ -143,6 +108,13 @@ class Run:
     def is_handed_back(self) -> bool:
         """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
         return self.should_stop and self.stop in {None, StopReason.FENCED, StopReason.SHUTDOWN}
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether its time-out has passed; False for a run that is limited by a timer."""
+        timeout = self.kind.limits.timeout
+        if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
+            return False
+        return not (self.quarantined or self.kind.needs_timers)
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the limits of silence while the run is quiet for so long."""
@@ -169,20 +141,15 @@ class Run:
         self.stop, self.should_stop = StopReason.LOST, True
 
     def signal(self, reason: StopReason) -> None:
-        """Stop the run: let the processor know, and cancel it where it waits.
-
-        A run that is settling is left alone: its outcome is fenced by the statement itself. The same
-        reason cancels once, so that a slow clean-up is not interrupted by every heartbeat again;
-        ``cancel_again`` is for a run that goes on all the same.
-        """
+        """Stop the run: let the processor know, and cancel it where it waits, unless it is settling."""
         if self.stop is None or reason is StopReason.LOST:
             self.stop = reason
         self.should_stop = True
-        if reason is StopReason.CANCELLED:
-            self.cancelled = True
-        if reason is StopReason.FENCED:
-            self.is_urgent = True
-        if self.phase is Phase.RUNNING and self._escalates(reason):
+        self.cancelled |= reason is StopReason.CANCELLED
+        self.is_urgent |= reason is StopReason.FENCED
+        # Else the same reason cancels once: a slow clean-up is not interrupted by every heartbeat again.
+        escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
+        if self.phase is Phase.RUNNING and (self.cancelled_for is None or escalates):
             self.cancelled_for = reason
             self.first_cancelled_at = self.first_cancelled_at or boottime()
             self._cancel(self.task)
@@ -200,39 +167,27 @@ class Run:
             self.cancellations += 1
             task.cancel()
 
-    def _escalates(self, reason: StopReason) -> bool:
-        if self.cancelled_for is None:
-            return True
-        return reason in (StopReason.LOST, StopReason.SHUTDOWN) and self.cancelled_for is not reason
-
 
 @dataclass(slots=True)
 class Claiming:
-    """A claim on its way, and the messages that wait for it: none when the row was found in the table.
-
-    ``locked`` is how often the row was found locked.
-    """
+    """A claim on its way, and the messages that wait for it: none when the row was found in the table."""
 
     kind: str
     deliveries: list[Delivery]
-    locked: int = 0
+    times_locked: int = 0
 
 
 class InFlight:
     """Everything that this process has in flight. An id is in at most one claim, read-back or run at a time.
 
     Otherwise two job slots could adopt one fencing token and run it twice, which no fence can distinguish.
-
-    Attributes:
-        given_up: runs that go on although their outcome is settled, or about to be; each keeps its job slot.
-        releasing: orphaned claims whose RELEASE is on its way: no read-back may adopt one.
     """
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}
-        self.given_up: set[Run] = set()
-        self.releasing: set[tuple[UUID, int]] = set()
+        self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
+        self.releasing: set[tuple[UUID, int]] = set()  # orphaned claims: no read-back may adopt one
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming

@@ -2,86 +2,82 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from uuid import UUID
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
-from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership.transitions import claim as claims
+from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
+from jsworker.ownership.transitions.reset import Reset, Suspect
 from jsworker.stream.message import Delivery, Undecodable
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
-from jsworker.worker.pipeline.claiming import Claimer, Take
 from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.slots import Slots
+from jsworker.worker.quiet_phases import QuietPhases
+from jsworker.worker.recovery.resets import report_resets
+from jsworker.worker.recovery.sweeper import LateRows
 
+_MOST_AT_ONCE = 500
 _ANOTHER_COPY_DELAY = 1.0
-_MOST_COPIES = 10
-"""Deliveries that wait for one claim; others come again, for they take no room."""
-_MOST_UNUSABLE = 100
-"""Unusable messages that the database has not kept yet; with so many nothing more is asked for."""
+_MOST_COPIES = 10  # deliveries that wait for one claim; others come again, for they take no room
+_MOST_UNUSABLE = 100  # not kept by the database yet; with so many nothing more is asked for
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
-_LOCKED_TRIES = 40
-"""So often a row that was locked is claimed again; a relay that marks it holds the lock for milliseconds."""
+_LOCKED_TRIES = 40  # of a locked row, soon; a relay that marks it holds the lock for milliseconds
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
-_NO_ROW_SECONDS = 60.0
-"""A message may overtake its row's commit by this much; after that it will never be committed."""
+_NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, not by more
 
 
 class Consumer:
-    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them.
-
-    Attributes:
-        delivered_at: boot time at which the last message of this kind arrived.
-        delivered_seq: number of the last message that was delivered for the first time: those of this kind
-            before it have been delivered to some worker.
-        put_off: jobs found in the table whose claim was refused by the server, or not answered.
-    """
+    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them."""
 
     def __init__(
         self,
         context: WorkerContext,
         kind: Kind,
         *,
-        claimer: Claimer,
         slots: Slots,
         dead_letters: DeadLetters,
+        late: LateRows,
+        quiet: QuietPhases,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
     ) -> None:
         self.kind = kind
-        self.delivered_at = boottime()
-        self.delivered_seq = 0
-        self.put_off: set[UUID] = set()
+        self.delivered_at = boottime()  # of the last message
+        self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
+        self.put_off: set[UUID] = set()  # found in the table, claim refused by the server or not answered
         self._context = context
         self._in_flight = context.in_flight
-        self._claimer = claimer
         self._slots = slots
         self._dead_letters = dead_letters
+        self._late = late
+        self._quiet = quiet
         self._claim = claim
         self._claiming = 0
         self._unusable = 0
         self._waiting_for_locks = 0
-        self._room = 0
-        """How many more deliveries there was room for at the last look; looked at again with every batch."""
+        self._room = 0  # for more deliveries at the last look; looked at again with every batch
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim_batch, limit=claimer.at_once, died=context.died
+            f"claims of {kind.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
         )
         self._locked: Batcher[UUID, None] = Batcher(
-            f"locked rows of {kind.name}", self._claim_locked, limit=claimer.at_once, died=context.died
+            f"locked rows of {kind.name}", self._claim_locked, limit=_MOST_AT_ONCE, died=context.died
         )
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
         if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
             return 0
-        return self._slots.room(
-            self.kind, claiming=len(self._in_flight.claiming), claiming_kind=self._claiming
-        )
+        return self._slots.room(self.kind, claiming=self._claiming)
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in flight now, if no other kind has any."""
@@ -94,7 +90,7 @@ class Consumer:
             self.delivered_seq = delivery.stream_seq
         run = self._in_flight.runs.get(delivery.job_id)
         if run is not None:
-            self._answer_copy(delivery, run.claimed.dispatch)
+            _answer_copy(delivery, run.claimed.dispatch)
         elif (claim := self._in_flight.claiming.get(delivery.job_id)) is not None:
             if len(claim.deliveries) < _MOST_COPIES:
                 claim.deliveries.append(delivery)
@@ -110,9 +106,10 @@ class Consumer:
         if job_id not in self._in_flight and self.room() > 0:
             self._begin(job_id, [])
 
-    def undecodable(self, message: Undecodable) -> None:
-        """Take a message that cannot be read: kept as a dead letter, then terminated."""
-        self._keep_unusable(message, message.reason)
+    def keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
+        """Keep a message as a dead letter, then terminate it."""
+        self._unusable += 1
+        self._dead_letters.keep(message, reason, self._note_kept)
 
     async def flush(self) -> None:
         """Wait until every claim on its way is decided."""
@@ -150,33 +147,51 @@ class Consumer:
         return await self._claim_batch(ids)
 
     async def claim(self, ids: Sequence[UUID]) -> list[Run]:
-        """Claim jobs and return their runs."""
+        """Claim what may be claimed and return its runs.
+
+        Half as many are asked for at once after each unclear answer, so that in the end a single one gets
+        through, and twice as many after each clear one.
+        """
         self._room = 0
-        started = boottime()
-        take = await self._claimer.take(ids)
-        self._batches.limit = self._claimer.at_once
-        return self._adopt(take, started)
+        try:
+            aside = await self._context.refused_rows.among("claim", ids)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._context.health.failed(error)
+            self._put_off(ids)
+            return []
+        self._put_off(aside, _REFUSED_DELAY)
+        if aside and not (ids := self.undecided(ids)):
+            return []
+        return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
 
     async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:
         """Claim jobs straight from owners that this worker has proven stale, and return their runs."""
-        started = boottime()
-        return self._adopt(await self._claimer.take_from_stale_owners(ids), started)
+        seen = [self._late.proven[job_id] for job_id in ids if job_id in self._late.proven]
+        if not seen:
+            return []
+        ask = partial(claims.claim_stale, self._context.database, seen=seen)
+        return await self._adopt(ask, [row.id for row in seen], seen)
 
     def undecided(self, ids: Iterable[UUID]) -> list[UUID]:
         """Return those of the jobs whose claim is neither granted nor given up."""
         return [job_id for job_id in ids if job_id in self._in_flight.claiming]
 
     async def answer_refused(self, ids: Sequence[UUID]) -> None:
-        """Answer the messages of jobs that were not claimed, except of those whose row is locked.
+        """Acknowledge messages of jobs that others own or that have ended: the sweeps of the row cover them.
 
-        What another worker owns or what has ended is acknowledged: its owner covers it with its sweeps.
         Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
         """
         if not (ids := self.undecided(ids)):
             return
-        delivered = [job_id for job_id in ids if self._in_flight.claiming[job_id].deliveries]
-        rows = await self._claimer.look_at_refused(ids, delivered)
-        if rows is None:
+        found = [job_id for job_id in ids if not self._in_flight.claiming[job_id].deliveries]
+        delivered = set(ids).difference(found)
+        look = partial(claims.look_at_refused, self._context.database, kind=self.kind.name)
+        try:
+            # Only the timelines of those that a message brought note the skip.
+            rows = await look(ids=delivered, worker_id=self._context.worker_id) if delivered else {}
+            rows |= await look(ids=found) if found else {}
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._context.health.failed(error)
             self._put_off(ids)
             return
         for job_id in ids:
@@ -187,27 +202,73 @@ class Consumer:
                 for delivery in self._let_go(job_id):
                     self._answer_refused(delivery, row)
 
+    async def _adopt(
+        self, ask: Callable[..., Awaitable[Taken]], ids: Sequence[UUID], seen: Sequence[Suspect] = ()
+    ) -> list[Run]:
+        """Return the runs of what a claim gives this worker; after a lost answer, find out what it was."""
+        started, quiet = boottime(), self._quiet.seconds_left
+        limits = self.kind.limits_when_quiet(quiet)
+        try:
+            taken = await ask(worker_id=self._context.worker_id, kind=self.kind.name, limits=limits)
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            self._context.health.failed(error)
+            self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
+            taken = Taken(await self._read_back(ids), {})
+            self._put_off(set(ids).difference(row.id for row in taken.claimed))
+        else:
+            self._context.health.answered()
+            self._batches.limit = min(_MOST_AT_ONCE, 2 * self._batches.limit)
+        if taken.refused_rows:
+            with self._context.health.noting():  # else refused and noted the next time
+                await self._context.refused_rows.note("claim", taken.refused_rows.items())
+            self._put_off(taken.refused_rows, _REFUSED_DELAY)
+        if seen:
+            self._report_stalled(taken.claimed, seen)
+        # A row's last sign of life is as old as the claim, at most.
+        now = boottime()
+        return [self._adopt_row(row, started, now, quiet) for row in taken.claimed]
+
+    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob]:
+        """Find out what an unclear claim has claimed; nothing if the database is silent for long.
+
+        Until then the ids stay in flight, so that no other message starts a second claim of them. What did
+        commit after all is an orphaned claim, which the heartbeat finds and releases, perhaps just now.
+        """
+        context, found = self._context, list[ClaimedJob]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * context.settings.statement_timeout):
+                read_back = partial(claims.read_back, context.database, worker_id=context.worker_id, ids=ids)
+                found = await context.health.until_answered(read_back)
+        return [row for row in found if (row.id, row.fencing_token) not in self._in_flight.releasing]
+
+    def _report_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
+        owners = {row.id: row.worker_id for row in seen}
+        stalled = [
+            Reset(
+                id=job.id,
+                kind=job.kind,
+                status="processing",
+                fencing_token=job.fencing_token - 1,
+                dispatch=job.dispatch,
+                owner=owners[job.id],
+                counted=True,
+                stalls=job.stalls,
+            )
+            for job in claimed
+        ]
+        report_resets(stalled, cause="stale", events=self._context.events)
+        self._late.taken_back(job.id for job in claimed)
+
     def _claim_again(self, job_id: UUID) -> None:
         """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
         claiming = self._in_flight.claiming[job_id]
-        claiming.locked += 1
-        if claiming.locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
+        claiming.times_locked += 1
+        if claiming.times_locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
             self._waiting_for_locks += 1
             self._locked.post(job_id)
         else:
             num_delivered = max((each.num_delivered for each in claiming.deliveries), default=1)
             self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
-
-    def _adopt(self, take: Take, started: float) -> list[Run]:
-        """Return a run for each claimed job; each row's last sign of life is as old as the claim, at most."""
-        # Only a read-back finds a token that is being released: its run would lose the row at any moment.
-        late = {row.id for row in take.claimed if (row.id, row.fencing_token) in self._in_flight.releasing}
-        claimed = [row for row in take.claimed if row.id not in late] if late else take.claimed
-        now = boottime()
-        runs = [self._adopt_row(row, started, now, take.quiet_seconds) for row in claimed]
-        self._put_off(take.unclear | late)
-        self._put_off(take.set_aside, _REFUSED_DELAY)
-        return runs
 
     def _adopt_row(self, row: ClaimedJob, started: float, now: float, quiet_seconds: float) -> Run:
         deliveries = self._let_go(row.id)
@@ -217,7 +278,7 @@ class Consumer:
         if quiet_seconds:
             run.quiet_seconds = quiet_seconds
         for copy in deliveries[1:]:
-            self._answer_copy(copy, row.dispatch)
+            _answer_copy(copy, row.dispatch)
         if row.cancel_requested:
             run.signal(StopReason.CANCELLED)
         if self._context.events.wants("job.claimed"):
@@ -225,12 +286,14 @@ class Consumer:
         return run
 
     def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
-        if row is None:
-            self._answer_without_row(delivery)
-        else:
+        if row is not None:
             delivery.ack()
             facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
             self._context.events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
+        elif (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
+            delivery.nak(_NO_ROW_DELAY)
+        else:
+            self.keep_unusable(delivery, "no job of this kind has this id")
 
     def _put_off(self, ids: Iterable[UUID], seconds: float = _DATABASE_DELAY) -> None:
         for job_id in ids:
@@ -240,23 +303,6 @@ class Consumer:
             for delivery in deliveries:
                 delivery.nak(_jittered(seconds))
 
-    def _answer_copy(self, copy: Delivery, claimed_at_dispatch: int) -> None:
-        """Ack a copy that the run in flight has used up; a newer one may be the job's only message."""
-        if copy.dispatch <= claimed_at_dispatch:
-            copy.ack()
-        else:
-            copy.nak(_jittered(_ANOTHER_COPY_DELAY))
-
-    def _answer_without_row(self, delivery: Delivery) -> None:
-        if (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
-            delivery.nak(_NO_ROW_DELAY)
-        else:
-            self._keep_unusable(delivery, "no job of this kind has this id")
-
-    def _keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
-        self._unusable += 1
-        self._dead_letters.keep(message, reason, self._note_kept)
-
     def _note_kept(self) -> None:
         self._unusable -= 1
         self._context.room.notify()
@@ -264,6 +310,14 @@ class Consumer:
     def _let_go(self, job_id: UUID) -> list[Delivery]:
         self._claiming -= 1
         return self._in_flight.claiming.pop(job_id).deliveries
+
+
+def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:
+    """Ack a copy that the run in flight has used up; a newer one may be the job's only message."""
+    if copy.dispatch <= claimed_at_dispatch:
+        copy.ack()
+    else:
+        copy.nak(_jittered(_ANOTHER_COPY_DELAY))
 
 
 def _jittered(seconds: float) -> float:

@@ -4,7 +4,9 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -21,33 +23,22 @@ T = TypeVar("T")
 
 _MOST = 1_000_000
 _LONGEST_CAUSE = 500
-_LONG_SECONDS = 600.0
-"""A time-out from here on needs no timer: one for each run would cost short jobs a tenth of their speed."""
+_LONG_SECONDS = 600.0  # from here on no timer: one for each run costs short jobs a tenth of their speed
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of job.
-
-    Attributes:
-        limits: what a claim writes into the row.
-        progress_timeout: seconds without a sign of life from the job itself; None: no limit.
-        concurrency: job slots of this process that the kind may fill.
-        result_type: writes what ``process`` returns.
-        is_async: whether ``process`` is a coroutine function; a plain one runs in a thread.
-        has_own_timeout: whether its class sets a time-out, or it has a progress time-out.
-        origin: ``MODULE:NAME`` from which another process can make the processor; None: it cannot.
-    """
+    """One kind of job."""
 
     name: str
     processor: JobProcessor[Any]
-    limits: Limits
+    limits: Limits  # what a claim writes into the row
     progress_timeout: float | None
-    concurrency: int
+    concurrency: int  # job slots of this process that the kind may fill
     result_type: TypeAdapter[Any]
-    is_async: bool
-    has_own_timeout: bool
-    origin: str | None
+    is_async: bool  # process is a coroutine function; a plain one runs in a thread
+    has_own_timeout: bool  # its class sets a time-out, or it has a progress time-out
+    origin: str | None  # MODULE:NAME from which another process can make the processor
 
     @property
     def needs_timers(self) -> bool:
@@ -73,8 +64,7 @@ def resolve_kinds(
     """Return the kinds by name.
 
     Raises:
-        InvalidTarget: no processor, something that is none or cannot be made, two of one kind, or one whose
-            ``process``, payload or return type cannot be used.
+        InvalidTarget: there is no processor, or one that cannot be used.
         SettingsError: a class attribute is no sensible limit.
     """
     kinds: dict[str, Kind] = {}
@@ -82,22 +72,16 @@ def resolve_kinds(
         processor = _make(given) if isinstance(given, type) else given
         if not isinstance(processor, JobProcessor):
             raise InvalidTarget(f"{given!r} is no JobProcessor")
-        if processor.kind in kinds:
-            first, second = type(kinds[processor.kind].processor), type(processor)
+        if (other := kinds.get(processor.kind)) is not None:
+            two = f"{_full_name(type(other.processor))} and {_full_name(type(processor))}"
             raise InvalidTarget(
-                f"kind {processor.kind} has two processors, {_full_name(first)} and {_full_name(second)}: "
-                "give one of them another `kind`"
+                f"kind {processor.kind} has two processors, {two}: give one of them another `kind`"
             )
         _check_class(processor)
-        kinds[processor.kind] = _resolve(processor, settings, origin_of(given))
+        kinds[processor.kind] = _resolve(processor, settings, _origin_of(given))
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
     return kinds
-
-
-def stale_thresholds(kinds: dict[str, Kind]) -> dict[str, float | None]:
-    """Return the stale threshold of each kind in seconds, for the timing rules."""
-    return {name: kind.limits.stale_after for name, kind in kinds.items()}
 
 
 def without_timeout(kinds: dict[str, Kind]) -> list[str]:
@@ -105,11 +89,19 @@ def without_timeout(kinds: dict[str, Kind]) -> list[str]:
     return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)
 
 
-def origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
+def processor_at(origin: str) -> JobProcessor[Any]:
+    """Make the processor of an origin in this process."""
+    module, _, name = origin.partition(":")
+    found = attrgetter(name)(importlib.import_module(module))
+    processor: JobProcessor[Any] = found() if isinstance(found, type) else found
+    return processor
+
+
+def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
     """Return ``MODULE:NAME`` of what makes this processor again, None when nothing surely does.
 
-    A class is made without arguments, as it was here. An instance must be an attribute of its class's module,
-    or of a class that takes no arguments: with others it might differ from what its class makes by default.
+    An instance must be an attribute of its class's module, or of a class that takes no arguments: with others
+    it might differ from what its class makes by default.
     """
     cls = given if isinstance(given, type) else type(given)
     module = sys.modules.get(cls.__module__)
@@ -121,57 +113,55 @@ def origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
                 return f"{cls.__module__}:{name}"
         if inspect.signature(cls).parameters:
             return None
-    return f"{cls.__module__}:{cls.__qualname__}" if _resolves(cls, module) else None
-
-
-def processor_at(origin: str) -> JobProcessor[Any]:
-    """Make the processor of an origin in this process."""
-    module, _, names = origin.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in names.split("."):
-        found = getattr(found, name)
-    processor: JobProcessor[Any] = found() if isinstance(found, type) else found
-    return processor
-
-
-def _resolves(cls: type[Any], module: object) -> bool:
-    found: object = module
-    for name in cls.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is cls
+    with suppress(AttributeError):
+        if attrgetter(cls.__qualname__)(module) is cls:
+            return _full_name(cls)
+    return None
 
 
 def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:
     try:
         return cls()
     except Exception as error:
-        cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
-        raise InvalidTarget(f"target {_full_name(cls)} cannot be made: {cause}") from error
+        raise InvalidTarget(f"target {_full_name(cls)} cannot be made: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
 
 
 def _full_name(cls: type[Any]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, FromSettings) or (type(value) is int and 1 <= value <= _MOST)
+
+
+def _is_time_limit(value: Any) -> bool:
+    left_open = value is None or isinstance(value, FromSettings)
+    return left_open or (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS)
+
+
+_COUNT = f"a whole number from 1 to {_MOST}"
+_SECONDS = f"None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_attempts": (_is_count, _COUNT),
+    "max_stalls": (_is_count, _COUNT),
+    "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
+    "timeout": (_is_time_limit, _SECONDS),
+    "progress_timeout": (_is_time_limit, _SECONDS),
+    "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
+}
+
+
 def _check_class(processor: JobProcessor[Any]) -> None:
     """Refuse at the start what would fail each job."""
     name = type(processor).__qualname__
-    of_kind = f"of kind {processor.kind} ({name})"
-    for attribute, optional in (("max_attempts", False), ("max_stalls", False), ("concurrency", True)):
-        value = getattr(processor, attribute)
-        left_open = isinstance(value, FromSettings) or (optional and value is None)
-        if not left_open and not (type(value) is int and 1 <= value <= _MOST):
-            rule = f"must be a whole number from 1 to {_MOST}"
-            raise SettingsError(f"{attribute}={shown(value)} {of_kind} {rule}")
-    for attribute in ("timeout", "progress_timeout"):
-        value = getattr(processor, attribute)
-        left_open = isinstance(value, FromSettings) or value is None
-        if not left_open and not (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS):
-            rule = f"must be None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
-            raise SettingsError(f"{attribute}={shown(value)} {of_kind} {rule}")
-    if not isinstance(processor.backoff, Backoff):
-        rule = "must be a Backoff, for example Backoff(first=5.0)"
-        raise SettingsError(f"backoff={shown(processor.backoff)} {of_kind} {rule}")
+    for attribute, (fits, rule) in _RULES.items():
+        if not fits(value := getattr(processor, attribute)):
+            of_kind = f"of kind {processor.kind} ({name})"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} must be {rule}")
     _check_process(processor.process, name)
     try:
         what = "payload type"
@@ -179,8 +169,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         what = "return type"
         result_type(processor.process).rebuild(raise_errors=True)
     except Exception as error:
-        cause = f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
-        raise InvalidTarget(f"the {what} of {name} cannot be used: {cause}") from error
+        raise InvalidTarget(f"the {what} of {name} cannot be used: {_cause(error)}") from error
 
 
 def _check_process(process: Callable[..., Any], name: str) -> None:
@@ -189,31 +178,30 @@ def _check_process(process: Callable[..., Any], name: str) -> None:
     try:
         inspect.signature(process).bind("job")
     except TypeError as error:
-        raise InvalidTarget(
-            f"{name}.process must take the job alone, as process(self, job): {error}"
-        ) from None
+        rule = "must take the job alone, as process(self, job)"
+        raise InvalidTarget(f"{name}.process {rule}: {error}") from None
     except ValueError:  # written in C: it cannot be asked
         return
 
 
 def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
-    stale_after = _choose(processor.stale_threshold, settings.stale_threshold)
     progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
-    limits = Limits(
-        stale_after=stale_after,
-        crash_after=settings.crash_threshold,
-        timeout=_choose(processor.timeout, settings.job_timeout),
-        max_attempts=_choose(processor.max_attempts, settings.max_attempts),
-        max_stalls=_choose(processor.max_stalls, settings.max_stalls),
-    )
+    # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
+    functions = processor.process, inspect.unwrap(processor.process)
     return Kind(
         name=processor.kind,
         processor=processor,
-        limits=limits,
+        limits=Limits(
+            stale_after=_choose(processor.stale_threshold, settings.stale_threshold),
+            crash_after=settings.crash_threshold,
+            timeout=_choose(processor.timeout, settings.job_timeout),
+            max_attempts=_choose(processor.max_attempts, settings.max_attempts),
+            max_stalls=_choose(processor.max_stalls, settings.max_stalls),
+        ),
         progress_timeout=progress_timeout,
         concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
         result_type=result_type(processor.process),
-        is_async=_is_async(processor.process),
+        is_async=any(inspect.iscoroutinefunction(each) for each in functions),
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=origin,
     )
@@ -221,8 +209,3 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
 
 def _choose(own: T | FromSettings, default: T) -> T:
     return default if isinstance(own, FromSettings) else own
-
-
-def _is_async(process: Callable[..., Any]) -> bool:
-    # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
-    return inspect.iscoroutinefunction(process) or inspect.iscoroutinefunction(inspect.unwrap(process))

@@ -15,8 +15,7 @@ from jsworker.worker.pipeline.kinds import Kind
 
 _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
-_LONGEST_DELAY = 10 * 366 * 86400.0
-"""Seconds; PostgreSQL cannot add just any number to a date."""
+_LONGEST_DELAY = 10 * 366 * 86400.0  # seconds; PostgreSQL cannot add just any number to a date
 
 _ROW_BEGINS = ("DETAIL:", "CONTEXT:", "QUERY:", "LINE ", "[SQL:", "[parameters:")
 """Lines of a database error that repeat whole rows, and with them payloads. A value may hold line breaks."""
@@ -30,27 +29,19 @@ class InvalidResult(InvalidJson):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """It returned. ``result`` is JSON text."""
+    """It returned a result, as JSON text."""
 
     result: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ended in an error.
-
-    Attributes:
-        error: what happened, with the traceback.
-        permanent: why no attempt may follow: ``permanent``, ``payload`` or ``result``; None: one may.
-        delay: seconds until the next attempt, if there is one and this was no stall.
-        stalled: whether it counts as a stall, not as an error: the run took its own process down. The next
-            attempt waits as after any counted stall.
-    """
+    """It ended in an error."""
 
     error: str
-    permanent: str | None
-    delay: float
-    stalled: bool = False
+    permanent: str | None  # why no attempt may follow: permanent, payload or result
+    delay: float  # seconds until the next attempt, if there is one and this was no stall
+    stalled: bool = False  # it counts as a stall, not as an error: the run took its own process down
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +53,11 @@ class HandedBack:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A server's fault ended the job's own transaction: an error only when that goes on for long.
-
-    Attributes:
-        error: what happened, with the traceback.
-        reason: for the timeline and the next run.
-        delay: seconds until the next attempt, should it count as an error.
-    """
+    """A server's fault ended the job's own transaction: an error only when that goes on for long."""
 
     error: str
-    reason: str
-    delay: float
+    reason: str  # for the timeline and the next run
+    delay: float  # as in Failed, should it count as an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +86,17 @@ def result_text(kind: Kind, value: Any, max_bytes: int) -> str | None:
         return None
     try:
         text = write_result(value, kind.result_type)
+        check_size(text, "result", max_bytes)
     except InvalidJson as error:
         raise InvalidResult(str(error)) from None
+    return text
+
+
+def check_size(text: str, what: str, max_bytes: int) -> None:
+    """Raise InvalidJson when a result or a checkpoint is longer than its setting allows."""
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
-        raise InvalidResult(f"result of {size} bytes exceeds JSWORKER_MAX_RESULT_BYTES={max_bytes}")
-    return text
+        raise InvalidJson(f"{what} of {size} bytes exceeds JSWORKER_MAX_{what.upper()}_BYTES={max_bytes}")
 
 
 def raised(run: Run, error: BaseException) -> Outcome:
@@ -120,12 +110,11 @@ def raised(run: Run, error: BaseException) -> Outcome:
             return Failed(_after_limit(run, clean(_text(error))), None, _delay(run, error.after))
         case _ if run.stop in {StopReason.FENCED, StopReason.SHUTDOWN}:
             return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
-        case _ if run.stop is None and (fault := _server_fault(run, error)) is not None:
-            return Interrupted(
-                describe(error), f"PostgreSQL failed in the job's own transaction: {fault}", _delay(run)
-            )
+        case _ if run.stop is None and run.interrupted is not None and is_behind(run.interrupted[0], error):
+            reason = f"PostgreSQL failed in the job's own transaction: {run.interrupted[1]}"
+            return Interrupted(describe(error), reason, _delay(run))
         case _:
-            return Failed(_after_limit(run, describe(error)), None, _delay(run))
+            return failed(run, _after_limit(run, describe(error)))
 
 
 def failed(run: Run, error: str) -> Failed:
@@ -141,33 +130,16 @@ def stopped(run: Run) -> Outcome:
         case StopReason.CANCELLED:
             return HandedBack("cancelled on request")  # a job that was asked to end has not erred
         case StopReason.TIMEOUT | StopReason.NO_PROGRESS:
-            return failed(run, str(_passed_limit(run)))
+            return failed(run, _passed_limit(run))
         case StopReason.FENCED | StopReason.SHUTDOWN | None:
             return _handed_back(run)
-
-
-def _passed_limit(run: Run) -> str | None:
-    match run.stop:
-        case StopReason.TIMEOUT:
-            return f"timed out after {run.kind.limits.timeout:g} s"
-        case StopReason.NO_PROGRESS:
-            return f"no progress for {run.kind.progress_timeout:g} s"
-        case _:
-            return None
-
-
-def _after_limit(run: Run, error: str) -> str:
-    """Say first that a time limit had passed: what the processor made of its cancellation may hide that."""
-    limit = _passed_limit(run)
-    return f"{limit}; {error}" if limit else error
 
 
 def ignored_its_stop(run: Run) -> Outcome:
     """Return the outcome of a run that goes on although it was stopped."""
     match stopped(run):
         case Failed(why) | HandedBack(why):
-            ignored = f"it goes on although it was cancelled {run.cancellations} times"
-            return failed(run, f"{why}; {ignored}")
+            return failed(run, f"{why}; it goes on although it was cancelled {run.cancellations} times")
         case outcome:
             return outcome
 
@@ -179,68 +151,29 @@ def cancelled_itself(run: Run, error: BaseException) -> Outcome:
     return failed(run, clean(f"{headline(error)}: {why}\n{trace}"))
 
 
-def headline(error: BaseException) -> str:
-    """Return type and first line of an error's message."""
-    first = first_line(clean(_text(error)))
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def first_line(text: str) -> str:
-    """Return the first line of an error's text, cut to what an event may carry."""
-    return text.split("\n", 1)[0][:_HEADLINE_CHARACTERS]
-
-
-def describe(error: BaseException) -> str:
-    """Return type, message and traceback of an error as text that may be stored and shown."""
-    lines = traceback.format_exception(error)
-    return clean(f"{headline(error)}\n{''.join(lines)}")
-
-
-def clean(text: str) -> str:
-    """Return text without rows of a database error, NUL and lone surrogates, cut in its middle."""
-    kept = "\n".join(_without_rows(text)).replace("\0", "\\0").encode(errors="backslashreplace").decode()
-    if len(kept) <= _ERROR_CHARACTERS:
-        return kept
-    half = _ERROR_CHARACTERS // 2
-    return f"{kept[:half]}\n… {len(kept) - 2 * half} characters left out …\n{kept[-half:]}"
-
-
-def _without_rows(text: str) -> Iterator[str]:
-    in_row = False
-    for line in text.splitlines():
-        words = line.lstrip(_GROUP_MARGIN)
-        if words.startswith(_ROW_BEGINS):
-            in_row = True
-        elif words.startswith(_ROW_ENDS):
-            in_row = False
-        if not in_row:
-            yield line
-
-
-def _text(error: BaseException) -> str:
-    # What str() gives, also for an error whose __str__ raises.
-    return str(traceback.TracebackException(type(error), error, None))
-
-
-def _server_fault(run: Run, error: BaseException) -> str | None:
-    """Return the fault that interrupted the job's own transaction, if ``error`` came of it."""
-    if run.interrupted is None:
-        return None
-    cause, fault = run.interrupted
-    return fault if is_behind(cause, error) else None
-
-
-def _final(run: Run, error: BaseException) -> str | None:
-    """Return why no further attempt may follow, None when one may."""
+def _final(run: Run, error: BaseException) -> str:
+    """Return why no further attempt may follow; empty: one may."""
     match error:
         case Fail():
             return "permanent"
         case InvalidResult():
             return "result"
-        case InvalidPayload() | InvalidJson() if run.unread:
+        case InvalidPayload() | InvalidJson() if run.job is None:
             return "payload"
         case _:
-            return None
+            return ""
+
+
+def _passed_limit(run: Run) -> str:
+    if run.stop is StopReason.TIMEOUT:
+        return f"timed out after {run.kind.limits.timeout:g} s"
+    return f"no progress for {run.kind.progress_timeout:g} s" if run.stop is StopReason.NO_PROGRESS else ""
+
+
+def _after_limit(run: Run, error: str) -> str:
+    """Say first that a time limit had passed: what the processor made of its cancellation may hide that."""
+    limit = _passed_limit(run)
+    return f"{limit}; {error}" if limit else error
 
 
 def _handed_back(run: Run) -> HandedBack:
@@ -264,3 +197,51 @@ def _delay(run: Run, wanted: Any = None) -> float:
         if not math.isnan(seconds):
             return min(max(seconds, 0.0), _LONGEST_DELAY)
     raise AssertionError
+
+
+def headline(error: BaseException) -> str:
+    """Return type and first line of an error's message."""
+    first = first_line(clean(_text(error)))
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error's text, cut to what an event may carry."""
+    return text.split("\n", 1)[0][:_HEADLINE_CHARACTERS]
+
+
+def describe(error: BaseException) -> str:
+    """Return type, message and traceback of an error as text that may be stored and shown."""
+    trace = "".join(traceback.format_exception(error))
+    return clean(f"{headline(error)}\n{trace}")
+
+
+def clean(text: str) -> str:
+    """Return text without rows of a database error, NUL and lone surrogates, cut in its middle."""
+    kept = storable("\n".join(_without_rows(text)))
+    if len(kept) <= _ERROR_CHARACTERS:
+        return kept
+    half = _ERROR_CHARACTERS // 2
+    return f"{kept[:half]}\n… {len(kept) - 2 * half} characters left out …\n{kept[-half:]}"
+
+
+def storable(text: str) -> str:
+    """Return text with NUL and lone surrogates, which PostgreSQL does not store, as escapes."""
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _without_rows(text: str) -> Iterator[str]:
+    in_row = False
+    for line in text.splitlines():
+        words = line.lstrip(_GROUP_MARGIN)
+        if words.startswith(_ROW_BEGINS):
+            in_row = True
+        elif words.startswith(_ROW_ENDS):
+            in_row = False
+        if not in_row:
+            yield line
+
+
+def _text(error: BaseException) -> str:
+    # What str() gives, also for an error whose __str__ raises.
+    return str(traceback.TracebackException(type(error), error, None))

@@ -1,9 +1,10 @@
 """A job's way through a worker, top to bottom: pull, claim, wait for a slot, execute, settle, answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core import fault_points
@@ -13,62 +14,62 @@ from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.maintenance.dead_letters import DeadLetters
-from jsworker.worker.pipeline import outcomes
+from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
-from jsworker.worker.pipeline.claiming import Claimer, LargeValues
 from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
-from jsworker.worker.pipeline.run_ownership import LeaseServices
-from jsworker.worker.pipeline.run_reports import RunTracing, call_hooks, emit_end, emit_ignored_stop
+from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.recovery.late_rows import LateRows
+from jsworker.worker.recovery.sweeper import LateRows
 
-_ABANDON_SECONDS: Final = 1.0
-"""How long the worker's end waits for a run that swallows its last cancellation too."""
+_ABANDON_SECONDS: Final = 1.0  # for a run that swallows its last cancellation too
+_NO_SPAN: Final = nullcontext()
 
 
 class Pipeline:
-    """Runs the jobs that messages and the table bring.
+    """Runs the jobs that messages and the table bring, with one puller and one consumer for every kind.
 
-    Attributes:
-        pullers, consumers: one of each for every kind.
+    ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
 
     def __init__(
         self, context: WorkerContext, *, quiet: QuietPhases, late: LateRows, loop_ends: Callable[[], bool]
     ) -> None:
-        """Prepare; ``loop_ends`` returns whether all tasks of the event loop have been cancelled."""
         self._context = context
         self._events = context.events
         self._in_flight = context.in_flight
         self._supervision = context.supervision
         self._quiet = quiet
         self._loop_ends = loop_ends
-        self._loop = asyncio.get_running_loop()
-        self._max_result_bytes = context.settings.max_result_bytes
         self._services = LeaseServices(
             worker_id=context.worker_id,
             settings=context.settings,
             database=context.database,
             sessions=context.sessions,
             events=context.events,
-            loop=self._loop,
+            loop=asyncio.get_running_loop(),
             on_quiet=quiet.announce,
             cover_others=quiet.cover_others,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._values = LargeValues(context)
-        self.slots = Slots(context.settings.concurrency, len(context.kinds))
+        self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
         self.isolated_runner = IsolatedRunner(context)
-        self.tracing = RunTracing(context)
+        self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
         self.consumers = [
-            self._consumer(kind, Claimer(context, kind, late=late, quiet=quiet))
+            Consumer(
+                context,
+                kind,
+                slots=self.slots,
+                dead_letters=self.dead_letters,
+                late=late,
+                quiet=quiet,
+                claim=self._claim,
+            )
             for kind in context.kinds.values()
         ]
         self.pullers = [self._puller(consumer) for consumer in self.consumers]
@@ -80,18 +81,8 @@ class Pipeline:
             self._context.stream,
             consumer.kind.name,
             deliver=consumer.deliver,
-            undecodable=consumer.undecodable,
+            undecodable=lambda message: consumer.keep_unusable(message, message.reason),
             room=consumer.room,
-        )
-
-    def _consumer(self, kind: Kind, claimer: Claimer) -> Consumer:
-        return Consumer(
-            self._context,
-            kind,
-            claimer=claimer,
-            slots=self.slots,
-            dead_letters=self.dead_letters,
-            claim=self._claim,
         )
 
     # --- Claim: a batch of messages becomes runs. ---
@@ -116,7 +107,7 @@ class Pipeline:
             self._launch(run)
 
     def _launch(self, run: Run) -> None:
-        self._start(run, partial(self._execute, run))
+        self._start(run, self._execute(run))
 
     def _leave_slot(self, run: Run, seconds: float) -> None:
         self.slots.leave(run, seconds)
@@ -134,18 +125,17 @@ class Pipeline:
             await fault_points.reach("after_claim_before_run")
         started = run.began_at = boottime()
         self.tracing.begin(run)
-        if run.spans is None:
+        with run.spans.active() if run.spans is not None else _NO_SPAN:
             outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
-        else:
-            with run.spans.active():
-                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
-            if run.left_task is None:
-                self.tracing.processed(run, outcome, error)
+        if run.left_task is None:
+            run_reports.end_process_span(run, outcome, error)
         forget_cancellation(run.left_task or run.task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
             return
-        if run.left_task is not None:
-            self._note_late_end(run, boottime() - started)
+        if run.left_task is not None:  # it was given up, and has ended after all
+            self._in_flight.given_up.discard(run)
+            self._events.emit("worker.restored", what=f"job {run.id}")
+            self._leave_slot(run, boottime() - started)
             return
         run.phase = Phase.SETTLING
         if run.quiet_until:  # a phase ends with its run
@@ -158,22 +148,22 @@ class Pipeline:
             await self._settle(run, outcome, error)  # no new task would be waited for
         else:
             # In a task of its own: what the processor has left behind may still cancel this one.
-            self._start(run, partial(self._settle, run, outcome, error))
+            self._start(run, self._settle(run, outcome, error))
 
     async def _process(self, run: Run) -> Outcome:
-        if run.claimed.payload is None and not (run.stop is None and await self._values.fetch(run)):
-            return outcomes.stopped(run)
-        run.job = open_job(run, self._services)
-        if run.stop is not None:
+        if run.claimed.payload is None and run.stop is None:
+            await fetch_content(run, self._services)
+        if run.claimed.payload is not None:
+            run.job = open_job(run, self._services)
+        if run.job is None or run.stop is not None:
             return outcomes.stopped(run)
         run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
         if self._events.wants("job.started"):
-            self._events.emit(
-                "job.started", **run.facts(), cleared=run.claimed.cleared, quarantined=run.quarantined
-            )
+            facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
+            self._events.emit("job.started", **facts)
         if run.quarantined:
             return await self.isolated_runner.run(run)
-        return await process_job(run, run.job, self._max_result_bytes)
+        return await process_job(run, run.job, self._services.settings.max_result_bytes)
 
     # --- Settle: the outcome is written, unless the job is known to be lost. ---
 
@@ -182,27 +172,26 @@ class Pipeline:
             self._answer(run, outcome, settled)
             run.job = None  # a circle: the garbage collector would take a third of the worker's time for it
         elif not run.abandoned:  # else the worker has gone, and no task would be waited for
-            self._start(run, partial(self._settle, run, outcome, None, settled))
+            self._start(run, self._settle(run, outcome, None, settled))
 
     async def _settle(
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
     ) -> None:
-        if fault_points.armed():
-            await fault_points.reach("after_process_before_settle")
+        await fault_points.reach("after_process_before_settle")
         try:
             if run.completed:
                 settled = Settled.COMPLETED
             elif settled is not Settled.LOST:
-                if not isinstance(outcome, Completed | Lost):  # another run may follow
-                    await self.tracing.noted(run)
+                # Another run may follow; settled first, this one would leave it the link to an earlier one.
+                if run.noting is not None and not isinstance(outcome, Completed | Lost):
+                    await asyncio.wait({run.noting})
                 settled = await self.settler.settle(run, outcome)
         except BaseException:
             self._let_go(run)
             raise
-        if fault_points.armed():
-            await fault_points.reach("after_settle_before_ack")
+        await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
-        await call_hooks(self._events, run, outcome, settled, error)
+        await run_reports.call_hooks(self._events, run, outcome, settled, error)
         run.job = None
 
     # --- Answer: the message is acknowledged, and events report what became of the job. ---
@@ -215,14 +204,13 @@ class Pipeline:
             self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
-        self.tracing.settled(run, settled)
-        emit_end(self._events, run, outcome, settled, error)
+        run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
 
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)
-        if self.slots.settled():
+        if self.slots.has_room_again:
             self._context.room.notify()
 
     # --- Other ends: runs without a slot, runs that ignore their stop, the worker's own end. ---
@@ -231,39 +219,27 @@ class Pipeline:
         """Release the runs that have waited for a slot for at least so many seconds."""
         for run in self.slots.take_waiting(older_than=older_than):
             run.phase = Phase.SETTLING
-            self.slots.settling()
-            self._start(run, partial(self._settle, run, HandedBack(reason), None))
+            self._start(run, self._settle(run, HandedBack(reason), None))
 
     def note_ignored(self, run: Run) -> None:
         """Report that a run ignores its stop.
 
         Without supervision, which would end the process, the attempt of a coroutine fails here and now,
         although it goes on: what it still wants to write is refused by its fencing token. It keeps its job
-        slot, for it takes what a job takes. A thread keeps its job.
+        slot. A thread keeps its job.
         """
         run.ignores_stop = True
-        emit_ignored_stop(self._events, run)
-        if self._supervision is None and run.kind.is_async:
-            self._give_up(run)
-
-    def _give_up(self, run: Run) -> None:
+        run_reports.emit_ignored_stop(self._events, run)
+        if self._supervision is not None or not run.kind.is_async or run.task is None:
+            return
         run.left_task = run.task
         self._in_flight.given_up.add(run)
-        if run.task is not None:
-            self._tasks.discard(run.task)
+        self._tasks.discard(run.task)
         run.phase = Phase.SETTLING
-        self.slots.settling()
         outcome = outcomes.ignored_its_stop(run)
         error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
-        self.tracing.processed(run, outcome, error)
-        self._start(run, partial(self._settle, run, outcome, error))
-
-    def _note_late_end(self, run: Run, seconds: float) -> None:
-        """Free the job slot of a run that was given up and has ended after all."""
-        self._in_flight.given_up.discard(run)
-        self._events.emit("worker.restored", what=f"job {run.id}")
-        self.slots.settled()
-        self._leave_slot(run, seconds)
+        run_reports.end_process_span(run, outcome, error)
+        self._start(run, self._settle(run, outcome, error))
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""
@@ -284,7 +260,7 @@ class Pipeline:
             run.abandoned = True
             if run.phase is Phase.RUNNING and not run.ignores_stop:
                 run.ignores_stop = True
-                emit_ignored_stop(self._events, run)
+                run_reports.emit_ignored_stop(self._events, run)
         for run in self._in_flight.given_up:
             run.abandoned = True
             run.cancel_again()
@@ -292,21 +268,14 @@ class Pipeline:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_ABANDON_SECONDS)
-        self._tasks = {task for task in self._tasks if not task.done()}  # those that never began, too
         return left
 
-    def _start(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
-        run.task = self._loop.create_task(self._watched(run, steps))
+    def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
+        run.task = self._services.loop.create_task(steps)
         self._tasks.add(run.task)
+        run.task.add_done_callback(self._note_end)
 
-    async def _watched(self, run: Run, steps: Callable[[], Awaitable[None]]) -> None:
-        task = run.task
-        try:
-            await steps()
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 -- reported to the worker, which stops
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._context.died("executor", error)
-        finally:
-            if task is not None:
-                self._tasks.discard(task)

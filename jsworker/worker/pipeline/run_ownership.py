@@ -1,48 +1,29 @@
 """What a job may ask of its owner, bound to one run: every write names the run's fencing token."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    AttemptManager,
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_delay,
-    wait_random_exponential,
-)
+import tenacity
 
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
-from jsworker.core.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    InvalidJson,
-    OwnershipLost,
-    may_answer_later,
-)
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Attempt, Sessions
+from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import heartbeat
+from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import result_text
+from jsworker.worker.pipeline.outcomes import check_size, result_text, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -51,22 +32,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
-_RETRY_SECONDS = 60.0
-"""For so long a transaction is tried again in the same run."""
+_PAUSES = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
+_RETRY_SECONDS = 60.0  # for so long a transaction is tried again in the same run
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
+_FETCHED_AT_ONCE = 3  # each takes its part of the line, and a connection that other statements need too
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseServices:
-    """What all leases of a worker share.
-
-    Attributes:
-        on_quiet: called when a quiet phase was announced or ended.
-        cover_others: lets the other runs of the process be silent for as long as an announced phase.
-    """
+    """What all leases of a worker share."""
 
     worker_id: str
     settings: Settings
@@ -74,8 +49,26 @@ class LeaseServices:
     sessions: Sessions
     events: Events
     loop: asyncio.AbstractEventLoop
-    on_quiet: Callable[[], None] = lambda: None
-    cover_others: Callable[[], Awaitable[None]] | None = None
+    on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
+    cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
+    fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
+
+
+async def fetch_content(run: Run, services: LeaseServices) -> None:
+    """Fetch payload and checkpoint that were too large for the claim, while heartbeats keep the job."""
+    # With more time in each try: handed back, the job would go from worker to worker for ever.
+    tries = count()
+
+    async def fetch() -> ClaimedJob:
+        async with services.fetching:
+            return await claims.fetch_content(
+                services.database, worker_id=services.worker_id, claimed=run.claimed, tries=next(tries)
+            )
+
+    try:
+        run.claimed = await _until_answered(run, fetch)
+    except OwnershipLost:
+        run.lose()
 
 
 class RunLease:
@@ -118,15 +111,13 @@ class RunLease:
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
         text = strict_json.dumps(value, what="checkpoint")
-        size = len(text) if text.isascii() else len(text.encode())
-        if size > (most := self._services.settings.max_checkpoint_bytes):
-            raise InvalidJson(f"checkpoint of {size} bytes exceeds JSWORKER_MAX_CHECKPOINT_BYTES={most}")
+        check_size(text, "checkpoint", self._services.settings.max_checkpoint_bytes)
         tries = count()
 
         async def write() -> None:
             await self._write(heartbeat.save_checkpoint, checkpoint=text, tries=next(tries))
 
-        await self._until_answered(write)
+        await _until_answered(self._run, write)
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
@@ -136,41 +127,36 @@ class RunLease:
         write = partial(self._write, heartbeat.set_thresholds, **thresholds, announced=True)
         # The heartbeat may just be restoring the thresholds after the phase before.
         async with self._run.thresholds_lock:
-            await self._until_answered(write)
+            await _until_answered(self._run, write)
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
         if seconds and self._services.cover_others is not None:
-            await self._until_answered(self._services.cover_others)
+            await _until_answered(self._run, self._services.cover_others)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
         """Open a session whose last statement completes the job."""
-        attempt = Attempt()
+        attempt, completion = Attempt(), partial(self._completion, result)
         try:
-            async with self._services.sessions.transaction(
-                lambda: self._completion(result), attempt
-            ) as session:
+            async with self._services.sessions.transaction(completion, attempt) as session:
                 yield session
-        except OwnershipLost:
-            self._run.lose()
-            raise
         except Exception as error:
             if attempt.fault is None or not (attempt.committing and await self._was_committed()):
                 self._interrupt(error, attempt)
                 raise
         self._run.completed = True
 
-    async def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]:
+    async def transactions(
+        self, result: Any
+    ) -> AsyncIterator[contextlib.AbstractAsyncContextManager["AsyncSession"]]:
         """Yield transactions until one ends without a server's fault."""
         try:
-            async for attempt in AsyncRetrying(**self._retry()):
+            async for attempt in tenacity.AsyncRetrying(**self._retry()):
                 self._run.unfinished = None
                 yield self._retried(attempt, result)
                 _entered(attempt)
-        except GeneratorExit:  # the processor left the loop
-            raise
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # not when the processor leaves the loop
             self._run.unfinished = None
             raise
 
@@ -187,37 +173,32 @@ class RunLease:
             raise
         return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
 
-    def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]:
+    def sync_transaction(self, result: Any) -> contextlib.AbstractContextManager["Session"]:
         """Open a plain session whose last statement completes the job; refused at once on an event loop."""
         _refuse_on_a_loop()
         return self._sync_transaction(result)
 
-    def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+    def sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
         """Yield transactions until one ends without a server's fault; refused at once on an event loop."""
         _refuse_on_a_loop()
         return self._sync_transactions(result)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
-        attempt = Attempt()
+        attempt, completion = Attempt(), partial(self._completion, result)
         try:
-            with self._services.sessions.sync_transaction(
-                lambda: self._completion(result), attempt
-            ) as session:
+            with self._services.sessions.sync_transaction(completion, attempt) as session:
                 yield session
-        except OwnershipLost:
-            self._run.lose()
-            raise
         except Exception as error:
             if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
                 self._interrupt(error, attempt)
                 raise
         self._run.completed = True
 
-    @asynccontextmanager
-    async def _retried(self, attempt: AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
-        opened = AsyncExitStack()
-        async for connecting in AsyncRetrying(**self._retry()):  # the block has not begun
+    @contextlib.asynccontextmanager
+    async def _retried(self, attempt: tenacity.AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
+        opened = contextlib.AsyncExitStack()
+        async for connecting in tenacity.AsyncRetrying(**self._retry()):  # the block has not begun
             with connecting:
                 session = await opened.enter_async_context(self.transaction(result))
         with attempt:
@@ -225,72 +206,53 @@ class RunLease:
                 yield session
         self._run.unfinished = _raised(attempt)
 
-    @contextmanager
-    def _sync_retried(self, attempt: AttemptManager, result: Any) -> Iterator["Session"]:
-        opened = ExitStack()
-        for connecting in Retrying(**self._retry()):
+    @contextlib.contextmanager
+    def _sync_retried(self, attempt: tenacity.AttemptManager, result: Any) -> Iterator["Session"]:
+        opened = contextlib.ExitStack()
+        for connecting in tenacity.Retrying(**self._retry()):
             with connecting:
                 session = opened.enter_context(self._sync_transaction(result))
         with attempt, opened:
             yield session
         self._run.unfinished = _raised(attempt)
 
-    def _sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]:
+    def _sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
         try:
-            for attempt in Retrying(**self._retry()):
+            for attempt in tenacity.Retrying(**self._retry()):
                 self._run.unfinished = None
                 yield self._sync_retried(attempt, result)
                 _entered(attempt)
-        except GeneratorExit:  # the processor left the loop
-            raise
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # not when the processor leaves the loop
             self._run.unfinished = None
             raise
 
     def _retry(self) -> dict[str, Any]:
-        late = stop_after_delay(_RETRY_SECONDS)
-
-        def over(state: RetryCallState) -> bool:
-            return self._run.stop is not None or late(state)
-
-        def is_fault(error: BaseException) -> bool:
-            return self._run.interrupted is not None and error is self._run.interrupted[0]
-
+        run, late = self._run, tenacity.stop_after_delay(_RETRY_SECONDS)
         return {
-            "retry": retry_if_exception(is_fault),
-            "wait": wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            "stop": over,
+            "retry": tenacity.retry_if_exception(
+                lambda error: run.interrupted is not None and run.interrupted[0] is error
+            ),
+            "wait": _PAUSES,
+            "stop": lambda state: run.stop is not None or late(state),
             "reraise": True,
         }
 
     def _interrupt(self, error: Exception, attempt: Attempt) -> None:
-        if attempt.fault is not None:
+        if isinstance(error, OwnershipLost):
+            self._run.lose()
+        elif attempt.fault is not None:
             self._run.interrupted = error, attempt.fault
 
     async def _was_committed(self) -> bool:
         """Wait until the database shows what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
-        return await self._until_answered(
-            partial(was_committed, self._services.database, job_id=job_id, token=token)
-        )
+        ask = partial(was_committed, self._services.database, job_id=job_id, token=token)
+        return await _until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
+        most = self._services.settings.max_result_bytes
         value = result() if callable(result) else result
-        return Completion(
-            *self._run.held, result_text(self._run.kind, value, self._services.settings.max_result_bytes)
-        )
-
-    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception(may_answer_later),
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            stop=lambda _: self._run.stop is not None,
-            reraise=True,
-        ):
-            with attempt:
-                return await ask()
-        raise AssertionError
+        return Completion(*self._run.held, result_text(self._run.kind, value, most))
 
     async def _write(self, statement: Callable[..., Awaitable[None]], **values: Any) -> None:
         """Write to the row of the run, which is a sign of life."""
@@ -304,20 +266,31 @@ class RunLease:
         self._run.sign_at = boottime()
 
 
-def _raised(attempt: AttemptManager) -> BaseException | None:
+async def _until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
+    async for attempt in tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(may_answer_later),
+        wait=_PAUSES,
+        stop=lambda _: run.stop is not None,
+        reraise=True,
+    ):
+        with attempt:
+            return await ask()
+    raise AssertionError
+
+
+def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:
     outcome = attempt.retry_state.outcome
     return None if outcome is None else outcome.exception()
 
 
-def _entered(attempt: AttemptManager) -> None:
+def _entered(attempt: tenacity.AttemptManager) -> None:
     if attempt.retry_state.outcome is None:
         raise RuntimeError("enter what job.transaction(retry=True) yields: async with attempt as session")
 
 
 def _text(value: str | None, most: int) -> str | None:
-    if value is None:
-        return None
-    return str(value)[:most].replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    return None if value is None else storable(str(value)[:most])
 
 
 def _refuse_on_a_loop() -> None:

@@ -12,35 +12,27 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.events import Events
 from jsworker.core.tracing import TraceContext
-from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.timeline import RunContext, note_runs
 from jsworker.stream.message import subject_of
 from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import (
-    Failed,
-    HandedBack,
-    Interrupted,
-    InvalidResult,
-    Lost,
-    Outcome,
-    first_line,
-    headline,
-)
+from jsworker.worker.pipeline.outcomes import Failed, HandedBack, Interrupted, Lost, Outcome
 
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans, Spans
 
-_BATCH: Final = 500
-"""Notes of runs in one statement."""
+_NOTES_AT_ONCE: Final = 500
 
 
 def emit_end(
     events: Events, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None
 ) -> None:
-    """Emit what became of the job of a run; ``raised`` is the error behind its outcome."""
-    error = first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
+    """Emit what became of the job of a run, in events and its spans; ``raised`` is behind its outcome."""
+    if run.spans is not None:
+        tracing.attempt(partial(run.spans.settled, settled.value))
+    error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
     if settled is Settled.COMPLETED and error is None and not events.wants("job.completed"):
         return
     facts = run.facts() | {"seconds": boottime() - run.claimed_at}
@@ -66,6 +58,13 @@ def emit_end(
             events.emit("job.lost", **facts, reason="PostgreSQL refused to write its outcome")
 
 
+def end_process_span(run: Run, outcome: Outcome, error: BaseException | None) -> None:
+    """End the span of a run that has an outcome."""
+    if run.spans is not None:
+        shown = error if isinstance(outcome, Failed) else None
+        tracing.attempt(partial(run.spans.processed, shown))
+
+
 def emit_ignored_stop(events: Events, run: Run) -> None:
     """Emit that a run goes on although it was stopped."""
     events.emit(
@@ -81,22 +80,20 @@ async def call_hooks(
     events: Events, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None
 ) -> None:
     """Call the hook of the processor that the end of a run asks for; its error is reported, no more."""
-    processor, job = run.kind.processor, run.job
-    if job is None:
+    if run.job is None:
         return
     try:
         if settled is Settled.FAILED:
             if error is None and isinstance(outcome, Failed):
-                error = InvalidResult(outcome.error)
-            await processor.on_failed(
-                job, error or RuntimeError(run.refusal or "the result could not be stored")
-            )
+                error = outcomes.InvalidResult(outcome.error)
+            error = error or RuntimeError(run.refusal or "the result could not be stored")
+            await run.kind.processor.on_failed(run.job, error)
         elif settled is Settled.LOST:
-            await processor.on_lost(job)
+            await run.kind.processor.on_lost(run.job)
     except (asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as raised:  # noqa: BLE001 -- as above
-        events.emit("job.error", raised, **run.facts(), error=f"in a hook: {headline(raised)}")
+    except BaseException as raised:  # noqa: BLE001 -- the user's code; the job has ended
+        events.emit("job.error", raised, **run.facts(), error=f"in a hook: {outcomes.headline(raised)}")
 
 
 class RunTracing:
@@ -105,9 +102,8 @@ class RunTracing:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._notes: Batcher[RunContext, None] = Batcher(
-            "run contexts", self._write, limit=_BATCH, died=context.died
+            "run contexts", self._write, limit=_NOTES_AT_ONCE, died=context.died
         )
-        self._noting: dict[Held, asyncio.Future[None]] = {}
 
     def begin(self, run: Run) -> None:
         """Begin the span of a run that has got its slot."""
@@ -133,29 +129,8 @@ class RunTracing:
             claimed_ns=now_ns - _nanoseconds(now - run.claimed_at),
         )
         if (state := begun.state()) is not None:
-            noted = self._notes.submit(RunContext(claimed.id, claimed.fencing_token, state))
-            self._noting[run.held] = noted
-            noted.add_done_callback(lambda _: self._noting.pop(run.held, None))
+            run.noting = self._notes.submit(RunContext(claimed.id, claimed.fencing_token, state))
         return begun
-
-    async def noted(self, run: Run) -> None:
-        """Wait until the context of a run is in its row, or cannot be written.
-
-        A run that settled first would leave its follower the link to an earlier one.
-        """
-        if (noting := self._noting.get(run.held)) is not None:
-            await asyncio.wait({noting})
-
-    def processed(self, run: Run, outcome: Outcome, error: BaseException | None) -> None:
-        """End the span of a run that has an outcome."""
-        if run.spans is not None:
-            shown = error if isinstance(outcome, Failed) else None
-            tracing.attempt(partial(run.spans.processed, shown))
-
-    def settled(self, run: Run, settled: Settled) -> None:
-        """Note what became of the job of a run."""
-        if run.spans is not None:
-            tracing.attempt(partial(run.spans.settled, settled.value))
 
     async def close(self) -> None:
         """Give up notes that are not written."""

@@ -4,59 +4,43 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from itertools import count
+from typing import Any, TypeAlias
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import timeline
+from jsworker.ownership.transitions import settle, timeline
 from jsworker.ownership.transitions.heartbeat import Held
-from jsworker.ownership.transitions.settle import (
-    Completion,
-    Failure,
-    Refusals,
-    Return,
-    Settled,
-    complete,
-    fail,
-    release,
-    server_faults,
-)
+from jsworker.ownership.transitions.settle import Completion, Failure, Refusals, Return, Settled
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
 
 _BATCH = 200
-_LARGE_CHARACTERS = 64 * 1024
-"""A longer result is written alone: others need not wait for it, and no batch is too large for a line."""
+_LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone: others need not wait for it
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-_MOST_SERVER_FAULTS = 16
-"""In a row; the pauses between them make eleven minutes."""
-_ALONE_AT_ONCE = 3
-"""Outcomes that wait for locks, and large ones, each on a connection that claims need too."""
+_MOST_SERVER_FAULTS = 16  # in a row; the pauses between them make eleven minutes
+_ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones, each on a connection that claims need too
+_REFUSED_KEPT = 200  # refused failures; of more only marks show that their jobs have run
+_FIRST_WAIT_SECONDS = 0.05
+_LONGEST_WAIT_SECONDS = 2.0  # between tries alone: some errors come at once while all others are answered
+_LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)  # then a locked row is waited for
 
-_REFUSED_KEPT: Final = 200
-"""Failures that were refused and are kept as they are; of more only marks show that their jobs have run."""
-
-_FIRST_WAIT_SECONDS: Final = 0.05
-_LONGEST_WAIT_SECONDS: Final = 2.0
-"""Between tries to write an outcome alone: some errors come at once while all others are answered."""
-
-_LOCKED_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)
-"""After these an outcome whose row was locked is waited for; a heartbeat's lock is gone by then."""
-
+Ended: TypeAlias = Completion | Failure | Return
 Statement: TypeAlias = Callable[..., Awaitable[Sequence[Settled]]]
-EndedT = TypeVar("EndedT", Completion, Failure, Return)
+
+_STATEMENTS: dict[Statement, str] = {
+    settle.complete: "completions",
+    settle.fail: "failures",
+    settle.release: "releases",
+}
 
 
 class Settler:
-    """Writes outcomes; a finished outcome outlives an outage of the database.
-
-    Attributes:
-        completions: on their way, in batches.
-    """
+    """Writes outcomes; a finished outcome outlives an outage of the database."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -64,15 +48,11 @@ class Settler:
         self._refused: dict[Held, Failure] = {}
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
-        self.completions: Batcher[Completion, Settled | None] = Batcher(
-            "completions", partial(self._write, complete), limit=_BATCH, died=context.died
-        )
-        self._failures: Batcher[Failure, Settled | None] = Batcher(
-            "failures", partial(self._write, fail), limit=_BATCH, died=context.died
-        )
-        self._returns: Batcher[Return, Settled | None] = Batcher(
-            "releases", partial(self._write, release), limit=_BATCH, died=context.died
-        )
+        self._batchers: dict[Statement, Batcher[Any, Settled | None]] = {
+            statement: Batcher(name, partial(self._write, statement), limit=_BATCH, died=context.died)
+            for statement, name in _STATEMENTS.items()
+        }
+        self.completions = self._batchers[settle.complete]
 
     async def settle(self, run: Run, outcome: Outcome) -> Settled:
         """Write a run's outcome and return what became of the job. May take as long as an outage lasts."""
@@ -84,18 +64,15 @@ class Settler:
             case HandedBack(reason):
                 if run.stop is StopReason.FENCED:
                     await self._note_fence(run)
-                return await self._returned(Return(*run.held, reason))
+                return await self._written(settle.release, Return(*run.held, reason))
             case Interrupted():
                 return await self._interrupted(run, outcome)
             case Lost():
                 return Settled.LOST
 
     def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
-        """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear.
-
-        A large result is no part of a batch: unclear at once, it is to be settled like any other outcome.
-        """
-        if result is not None and len(result) > _LARGE_CHARACTERS:
+        """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear."""
+        if _is_large(result):  # no part of a batch: it is settled like any other outcome
             then(None)
         else:
             self.completions.post(Completion(*run.held, result), then)
@@ -107,21 +84,20 @@ class Settler:
         released, and ``reason`` stands in the timeline.
         """
         failure = self._refused.get(held)
-        if failure is None and not ended:
-            return self._returns.submit(Return(*held, reason))
-        error = "its run has ended, but PostgreSQL refused to write how"
-        return self._failures.submit(failure or Failure(*held, error, None, _LONGEST_PAUSE_SECONDS))
+        if failure is None and ended:
+            error = "its run has ended, but PostgreSQL refused to write how"
+            failure = Failure(*held, error, None, _LONGEST_PAUSE_SECONDS)
+        if failure is not None:
+            return self._batchers[settle.fail].submit(failure)
+        return self._batchers[settle.release].submit(Return(*held, reason))
 
     async def close(self) -> None:
         """Give up outcomes that are not written; their jobs go back by the stale rule."""
-        for batcher in (self.completions, self._failures, self._returns):
+        for batcher in self._batchers.values():
             await batcher.close()
 
     async def _completed(self, run: Run, result: str | None) -> Settled:
-        completion = Completion(*run.held, result)
-        is_large = result is not None and len(result) > _LARGE_CHARACTERS
-        write = partial(self._persist, complete, wait=False) if is_large else self.completions.submit
-        settled = await self._written(write, complete, completion)
+        settled = await self._written(settle.complete, Completion(*run.held, result))
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
@@ -129,20 +105,18 @@ class Settler:
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
-        settled = await self._written(self._failures.submit, fail, failure)
+        settled = await self._written(settle.fail, failure)
         if settled is Settled.REFUSED:
             self._refused[failure.id, failure.token] = failure
             if len(self._refused) > _REFUSED_KEPT:
                 del self._refused[next(iter(self._refused))]
         return settled
 
-    async def _returned(self, given_back: Return) -> Settled:
-        return await self._written(self._returns.submit, release, given_back)
-
-    async def _written(
-        self, write: Callable[[EndedT], Awaitable[Settled | None]], statement: Statement, ended: EndedT
-    ) -> Settled:
+    async def _written(self, statement: Statement, ended: Ended) -> Settled:
         """Write an outcome without waiting for locks; unanswered, or behind a lock that stays, alone."""
+        is_large = isinstance(ended, Completion) and _is_large(ended.result)
+        alone = partial(self._persist, statement, wait=False)
+        write = alone if is_large else self._batchers[statement].submit
         for pause in _LOCKED_PAUSES:
             settled = await write(ended)
             if settled is None:
@@ -154,12 +128,12 @@ class Settler:
 
     async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
         """Release a job with a growing pause; after ten minutes of faults in a row they are an error."""
-        faults = partial(server_faults, self._context.database, job_id=run.id)
+        faults = partial(settle.server_faults, self._context.database, job_id=run.id)
         times = await self._context.health.until_answered(faults)
         if times >= _MOST_SERVER_FAULTS:
             return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
-        delay = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times) * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing
-        settled = await self._returned(Return(*run.held, outcome.reason, delay))
+        delay = _jittered(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times))
+        settled = await self._written(settle.release, Return(*run.held, outcome.reason, delay))
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
 
     async def _note_fence(self, run: Run) -> None:
@@ -181,68 +155,56 @@ class Settler:
 
         await self._context.health.until_answered(note)
 
-    async def _persist(self, statement: Statement, ended: EndedT, *, wait: bool = True) -> Settled:
-        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others.
-
-        Those that ``wait`` for the lock have places of their own: they may keep them for long.
-        """
-        tries = 0
-        while True:
+    async def _persist(self, statement: Statement, ended: Ended, *, wait: bool = True) -> Settled:
+        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
+        for tries in count():
+            # Those that wait for a lock may keep their places for long.
             async with self._waiting if wait else self._large:
                 await self._context.health.wait_until_up()
-                refusals: Refusals = {}
                 try:
-                    [settled] = await statement(
-                        self._context.database,
-                        worker_id=self._context.worker_id,
-                        runs=[ended],
-                        refusals=refusals,
-                        tries=tries,
-                        wait=wait,
-                    )
-                except DatabaseBusy as error:  # the heartbeats' connection is open already, and would answer
+                    [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
+                except (DatabaseBusy, DatabaseRefused) as error:
+                    # Busy: the heartbeats' connection is open already, and would answer a ping.
                     self._context.health.failed(error)
                 except DatabaseUnavailable:
                     # Is the database silent? One row that stays locked looks the same, and is not.
                     with self._context.health.noting():
                         await self._context.database.ping()
-                except DatabaseRefused as error:
-                    self._context.health.failed(error)
                 else:
-                    self._context.health.answered()
-                    await self._set_aside(statement, refusals)
                     return settled
-            wait_seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
-            tries += 1
-            await asyncio.sleep(wait_seconds * random.uniform(0.8, 1.2))  # noqa: S311 -- as above
+            seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
+            await asyncio.sleep(_jittered(seconds))
+        raise AssertionError
 
-    async def _write(self, statement: Statement, runs: Sequence[EndedT]) -> Sequence[Settled | None]:
+    async def _write(self, statement: Statement, runs: Sequence[Ended]) -> Sequence[Settled | None]:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
         await self._context.health.wait_until_up()
         try:
-            refusals: Refusals = {}
-            settled = await statement(
-                self._context.database,
-                worker_id=self._context.worker_id,
-                runs=runs,
-                refusals=refusals,
-                wait=False,
-            )
+            return await self._ask(statement, runs, wait=False)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
             return [None] * len(runs)
+
+    async def _ask(self, statement: Statement, runs: Sequence[Ended], **how: int) -> Sequence[Settled]:
+        """Write outcomes and set refused rows aside; a refused completion becomes a failure instead."""
+        refusals: Refusals = {}
+        settled = await statement(
+            self._context.database, worker_id=self._context.worker_id, runs=runs, refusals=refusals, **how
+        )
         self._context.health.answered()
-        await self._set_aside(statement, refusals)
+        if statement is settle.complete:
+            self._refusals |= refusals
+        elif refusals:
+            attempted = "fail" if statement is settle.fail else "release"
+            refused = [(job_id, error) for (job_id, _), error in refusals.items()]
+            with self._context.health.noting():  # what is not set aside is found again as orphaned claims
+                await self._context.refused_rows.note(attempted, refused)
         return settled
 
-    async def _set_aside(self, statement: Statement, refusals: Refusals) -> None:
-        """Set refused rows aside; a completion that was refused becomes a failure, which says why."""
-        if not refusals:
-            return
-        if statement is complete:
-            self._refusals |= refusals
-            return
-        attempted = "fail" if statement is fail else "release"
-        refused = [(job_id, error) for (job_id, _), error in refusals.items()]
-        with self._context.health.noting():  # what is not set aside is found again as orphaned claims
-            await self._context.refused_rows.note(attempted, refused)
+
+def _is_large(result: str | None) -> bool:
+    return result is not None and len(result) > _LARGE_CHARACTERS
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing

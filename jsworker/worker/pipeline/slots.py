@@ -4,47 +4,38 @@ import math
 from collections import Counter, deque
 
 from jsworker.core.clock import boottime
-from jsworker.worker.pipeline.in_flight import Run
+from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
-_PREFETCH_SECONDS = 0.1
-"""Only what should start within this time is prefetched; the rest stays in JetStream for other workers."""
-
-_PREFETCH_JOBS = 200
-"""And never more than this."""
-
-_SETTLING_JOBS = 2000
-"""Outcomes on their way to the database; beyond that the database is the bottleneck: nothing is claimed."""
-
-_WEIGHT = 0.05
-"""Of one run in the moving average of a kind's run time."""
-
+_PREFETCH_SECONDS = 0.1  # only what should start so soon is prefetched; the rest is left to other workers
+_PREFETCH_JOBS = 200  # never more than this
+_SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
+_WEIGHT = 0.05  # of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
 
 
 class Slots:
     """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
 
-    def __init__(self, capacity: int, kinds: int) -> None:
+    def __init__(self, capacity: int, kinds: int, in_flight: InFlight) -> None:
         self._capacity = capacity
         self._kinds = kinds
-        self._waiting: dict[str, deque[Run]] = {}
-        """By kind; the kind that was served last stands last."""
+        self.serve_one_kind = kinds == 1
+        self._all = in_flight
+        self._waiting: dict[str, deque[Run]] = {}  # the kind that was served last stands last
         self._running: Counter[str] = Counter()
         self._taken = 0
-        self._in_flight = 0
-        """Runs that wait or run."""
+        self._unsettled = 0  # runs that wait or run
         self._mean_seconds: dict[str, float] = {}
-        self._settling = 0
         self._closed = False
 
-    def room(self, kind: Kind, *, claiming: int, claiming_kind: int) -> int:
-        """Return how many more jobs of a kind may be claimed, ``claiming`` of any kind being on their way."""
-        if self._closed or self._settling >= _SETTLING_JOBS:
+    def room(self, kind: Kind, *, claiming: int) -> int:
+        """Return how many more jobs of a kind may be claimed, ``claiming`` of it being on their way."""
+        if self._closed or self._settling() >= _SETTLING_JOBS:
             return 0
         prefetch = self._prefetch(kind)
-        in_line = claiming_kind + len(self._waiting.get(kind.name, ()))
-        free = self._capacity + prefetch - claiming - self._in_flight
+        in_line = claiming + len(self._waiting.get(kind.name, ()))
+        free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
         if prefetch:  # slots fall free quickly: each kind gets some, however many jobs of others wait
             free = max(free, self._share(kind, prefetch) - in_line)
         return min(free, self._most_of(kind, prefetch) - in_line - self._running[kind.name])
@@ -54,15 +45,10 @@ class Slots:
         prefetch = self._prefetch(kind)
         return min(self._capacity + prefetch, self._most_of(kind, prefetch))
 
-    @property
-    def serve_one_kind(self) -> bool:
-        """Whether all jobs of the process are of one kind."""
-        return self._kinds == 1
-
     def add(self, run: Run) -> None:
         """Let a run wait for a slot; ``next_run`` returns it in its turn."""
         self._waiting.setdefault(run.kind.name, deque()).append(run)
-        self._in_flight += 1
+        self._unsettled += 1
 
     def next_run(self) -> Run | None:
         """Give a slot to the next run, kind after kind so that none starves; None: no slot, or no run."""
@@ -82,8 +68,7 @@ class Slots:
         name = run.kind.name
         self._running[name] -= 1
         self._taken -= 1
-        self._in_flight -= 1
-        self.settling()
+        self._unsettled -= 1
         mean = self._mean_seconds.get(name, seconds)
         self._mean_seconds[name] = max(mean + _WEIGHT * (seconds - mean), _SHORTEST_SECONDS)
 
@@ -91,14 +76,10 @@ class Slots:
         """Give slots to no more runs; those that wait are taken out by ``take_waiting``."""
         self._closed = True
 
-    def settling(self) -> None:
-        """Note that an outcome is on its way."""
-        self._settling += 1
-
-    def settled(self) -> bool:
-        """Note that an outcome has been settled, and return whether that makes room."""
-        self._settling -= 1
-        return self._settling == _SETTLING_JOBS - 1
+    @property
+    def has_room_again(self) -> bool:
+        """Whether the outcome that was settled just now makes room."""
+        return self._settling() == _SETTLING_JOBS - 1
 
     def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
         """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
@@ -107,10 +88,13 @@ class Slots:
         for name, queue in self._waiting.items():
             while queue and now - queue[0].claimed_at >= older_than:
                 taken.append(queue.popleft())
-                self._in_flight -= 1
+                self._unsettled -= 1
                 # Runs take longer than the mean says: until one has ended, nothing more is prefetched.
                 self._mean_seconds.pop(name, None)
         return taken
+
+    def _settling(self) -> int:
+        return len(self._all.runs) - self._unsettled
 
     def _prefetch(self, kind: Kind) -> int:
         """Return how many job slots fall free soon, if those that are free now are given to this kind."""

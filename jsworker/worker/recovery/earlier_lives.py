@@ -10,7 +10,7 @@ from typing import Final
 
 from jsworker import __version__
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, SettingsError
+from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.workers import EarlierLife, WorkerRow
@@ -20,31 +20,27 @@ from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.resets import DeadOwners
 from jsworker.worker.supervision import DeadOwner
 
-FORGOTTEN_AFTER_SECONDS: Final = 86_400.0
-"""A worker that has been silent for a day, and holds nothing, is deleted from the registry."""
+FORGOTTEN_AFTER_SECONDS: Final = 86_400.0  # of a worker that holds nothing: it is deleted from the registry
 
 _MISSED_HEARTBEATS: Final = 4
 """After so many of its own intervals without a sign of life a worker with a duplicate id counts as gone. One
 is left out on purpose now and then (``Heartbeat``); two may be missed beside it."""
 _LOOKS_PER_INTERVAL: Final = 4
-_ENDED = frozenset("ZX")
-"""States of a process that runs no more: a zombie waits only for its parent to take note."""
+_ENDED = frozenset("ZX")  # a zombie waits only for its parent to take note
 
 
 def identify(
     settings: Settings, kinds: Sequence[str], kinds_without_timeout: Sequence[str] = ()
 ) -> WorkerRow:
     """Return this process's row of the registry: ``hostname-pid-random`` and what Linux knows of it."""
-    hostname = settings.hostname or socket.gethostname()
-    pid = os.getpid()
-    name = settings.worker_id or f"{hostname}-{pid}"
+    hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
     return WorkerRow(
-        id=f"{name}-{secrets.token_hex(4)}",
+        id=f"{settings.worker_id or f'{hostname}-{pid}'}-{secrets.token_hex(4)}",
         hostname=hostname,
         pod_uid=settings.pod_uid,
         container=settings.container,
-        boot_id=_read("/proc/sys/kernel/random/boot_id"),
-        pid_namespace=_link("/proc/self/ns/pid"),
+        boot_id=_known(Path("/proc/sys/kernel/random/boot_id").read_text),
+        pid_namespace=_known(Path("/proc/self/ns/pid").readlink),
         pid=pid,
         process_started=start_of(pid),
         kinds=kinds,
@@ -55,25 +51,15 @@ def identify(
     )
 
 
-def _read(path: str) -> str | None:
+def _known(read: Callable[[], object]) -> str | None:
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        return str(read()).strip()
     except OSError:
         return None  # not Linux: no evidence of this sort, the stale rule covers it
 
 
-def _link(path: str) -> str | None:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return None
-
-
 def start_of(pid: int) -> str | None:
-    """Return a process's start in clock ticks since boot: with the pid it names one life.
-
-    None: it does not run in this PID namespace.
-    """
+    """Return a process's start in clock ticks since boot; None: it does not run in this PID namespace."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -85,9 +71,8 @@ def start_of(pid: int) -> str | None:
 def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
     """Return how an earlier life is proven to have ended, None when it may be alive.
 
-    A name proves nothing: a pod of the same name may run on another node, and several workers may share a
-    host. Proof is the process that is gone from this very PID namespace, or the end of the container that
-    this one has replaced in its own pod.
+    A name proves nothing. Proof is the process that is gone from this very PID namespace, or the end of the
+    container that this one has replaced in its own pod.
     """
     if me.boot_id is None or me.pid_namespace is None:
         return None
@@ -102,7 +87,7 @@ def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
 class Reconciler:
     """Startup reconciliation: takes back the jobs of earlier lives at once, on evidence of death.
 
-    The jobs of ``siblings`` the common parent takes back: it knows which of them had begun. What it has left
+    The jobs of ``siblings`` the common parent takes back, who knows which of them had begun; what it has left
     after one statement time-out is taken back all the same. ``done`` is called when nothing is left to do.
     """
 
@@ -121,27 +106,21 @@ class Reconciler:
 
     async def step(self) -> None:
         """Find the dead and take back what they hold; without a database the next step tries again."""
-        try:
-            dead = await self._find_the_dead()
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._context.health.failed(error)
-            return
-        jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
-        with self._context.health.noting():  # else the next start forgets them
-            await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
-        ended = sorted(each.worker_id for each in dead)
-        self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
-        self._done()
-
-    async def _find_the_dead(self) -> list[DeadOwner]:
-        lives = await workers.earlier_lives(self._context.database, worker=self._context.me)
-        settled_at = boottime() + self._context.settings.statement_timeout
-        proofs = {life.id: death_of(life, self._context.me) for life in lives}
-        return [
-            DeadOwner(worker_id, f"worker {worker_id} has ended: {proof}", settled_at)
-            for worker_id, proof in proofs.items()
-            if proof is not None
-        ]
+        me = self._context.me
+        with self._context.health.noting():
+            lives = await workers.earlier_lives(self._context.database, worker=me)
+            settled_at = boottime() + self._context.settings.statement_timeout
+            dead = [
+                DeadOwner(life.id, f"worker {life.id} has ended: {proof}", settled_at)
+                for life in lives
+                if (proof := death_of(life, me)) is not None
+            ]
+            jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
+            with self._context.health.noting():  # else the next start forgets them
+                await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
+            ended = sorted(each.worker_id for each in dead)
+            self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
+            self._done()
 
     async def _take_back(self, dead: DeadOwner) -> int:
         if dead.worker_id in self._siblings:
@@ -163,7 +142,9 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
         others = [
             life
             for life in await workers.duplicates(context.database, worker=context.me, name=name)
-            if life.started_before and death_of(life, context.me) is None and not _is_silent(life)
+            if life.started_before
+            and life.seconds_silent <= _MISSED_HEARTBEATS * life.heartbeat_interval
+            and death_of(life, context.me) is None
         ]
         if not others:
             return
@@ -178,10 +159,6 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
         # Else the next worker of this name would take this one for gone.
         await workers.seen(context.database, context.me, state="running")
         await asyncio.sleep(min(life.heartbeat_interval for life in others) / _LOOKS_PER_INTERVAL)
-
-
-def _is_silent(life: EarlierLife) -> bool:
-    return life.seconds_silent > _MISSED_HEARTBEATS * life.heartbeat_interval
 
 
 def _end_of_process(earlier: EarlierLife) -> str | None:
@@ -200,5 +177,5 @@ def _is_hidden(pid: int) -> bool:
     except PermissionError:
         return True
     except (ProcessLookupError, OverflowError):
-        return False
-    return False  # one's own, which show: a zombie
+        pass
+    return False  # one's own show: this one is a zombie, if it is there

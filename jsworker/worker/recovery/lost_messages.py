@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from uuid import UUID
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -13,8 +14,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
 _PAGE = 300
-_PAGES = 20
-"""In one scan at most: silent owners are looked for by the same scan."""
+_PAGES = 20  # in one scan at most
 _LOOKED_UP = 100
 """Messages that are looked up one by one in a scan: enough to find every loss in time, few enough to cost
 the server nothing beside a deep backlog."""
@@ -35,19 +35,24 @@ class LostMessages:
             return
         try:
             with self._context.health.noting():
-                await self._repair_pages()
+                for _ in range(_PAGES):
+                    if not self._context.stream.connected or not await self._repair_page():
+                        return
         except StreamUnavailable:
             return  # nothing is proven; the next scan asks again
         except StreamRefused as error:
             self._context.complaints.report("repair of lost messages", str(error))
 
-    async def _repair_pages(self) -> None:
-        for _ in range(_PAGES):
-            if not (self._context.stream.connected and await self._repair_page()) or self._search.is_slow:
-                return
-
     async def _repair_page(self) -> bool:
-        rows = await self._search.make(self._next_page)
+        """Repair the next page, and return whether the one after it should be looked at at once."""
+        page = partial(
+            republish.posted,
+            self._context.database,
+            after=self._after,
+            older_than=2 * self._context.settings.scan_interval,
+            limit=_PAGE,
+        )
+        rows = await self._search.make(lambda seconds: page(seconds=seconds))
         if rows is None:
             return False
         if not rows:
@@ -55,7 +60,6 @@ class LostMessages:
             return False
         # The stream is asked after the rows were read: what is marked in them is in it, or was.
         state = await self._context.stream.state()
-        # Up to which number every message of a kind was answered.
         ack_floors = {kind: await self._ack_floor(kind) for kind in {row.kind for row in rows}}
         gone = [row for row in rows if _is_gone(row, state, ack_floors[row.kind])]
         lost = {row.id for row in gone}
@@ -63,19 +67,12 @@ class LostMessages:
         missing = await self._look_up(there[:_LOOKED_UP])
         last = rows[-1] if gone or len(there) <= _LOOKED_UP else there[_LOOKED_UP - 1]
         self._after = (last.queued_at, last.id)
-        await self._republish([*gone, *missing])
-        return bool(gone)
-
-    async def _next_page(self, seconds: float) -> list[Posted]:
-        return await republish.posted(
-            self._context.database,
-            after=self._after,
-            older_than=2 * self._context.settings.scan_interval,
-            limit=_PAGE,
-            seconds=seconds,
-        )
+        if gone or missing:
+            await self._republish([*gone, *missing])
+        return bool(gone) and not self._search.is_slow
 
     async def _ack_floor(self, kind: str) -> int:
+        """Return up to which number every message of a kind was answered."""
         try:
             consumer = await self._context.stream.consumer_state(kind)
         except (StreamUnavailable, StreamRefused):
@@ -95,8 +92,6 @@ class LostMessages:
         return [row for row, is_missing in zip(rows, found, strict=True) if is_missing]
 
     async def _republish(self, gone: Sequence[Posted]) -> None:
-        if not gone:
-            return
         again = await republish.republish(
             self._context.database,
             worker_id=self._context.worker_id,
@@ -104,9 +99,8 @@ class LostMessages:
             refused_rows=self._context.refused_rows,
         )
         if again:
-            self._context.events.emit(
-                "message.republished", jobs=len(again), reason="their messages are gone"
-            )
+            reason = "their messages are gone"
+            self._context.events.emit("message.republished", jobs=len(again), reason=reason)
             self._context.requeued.notify()
 
 

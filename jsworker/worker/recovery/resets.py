@@ -18,9 +18,7 @@ if TYPE_CHECKING:  # a parent of workers resets without NATS
     from jsworker.worker.context import WorkerContext
 
 BY_OPERATOR: Final = "operator"
-
-_LOOKS: Final = 4
-"""In a statement time-out."""
+_LOOKS: Final = 4  # in a statement time-out
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LONGEST_RETRY_SECONDS: Final = 2.0
 
@@ -36,13 +34,10 @@ async def reset_dead_owner(
 ) -> str | None:
     """Take back all that a dead owner holds, again and again until its last CLAIM cannot commit any more.
 
-    A CLAIM may be on its way to the database when its process dies, and rows that a last statement of the
-    dead owner has locked are skipped. The last look begins when no such statement can be left. Without a
-    database this waits and tries again, for ever.
-
-    ``worker_id`` stands in the timeline; ``report`` is awaited with what each look took back, ``failed`` is
-    called with each error of the database. Returns why the owner is not marked as ended in the registry;
-    None: it is.
+    A CLAIM may be on its way to the database when its process dies, and rows that its last statement has
+    locked are skipped: the last look begins when no such statement can be left. Without a database this tries
+    again, for ever. ``report`` is awaited with what each look took back, ``failed`` is called with each error
+    of the database. Returns why the owner is not marked as ended in the registry; None: it is.
     """
     in_line: reset.InLine = {}
     retry = 0.0
@@ -63,11 +58,11 @@ async def reset_dead_owner(
                 return await _mark_ended(database, dead.worker_id)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             failed(error)
-            retry = min(_LONGEST_RETRY_SECONDS, max(_FIRST_RETRY_SECONDS, 2 * retry))
-            await asyncio.sleep(retry)
+            pause = retry = min(_LONGEST_RETRY_SECONDS, max(_FIRST_RETRY_SECONDS, 2 * retry))
         else:
             retry = 0.0
-            await asyncio.sleep(min(statement_timeout / _LOOKS, dead.settled_at - boottime()))
+            pause = min(statement_timeout / _LOOKS, dead.settled_at - boottime())
+        await asyncio.sleep(pause)
 
 
 async def _mark_ended(database: Database, worker_id: str) -> str | None:
@@ -119,10 +114,7 @@ class DeadOwners:
 
 
 async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str) -> None:
-    """Emit the events of a RESET, have jobs published, and set refused rows aside.
-
-    ``cause`` is the rule: ``stale``, ``crashed`` or ``dead``.
-    """
+    """Emit the events of a RESET, have jobs published, and set refused rows aside; ``cause`` is the rule."""
     report_resets(taken.resets, cause=cause, events=context.events)
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
@@ -138,31 +130,28 @@ async def report_operators(database: Database, *, events: Events) -> None:
 
 def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> None:
     """Emit one event for each job and, where their owners were silent or dead, one for all together."""
+    by_operator, together = cause == BY_OPERATOR, len(resets)
     for job in resets:
-        _report_one(job, cause, events, together=len(resets))
-    if not resets or cause == BY_OPERATOR:
-        return
-    events.emit(
-        "stale.recovered",
-        jobs=len(resets),
-        owners=sorted({job.owner for job in resets}),
-        cause=cause,
-        counted=sum(job.counted for job in resets),
-        to=dict(Counter(job.status for job in resets)),
-    )
-
-
-def _report_one(job: Reset, cause: str, events: Events, *, together: int) -> None:
-    facts = {"job_id": str(job.id), "kind": job.kind, "fencing_token": job.fencing_token, "owner": job.owner}
-    if cause == BY_OPERATOR:  # no stall, whatever its owner did: so each has a line of its own
-        events.emit("job.cleared", **facts, cause=cause, to=job.status)
-    else:
-        stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls}
-        events.emit("job.stalled", **facts, **stall, together=together)
-    match job.status:
-        case "failed":
-            events.emit("job.failed", **facts, error="stalled too often", stalls=job.stalls)
-        case "cancelled":
-            events.emit("job.cancelled", **facts)
-        case _ if cause != BY_OPERATOR:
-            events.emit("job.cleared", **facts, cause=cause, to=job.status, together=together)
+        facts: dict[str, object] = {"job_id": str(job.id), "kind": job.kind}
+        facts |= {"fencing_token": job.fencing_token, "owner": job.owner}
+        if by_operator:  # no stall, whatever its owner did: so each has a line of its own
+            events.emit("job.cleared", **facts, cause=cause, to=job.status)
+        else:
+            stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls, "together": together}
+            events.emit("job.stalled", **facts, **stall)
+        match job.status:
+            case "failed":
+                events.emit("job.failed", **facts, error="stalled too often", stalls=job.stalls)
+            case "cancelled":
+                events.emit("job.cancelled", **facts)
+            case "queued" | "scheduled" if not by_operator:
+                events.emit("job.cleared", **facts, cause=cause, to=job.status, together=together)
+    if resets and not by_operator:
+        events.emit(
+            "stale.recovered",
+            jobs=together,
+            owners=sorted({job.owner for job in resets}),
+            cause=cause,
+            counted=sum(job.counted for job in resets),
+            to=dict(Counter(job.status for job in resets)),
+        )

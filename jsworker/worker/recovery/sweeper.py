@@ -1,25 +1,125 @@
 """The scan for silent owners: their jobs are taken back by rules 1 and 3 of the protocol."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.ownership.transitions import reset
 from jsworker.ownership.transitions.reset import Lateness, Suspect, TakenBack
 from jsworker.stream.liveness import Answer
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
-from jsworker.worker.presence import Presence
-from jsworker.worker.recovery.late_rows import LateRows, Proof
 from jsworker.worker.recovery.resets import report_taken
 
-_LOOKED_AT = 5000
-"""Late rows of one scan; those that are overdue for longest come first, the others with the next scan."""
+if TYPE_CHECKING:  # both know of runs, which are claimed with what is proven here
+    from jsworker.worker.heartbeat import Heartbeat
+    from jsworker.worker.presence import Presence
+
+_LOOKED_AT = 5000  # late rows of one scan, the longest overdue first
 _ASKED_AT_ONCE = 50
-_REST = 20
-"""Shorter than that of other searches: jobs of the dead wait for this one."""
+_REST = 20  # shorter than that of other searches: jobs of the dead wait for this one
+_FEWEST_OWNERS = 3  # with fewer a mass event looks like a single death
+BELIEVED_SECONDS = 86_400.0
+"""So long beyond the crash threshold an answer on NATS stands for heartbeats: a client with a worker's login
+can answer for a dead worker, or hide that there is no answer. The owner stops before."""
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """A late row as it was first seen. Moments are boot times; infinity: it has not happened."""
+
+    state: tuple[int, datetime]  # token and last sign of life: a row in which they change is watched anew
+    at: float
+    hold_until: float = 0.0  # before it, the brake forbids to take the row back
+    unheard_at: float = math.inf  # its owner was first found without responders
+    unheard_again: bool = False  # that was confirmed, at least one scan later
+    crashed_at: float = math.inf  # first seen beyond the crash threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What one look has proven."""
+
+    stale: list[Suspect]  # rule 1 gives them free
+    held: int  # that the brake has just put off
+    braked: bool  # the brake has held some of the stale ones before: a mass event
+
+
+class LateRows:
+    """Rows that missed two heartbeats, until they move. Two witnesses are at least a scan interval apart."""
+
+    def __init__(self, *, scan_interval: float) -> None:
+        self._scan_interval = scan_interval
+        self._seen: dict[UUID, _Sighting] = {}
+        self.proven: dict[UUID, Suspect] = {}  # stale and not taken back yet; a claim may take them
+
+    def forget(self) -> None:
+        """Forget everything: this worker itself was deaf, so nothing that it saw proves anything."""
+        self._seen.clear()
+        self.proven.clear()
+
+    def look(self, lateness: Lateness, *, now: float) -> Proof:
+        """Note the late rows of this scan and return those that have been late for long enough.
+
+        A row must be seen unchanged for a third of its threshold on this worker's own clock, the last time
+        beyond the threshold: a jump of the database's clock, or an outage that silenced every owner, then
+        resets no job of a live owner. When more than half of at least three owners are late when a row turns
+        stale, it gets one more threshold. Late, not stale: owners that fall silent together turn stale over a
+        whole heartbeat interval.
+        """
+        before, self._seen = self._seen, {}
+        for row in lateness.suspects:
+            state = row.fencing_token, row.last_activity_at
+            seen = before.get(row.id)
+            if seen is None or seen.state != state:
+                seen = _Sighting(state, now)
+            seen.crashed_at = min(seen.crashed_at, now) if row.crashed else math.inf
+            self._seen[row.id] = seen
+        ripe = [row for row in lateness.suspects if self._is_ripe(row, now)]
+        late_owners = len({row.worker_id for row in lateness.suspects})
+        is_mass_event = lateness.owners >= _FEWEST_OWNERS and late_owners > lateness.owners / 2
+        held = [row for row in ripe if is_mass_event and not self._seen[row.id].hold_until]
+        for row in held:
+            self._seen[row.id].hold_until = now + (row.stale_after or 0.0)
+        stale = [row for row in ripe if now >= self._seen[row.id].hold_until]
+        self.proven = {row.id: row for row in stale}
+        braked = any(self._seen[row.id].hold_until for row in stale)
+        return Proof(stale, held=len(held), braked=braked)
+
+    def witnessed(self, rows: Iterable[Suspect], answers: Mapping[str, Answer], *, now: float) -> None:
+        """Note what was heard of the owners of late rows; silence says nothing, one answer clears a row."""
+        for row in rows:
+            sighting = self._seen[row.id]
+            answer = answers.get(row.worker_id, Answer.UNKNOWN)
+            if answer is Answer.ALIVE:
+                sighting.unheard_at, sighting.unheard_again = math.inf, False
+            elif answer is Answer.NO_RESPONDERS:
+                sighting.unheard_again |= sighting.unheard_at <= now - self._scan_interval
+                sighting.unheard_at = min(sighting.unheard_at, now)
+
+    def crashed(self, rows: Iterable[Suspect]) -> list[Suspect]:
+        """Return rows beyond their crash threshold whose owner two witnesses found gone."""
+        return [row for row in rows if row.crashed and self._seen[row.id].unheard_again]
+
+    def silent_for_too_long(self, rows: Iterable[Suspect], *, now: float) -> list[Suspect]:
+        """Return rows that stayed beyond their crash threshold for so long that no answer counts any more."""
+        since = now - BELIEVED_SECONDS
+        return [row for row in rows if row.crashed and self._seen[row.id].crashed_at <= since]
+
+    def taken_back(self, ids: Iterable[UUID]) -> None:
+        """Forget rows that have been decided."""
+        for job_id in ids:
+            self.proven.pop(job_id, None)
+
+    def _is_ripe(self, row: Suspect, now: float) -> bool:
+        watched = now - self._seen[row.id].at
+        return row.stale and row.stale_after is not None and watched >= row.stale_after / 3
 
 
 class Sweeper:
@@ -29,7 +129,7 @@ class Sweeper:
     """
 
     def __init__(
-        self, context: WorkerContext, *, heartbeat: Heartbeat, presence: Presence, late: LateRows
+        self, context: WorkerContext, *, heartbeat: "Heartbeat", presence: "Presence", late: LateRows
     ) -> None:
         self._context = context
         self._heartbeat_interval = context.settings.heartbeat_interval
@@ -53,7 +153,6 @@ class Sweeper:
                 return
             proof = self._late.look(lateness, now=now)
             if self._rules["stale"]:
-                self._report_brake(proof)
                 await self._take_back_stale(proof, lateness)
             else:
                 self._late.proven.clear()  # nor is a claim to take them
@@ -69,35 +168,30 @@ class Sweeper:
             past_refused=self._context.refused_rows.any_of("reset"),
         )
 
-    def _report_brake(self, proof: Proof) -> None:
+    async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
         if proof.held:
             reason = "more than half of the owners are late; what has turned stale gets one more threshold"
             self._context.events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
-
-    async def _take_back_stale(self, proof: Proof, lateness: Lateness) -> None:
-        counts = {
-            owner: not proof.braked and not self._has_a_cause(lateness, rows)
-            for owner, rows in _by_owner(proof.stale).items()
-        }
+        owners = _by_owner(proof.stale)
+        counted = {owner for owner, rows in owners.items() if not self._has_a_cause(proof, lateness, rows)}
         # A claim straight from the owner counts the stall: what is no stall goes by the queue.
-        self._late.taken_back(row.id for row in proof.stale if row.in_line or not counts[row.worker_id])
-        for owner, rows in _by_owner(proof.stale).items():
+        self._late.taken_back(row.id for row in proof.stale if row.in_line or row.worker_id not in counted)
+        for owner, rows in owners.items():
             self._context.events.emit("stale.detected", jobs=len(rows), owners=[owner])
-            counted = counts[owner]
-            reason = f"worker {owner} stopped responding"
             taken = await reset.reset_stale(
                 self._context.database,
                 worker_id=self._context.worker_id,
                 stale=rows,
-                reason=reason,
-                counted=counted,
+                reason=f"worker {owner} stopped responding",
+                counted=owner in counted,
             )
             await self._report(taken, "stale")
 
-    def _has_a_cause(self, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
+    def _has_a_cause(self, proof: Proof, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
         """Return whether something else may have silenced the owner: then no stall is counted."""
         threshold = max(row.stale_after or 0.0 for row in rows)
-        return lateness.database_up_for < threshold or self._heartbeat.had_a_gap_within(threshold)
+        database_was_away = lateness.database_up_for < threshold
+        return proof.braked or database_was_away or self._heartbeat.had_a_gap_within(threshold)
 
     async def _take_back_crashed(self, suspects: Sequence[Suspect]) -> None:
         asked = [row for row in suspects if row.answers and row.crash_after is not None]
@@ -107,21 +201,20 @@ class Sweeper:
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
         unanswered = self._late.crashed(asked)
-        too_long = [
-            row for row in self._late.silent_for_too_long(asked, now=asked_at) if row not in unanswered
-        ]
-        for found, why in (
-            (unanswered, "and nobody answers for it"),
-            (too_long, "for so long that no answer stands for its heartbeats any more"),
-        ):
-            for owner, rows in _by_owner(found).items():
-                taken = await reset.reset_crashed(
-                    self._context.database,
-                    worker_id=self._context.worker_id,
-                    crashed=rows,
-                    reason=f"worker {owner} fell silent {why}",
-                )
-                await self._report(taken, "crashed")
+        await self._take_back_silent(unanswered, "and nobody answers for it")
+        too_long = self._late.silent_for_too_long(asked, now=asked_at)
+        why = "for so long that no answer stands for its heartbeats any more"
+        await self._take_back_silent([row for row in too_long if row not in unanswered], why)
+
+    async def _take_back_silent(self, crashed: Sequence[Suspect], why: str) -> None:
+        for owner, rows in _by_owner(crashed).items():
+            taken = await reset.reset_crashed(
+                self._context.database,
+                worker_id=self._context.worker_id,
+                crashed=rows,
+                reason=f"worker {owner} fell silent {why}",
+            )
+            await self._report(taken, "crashed")
 
     async def _report(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)

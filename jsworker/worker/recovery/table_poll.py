@@ -5,11 +5,10 @@ wait out ``ack_wait``. Without NATS no message comes at all, and while JetStream
 The row alone says that a job is to be done.
 
 Rows that are found go before messages: as job slots fall free they take them first. Where messages of their
-kind keep coming they get half of the slots, and only rows that no message will bring are looked for. To have
-waited long does not count: behind a deep backlog all rows have, and one that is claimed out of its turn makes
-its message a copy, which costs a claim that is refused. Nor does the age of what messages bring now: of jobs
-enqueued together the one whose message was lost is as old as all others. Numbers decide: a consumer delivers
-in their order, so a row that is still queued though a later message was delivered a scan ago was passed over.
+kind keep coming they get half of the slots, and only rows that no message will bring are looked for: one that
+is claimed out of its turn makes its message a copy, which costs a claim that is refused. A consumer delivers
+in the order of numbers, so a row that is still queued though a later message was delivered a scan ago was
+passed over.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -27,30 +27,21 @@ from jsworker.worker.maintenance.throttled_scan import ScanPace, ThrottledScan, 
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.intake import Consumer
 
-_CHOICE: Final = 4
-"""Candidates for each row that is chosen: workers that poll at the same time should not all try the same."""
+_CHOICE: Final = 4  # candidates for each chosen row: workers should not all try the same
 _MOST: Final = 200
 
 
 class _Line:
-    """Rows of one kind that were found and wait for room; they go before messages.
-
-    Attributes:
-        rows: the oldest first.
-        in_flight: rows of this line that were in flight at the last look.
-        most: how many of them may be in flight at once.
-        is_longer: whether the last search says that there may be more.
-        passed: up to this number messages have been delivered, at least a scan ago.
-    """
+    """Rows of one kind that were found and wait for room, the oldest first."""
 
     def __init__(self, consumer: Consumer, search: ThrottledScan) -> None:
         self.consumer = consumer
         self.search = search
         self.rows: deque[UUID] = deque()
-        self.in_flight: set[UUID] = set()
-        self.most = math.inf
-        self.is_longer = False
-        self.passed = 0
+        self.in_flight: set[UUID] = set()  # rows of this line, at the last look
+        self.most = math.inf  # of them at once
+        self.is_longer = False  # the last search says that there may be more
+        self.passed = 0  # up to this number messages have been delivered, at least a scan ago
         self._delivered = 0
 
     def note_deliveries(self) -> None:
@@ -62,16 +53,15 @@ class _Line:
 
     def take(self, in_flight: InFlight) -> None:
         """Claim rows while there is room for them."""
-        while self.rows and self._may_take(in_flight) and self.consumer.room() > 0:
+        while self.rows and self.consumer.room() > 0:
+            if len(self.in_flight) >= self.most:
+                self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
+                if len(self.in_flight) >= self.most:
+                    return
             job_id = self.rows.popleft()
             self.consumer.take(job_id)
             if job_id in in_flight.claiming:
                 self.in_flight.add(job_id)
-
-    def _may_take(self, in_flight: InFlight) -> bool:
-        if len(self.in_flight) >= self.most:
-            self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
-        return len(self.in_flight) < self.most
 
 
 class IdlePoll:
@@ -84,12 +74,10 @@ class IdlePoll:
         self._lines = [
             _Line(each, ThrottledScan(context, f"waiting jobs of {each.kind.name}")) for each in consumers
         ]
-        self._active: dict[str, _Line] = {}
-        """Lines that have rows, or may find more at once."""
+        self._active: dict[str, _Line] = {}  # those that have rows, or may find more at once
         self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
         self._pace = ScanPace(longest_rest=longest_rest(context))
-        """Of the searches of all kinds together."""
         self._searching = asyncio.Lock()
 
     async def step(self) -> None:
@@ -139,12 +127,21 @@ class IdlePoll:
         most = line.consumer.most()
         line.most = math.inf if idle else max(1, most // 2)
         wanted = min(_MOST, 2 * most)
-        found = await self._search(
-            line,
-            limit=_CHOICE * wanted,
-            older_than=0.0 if without_messages else 2 * self._scan_interval,
-            delivered=None if idle else line.passed,
-        )
+        found: list[UUID] = []
+        if not line.search.must_rest:
+            in_flight = self._context.in_flight
+            search = partial(
+                republish.waiting,
+                self._context.database,
+                kind=line.consumer.kind.name,
+                older_than=0.0 if without_messages else 2 * self._scan_interval,
+                limit=_CHOICE * wanted,
+                besides=[*in_flight.claiming, *in_flight.runs, *line.consumer.put_off],
+                delivered=None if idle else line.passed,
+                past_refused=self._context.refused_rows.any_of("claim"),
+            )
+            with self._context.health.noting():
+                found = await line.search.make(lambda seconds: search(seconds=seconds)) or []
         chosen = sorted(random.sample(range(len(found)), min(wanted, len(found))))
         line.rows = deque(found[place] for place in chosen)
         # While no message can come a search that finds little shows all there is, until the next tick.
@@ -153,25 +150,3 @@ class IdlePoll:
         if line.rows:
             self._active[line.consumer.kind.name] = line
             self.on_room()
-
-    async def _search(
-        self, line: _Line, *, limit: int, older_than: float, delivered: int | None
-    ) -> list[UUID]:
-        if line.search.must_rest:
-            return []
-        in_flight = [*self._context.in_flight.claiming, *self._context.in_flight.runs]
-        with self._context.health.noting():
-            found = await line.search.make(
-                lambda seconds: republish.waiting(
-                    self._context.database,
-                    kind=line.consumer.kind.name,
-                    older_than=older_than,
-                    limit=limit,
-                    besides=[*in_flight, *line.consumer.put_off],
-                    delivered=delivered,
-                    seconds=seconds,
-                    past_refused=self._context.refused_rows.any_of("claim"),
-                )
-            )
-            return list(found or ())
-        return []
