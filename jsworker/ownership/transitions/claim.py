@@ -150,9 +150,9 @@ _mine = predicates.mine(sa.bindparam("token"))
 CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine))
 
 
-# Why jobs were not in a claim's answer, read without a lock. What is queued was skipped because its row is locked, or
-# was queued again since, and is claimed again; what is not was refused. A skip of a job that another worker runs is
-# logged once for each worker that skipped it, however often its message comes back.
+# Why jobs were not in a claim's answer, read without a lock. What is queued was skipped because its row is
+# locked, or was queued again since, and is claimed again; what is not was refused. A skip of a job that another
+# worker runs is logged once for each worker that skipped it, however often its message comes back.
 _me = statements.given("worker_id", sa.Text)
 _row = (
     sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token"])
@@ -189,7 +189,7 @@ class Limits:
 
 
 class Taken(NamedTuple):
-    """The answer to a CLAIM: what this worker owns now, and the jobs whose row PostgreSQL refused to update."""
+    """The answer to a CLAIM: what this worker owns now, and the jobs whose row was refused."""
 
     claimed: list[ClaimedJob]
     refused_rows: Mapping[UUID, RowRefused]
@@ -235,7 +235,7 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
 async def fetch_content(
     database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
 ) -> ClaimedJob:
-    """Return a claimed job, unless OwnershipLost, with payload and checkpoint; after ``tries`` it may take longer."""
+    """Return a claimed job with payload and checkpoint, unless OwnershipLost; slower after ``tries``."""
     values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
     seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
     rows = await database.run(CONTENT, values, seconds=seconds)
@@ -247,7 +247,7 @@ async def fetch_content(
 async def look_at_refused(
     database: Database, *, kind: str, ids: Iterable[UUID], worker_id: str | None = None
 ) -> dict[UUID, RefusedJob]:
-    """Return why jobs were not claimed, and note which ``worker_id`` skipped; a missing id has no row of this kind."""
+    """Return why jobs were not claimed, and note what ``worker_id`` skipped; others have no row of this kind."""
     values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
     try:
         rows = await database.run(REFUSED, values)

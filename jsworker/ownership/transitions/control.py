@@ -96,7 +96,7 @@ async def cancel(
 ) -> Cancelled:
     """Cancel waiting jobs at once and ask the owners of running ones to stop.
 
-    Only those that are of one of these statuses (None: whatever is live) and, if they run, so old at that moment.
+    Only those that are of one of these statuses (None: any live one) and, if they run, so old at that moment.
     """
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}

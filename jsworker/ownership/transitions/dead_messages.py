@@ -65,7 +65,7 @@ class Letter:
 
 
 async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
-    """Keep messages for people to look at, and return their ids and what was refused; kept ones may be terminated."""
+    """Keep messages for people to look at; return their ids (they may be terminated) and what was refused."""
 
     def write(batch: Sequence[Letter]) -> Awaitable[Sequence[Row]]:
         parameters = {

@@ -24,8 +24,8 @@ _DUE = """
     CASE WHEN {delay} <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
     CASE WHEN {delay} <= 0 THEN clock_timestamp() END"""
 
-# Text, for an INSERT of computed rows reads worse as an expression. DO NOTHING, never DO UPDATE: that would block the
-# live job's owner until the producer commits.
+# Text, for an INSERT of computed rows reads worse as an expression. DO NOTHING, never DO UPDATE: that would
+# block the live job's owner until the producer commits.
 # No row at all means: a twin with the same key is being committed right now; run it again.
 ENQUEUE = filled(
     """
@@ -48,8 +48,8 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
     live=condition(live),
 )
 
-# The same for many. Of keys given twice in one call the first wins. Keys are inserted in one order by all producers:
-# each waits for twins that are not committed yet.
+# The same for many. Of keys given twice in one call the first wins. Keys are inserted in one order by all
+# producers: each waits for twins that are not committed yet.
 ENQUEUE_MANY = filled(
     """
 WITH input AS (

@@ -67,8 +67,8 @@ PROGRESS = _write(
     message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
 CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
-# Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces shows
-# that it has come so far.
+# Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces
+# shows that it has come so far.
 QUIET = _write(
     progress_at=sa.case((given("announced", sa.Boolean), NOW), else_=j.c.progress_at),
     stale_after=given_seconds("stale_after"),
@@ -205,7 +205,7 @@ async def set_thresholds(
 async def set_thresholds_beside(
     database: Database, *, worker_id: str, thresholds: Mapping[Held, Mapping[str, float | None]]
 ) -> frozenset[Held]:
-    """Set limits as ``set_thresholds`` and return the runs that have them; locked, lost and refused ones have not."""
+    """Set limits as ``set_thresholds`` and return the runs that have them; locked and refused ones have not."""
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
         limits = {name: [thresholds[each][name] for each in held] for name in _LIMITS}

@@ -56,7 +56,8 @@ _FIRST = f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP
 PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED)
 
 # Past jobs that a foreign key keeps, or a trigger.
-_FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {condition(~set_aside('prune'))} ORDER BY j.finished_at LIMIT :limit"
+_PAST = condition(~set_aside("prune"))
+_FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {_PAST} ORDER BY j.finished_at LIMIT :limit"
 _NAMED = """
   SELECT j.id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
@@ -67,7 +68,7 @@ OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
 
 
 class Ended(NamedTuple):
-    """Which jobs are pruned: those that ended before an instant of the database's clock; None: any kind, any status."""
+    """Which jobs are pruned: those that ended before an instant, of this kind and status; None: any."""
 
     before: datetime
     kind: str | None = None
@@ -77,7 +78,7 @@ class Ended(NamedTuple):
 class Batch(NamedTuple):
     """What one batch did.
 
-    ``last``: when the last of these jobs had ended, where the next batch begins, if any are left (``is_last``).
+    ``last``: when the last of these had ended, where the next batch begins, if any are left (``is_last``).
     ``workers``: how many run just now; all of them may prune.
     """
 
@@ -103,7 +104,7 @@ async def prune(
     limit: int,
     refused_rows: RefusedRows | None = None,
 ) -> Batch:
-    """Delete up to ``limit`` ended jobs and their timelines, those first that ended first, ``since`` the last batch.
+    """Delete up to ``limit`` ended jobs, with their timelines, the oldest first, ``since`` the last batch.
 
     A job whose row is locked or refused stays.
     """
@@ -132,7 +133,7 @@ async def count_old(database: Database, ended: Ended) -> int:
 
 
 def next_limit(limit: int, *, seconds: float) -> int:
-    """Return how many jobs the next batch may hold: those with long timelines take a hundred times as long."""
+    """Return how many jobs the next batch may hold: those with long timelines take far longer."""
     if seconds > _SLOW_SECONDS:
         return max(limit // 2, 1)
     return min(2 * limit, LARGEST_LIMIT) if seconds < _QUICK_SECONDS else limit

@@ -137,7 +137,7 @@ async def take_outgoing(
 ) -> list[Outgoing]:
     """Take up to ``limit`` jobs whose message is due; no other caller takes them for five seconds.
 
-    Only those that became due ``within`` so many seconds (None: all), past rows that are refused (``run_sweep``).
+    Only those due ``within`` so many seconds (None: all), past rows that are refused (``run_sweep``).
     """
     values = {"limit": limit, "within": _EVER if within is None else within}
     swept = await run_sweep(database, _PUBLISHING, values, refused_rows)

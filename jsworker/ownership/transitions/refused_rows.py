@@ -1,7 +1,7 @@
 """Rows that PostgreSQL refuses to write: named once for the whole fleet, set aside, tried again ever later.
 
-A sweep goes on with its one statement until a row of it is refused. As long as any row of that sweep is set aside,
-its rows are found first, without those, and written in halves: a refused row costs nothing until its next turn.
+A sweep goes on with its one statement until a row of it is refused. As long as any row of it is set aside, its
+rows are found first, without those, and written in halves: a refused row costs nothing until its next turn.
 """
 
 from collections import defaultdict
@@ -94,7 +94,7 @@ WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that was refused for the first time, or the first of so many ``jobs`` that were refused together."""
+    """A row that was refused for the first time, or the first of ``jobs`` that were refused together."""
 
     job_id: UUID
     kind: str
@@ -108,7 +108,7 @@ Tell = Callable[[RefusedRow], None]
 
 
 class RefusedRows:
-    """What this process knows of refused rows; the table knows it for all. ``noted`` is how many it has met."""
+    """What this process knows of refused rows, and how many it has ``noted``; the table knows it for all."""
 
     def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
         """Begin without any; ``tell`` is called with each row that was never refused before."""
@@ -196,7 +196,7 @@ class Swept(NamedTuple):
 async def run_sweep(
     database: Database, sweep: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows | None
 ) -> Swept:
-    """Write what a sweep finds, past the rows that are refused; without ``refused_rows`` one of them refuses all."""
+    """Write what a sweep finds, past refused rows; without ``refused_rows`` one of them refuses all."""
     if refused_rows is None:
         return Swept(await database.run(sweep.at_once, values), None, [])
     if not refused_rows.any_of(*sweep.aside):

@@ -23,8 +23,8 @@ _BATCH = 500
 _QUEUED: Final = condition(predicates.queued_indexed)
 _WAITS: Final = condition(predicates.queued_before("older_than"))
 
-# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and walking
-# from row to row each of them would pass all others.
+# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and
+# walking from row to row each of them would pass all others.
 _WAITING = """
 WITH RECURSIVE instants AS (
   SELECT CAST('-infinity' AS timestamptz) AS queued_at, 0 AS place
@@ -65,11 +65,11 @@ WAITING = _waiting()
 # Past rows whose CLAIM is refused: they wait for ever, and stand first.
 WAITING_BESIDES = _waiting(f" AND {condition(~predicates.set_aside('claim'))}")
 
-# Of each kind its queued rows in the order of (queued_at, id), from a place on, each found from the one before by
-# the index. As one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
+# Of each kind its queued rows in the order of (queued_at, id), each found from the one before by the index. As
+# one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
 # statement_timestamp() because an index is not searched by a value that may change while it is read.
-# A thousand kinds at most, and those that workers are for all the same. Of each kind a page looks at four times its
-# length at most: behind so many rows that still wait for their relay it ends before it is full.
+# A thousand kinds at most, and those that workers are for all the same. Of each kind a page looks at four
+# times its length at most: behind so many rows that still wait for their relay it ends before it is full.
 POSTED = statements.filled(
     """
 WITH RECURSIVE {kinds}, several AS (
@@ -133,7 +133,7 @@ _BEGINNING = "-infinity", UUID(int=0)
 
 
 class Posted(NamedTuple):
-    """A queued job whose message was published: where, in which stream (None: not known), and since when it waits."""
+    """A queued job whose message was published: where, in which stream, if known; and since when it waits."""
 
     id: UUID
     kind: str
@@ -154,7 +154,7 @@ async def waiting(
     seconds: float | None = None,
     past_refused: bool = False,
 ) -> list[UUID]:
-    """Return queued jobs of a kind to claim without their message, the oldest first. A plain read; CLAIM decides.
+    """Return queued jobs of a kind to claim without their message, the oldest first. CLAIM decides.
 
     Args:
         older_than: seconds that they have been queued.
@@ -190,9 +190,8 @@ async def posted(
 ) -> list[Posted]:
     """Return a page of jobs queued for ``older_than`` seconds whose message was published.
 
-    In the order of ``(queued_at, id)``, ``after`` that of the last job of the page before; None: the first page.
-    Where very many jobs that still wait for their relay stand first, the page ends early: what stands behind them is
-    found once they are published.
+    In the order of ``(queued_at, id)``, ``after`` that of the page before. Where very many jobs that still
+    wait for their relay stand first, it ends early: what stands behind them is found once they are published.
     """
     after_at, after_id = after or _BEGINNING
     values = {"after": after_at, "after_id": after_id, "older_than": older_than, "limit": limit}

@@ -28,7 +28,7 @@ _BATCH: Final = 500
 def _reset(
     cause: str, rows: sa.Select[Any], *, counted: sa.ColumnElement[bool], is_reported: bool = True
 ) -> sa.TextClause:
-    """Return the statement that takes back the rows of one rule, each ``counted`` against ``max_stalls`` or not.
+    """Return the statement that takes back the rows of one rule, each ``counted`` as a stall or not.
 
     What is not ``is_reported`` by the caller, an operator's process without events, is left to a worker.
     """
@@ -129,11 +129,11 @@ _OWNED = """owned AS MATERIALIZED (
   FROM owned GROUP BY worker_id
 )"""
 
-# Claimed, but not begun when its owner died, as far as a row can tell: the owner held more jobs than it has job
-# slots, and this one was claimed right before its last sign of life (jobs are claimed ahead for a tenth of a second
-# of work: for a second, as a rule, none waits for its slot). A job that kills its process at once may look the
-# same, so a job is believed once: one that was taken or handed back before (cleared) is counted, until an error of
-# its own, which counts too, lets it begin anew.
+# Claimed, but not begun when its owner died, as far as a row can tell: the owner held more jobs than it has
+# job slots, and this one was claimed right before its last sign of life (jobs are claimed ahead for a tenth of
+# a second of work: for a second, as a rule, none waits). A job that kills its process at once may look the
+# same, so a job is believed once: one that was taken or handed back before (cleared) is counted, until an
+# error of its own, which counts too, lets it begin anew.
 _IN_LINE = """coalesce(
     hands.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > hands.heard_at - interval '1 s', false
   ) AS in_line"""
@@ -186,7 +186,7 @@ class Suspect:
     """A row whose owner is late.
 
     Attributes:
-        stale_after, stale: seconds of silence until anybody may take it back (None: never), and whether that is over.
+        stale_after, stale: seconds of silence until anybody may take it back (None: never); if that is over.
         crash_after, crashed: the same until two witnesses may.
         answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
         in_line: whether it had not begun, as far as can be known: no stall of its own.
@@ -206,7 +206,7 @@ class Suspect:
 
 
 class Lateness(NamedTuple):
-    """Who is late, the longest overdue first, of how many owners of jobs, and for how long PostgreSQL has been up."""
+    """Who is late, the longest overdue first; how many own jobs; the seconds PostgreSQL has been up."""
 
     suspects: list[Suspect]
     owners: int
@@ -235,7 +235,7 @@ class Reset:
 
 
 class TakenBack(NamedTuple):
-    """Which jobs were taken back, and whose row PostgreSQL refused to update; others had moved, or were locked."""
+    """Which jobs were taken back, and whose row was refused; others had moved, or were locked."""
 
     resets: list[Reset]
     refused: Mapping[UUID, RowRefused]
@@ -270,7 +270,7 @@ async def reset_stale(
 ) -> TakenBack:
     """Take back jobs that rule 1 has proven stale; after DatabaseUnavailable some of them may be.
 
-    ``reason`` is given to the next run and in the message, ``worker_id`` is who takes them back, for the timeline.
+    ``reason`` is given to the next run and in the message, ``worker_id`` (who takes them back) in the timeline.
     """
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
     return await _take_back(database, RESET_STALE, values, as_seen(stale))
@@ -316,7 +316,7 @@ async def reset_dead(
 async def reset_by_operator(
     database: Database, *, seen: Collection[tuple[UUID, int]], reason: str, age: RunAge = ANY_AGE
 ) -> TakenBack:
-    """Take back jobs on an operator's word, each at the token at which it was seen, and if it is still so old."""
+    """Take back jobs on an operator's word, each at the token at which it was seen, if still so old."""
     values = {"worker_id": None, "reason": reason, **age.values()}
     rows: dict[str, list[Any]] = {
         "ids": [job_id for job_id, _ in seen],
@@ -326,7 +326,7 @@ async def reset_by_operator(
 
 
 async def take_unreported(database: Database) -> list[Reset]:
-    """Return some of what operators have taken back and no worker has reported yet, to be reported by the caller."""
+    """Return some of what operators have taken back, to be reported by the caller: nobody has yet."""
     return [Reset(*row) for row in await database.run(TAKE_UNREPORTED, {"limit": _BATCH})]
 
 

@@ -1,7 +1,7 @@
 """The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
 
-Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is returned as
-locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
+Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is
+returned as locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -214,7 +214,7 @@ class Failure(NamedTuple):
 
 
 class Return(NamedTuple):
-    """A run that ended without an outcome; ``delay``: seconds until the next, after a server's fault; None: at once."""
+    """A run that ended without an outcome; ``delay``: seconds to wait after a server's fault; None: none."""
 
     id: UUID
     token: int
@@ -253,12 +253,12 @@ class _Write(Generic[EndedT]):
     ) -> list[Settled]:
         """Settle jobs and return what became of each, in order.
 
-        After DatabaseUnavailable it is unclear; ask again: what was written under the same token counts as success.
+        After DatabaseUnavailable ask again: what was written under the same token counts as success.
 
         Args:
             refusals: takes why rows were refused.
             tries: that went unanswered; after each of them it may take longer.
-            wait: for the locks that others hold on their rows, so for few runs; else such a row is ``LOCKED``.
+            wait: for the locks of others on their rows, so for few runs; else such a row is ``LOCKED``.
         """
         text = attrgetter(next(iter(self.columns.values())))
         seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
@@ -306,7 +306,7 @@ async def server_faults(database: Database, *, job_id: UUID) -> int:
 
 
 async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
-    """Return, after a COMMIT without an answer, whether it completed the job; DatabaseUnavailable: it is on its way."""
+    """Return whether a COMMIT without an answer completed the job; DatabaseUnavailable: ask again."""
     rows = await database.run(COMMITTED, {"id": job_id, "token": token})
     return bool(rows) and rows[0].status == "completed"
 

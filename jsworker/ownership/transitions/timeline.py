@@ -81,7 +81,7 @@ async def note_fence(
 
 
 async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:
-    """Write the contexts of runs that this worker still owns; after an error a later run may lack its link."""
+    """Write the contexts of runs that this worker still owns; lost, a later run lacks its link."""
     ids, tokens, states = map(list, zip(*runs, strict=True))
     values = {"worker_id": worker_id, "ids": uuid_array(ids), "tokens": tokens, "states": states}
     await database.run_by_key(NOTE_RUN, values)

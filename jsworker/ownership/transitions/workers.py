@@ -151,7 +151,7 @@ async def mark_stopped(database: Database, *, worker_id: str) -> None:
 
 
 async def forget_workers(database: Database, *, silent_for: float) -> int:
-    """Delete the rows of workers without a running job that were silent for so many seconds; return how many."""
+    """Delete the rows of workers without a running job that were silent for so long; return how many."""
     values = {"silent_for": silent_for}
     ids = [row.id for row in await database.run(SILENT, values)]
     gone, _ = await in_halves(ids, lambda some: database.run(FORGET, values | {"ids": list(some)}))
