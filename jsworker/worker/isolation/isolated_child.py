@@ -7,7 +7,6 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
 from functools import partial
 from typing import Final, NoReturn
 
@@ -105,8 +104,7 @@ async def _work(end: socket.socket) -> None:
         await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
         outcome = ended.result()
         await _flush()  # before it is reported: the owner ends this process as soon as it knows
-        values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
-        link.send(RunEnded(kind=type(outcome).__name__, values=values, completed=run.completed))
+        link.send(RunEnded(outcome=outcome, completed=run.completed))
         await link.flush()
     finally:
         obeying.cancel()
@@ -123,16 +121,16 @@ def _end(*_: object) -> NoReturn:
 
 async def _flush() -> None:
     """Write out what the job has printed, logged and traced; what no reader takes within seconds is left."""
+
+    def flush_output() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
+                stream.flush()
+
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
-    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), _flush_output)
+    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), flush_output)
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
     await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
-            stream.flush()
 
 
 async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:

@@ -1,19 +1,15 @@
 """What the owner of a job and the isolated process that runs it send each other."""
 
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from jsworker.core.message_link import Message
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.pipeline.in_flight import StopReason
-from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.stacks import Stack
-
-_OUTCOMES: Final[dict[str, TypeAdapter[Outcome]]] = {
-    each.__name__: TypeAdapter(each) for each in (Completed, Failed, HandedBack, Interrupted, Lost)
-}
 
 
 class Order(Message):
@@ -67,31 +63,20 @@ class RunStacks(Message):
 
 
 class RunEnded(Message):
-    """The last message: name and fields of the outcome's class.
+    """The last message; ``completed``: whether the job's own transaction has completed it."""
 
-    ``completed``: whether the job's own transaction has completed it.
-    """
+    # The fields tell outcomes apart: none may have those of another.
+    model_config = ConfigDict(extra="forbid")
 
     what: Literal["ended"] = "ended"
-    kind: str
-    values: dict[str, Any]
+    outcome: Outcome
     completed: bool
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the run ended in."""
-        return _OUTCOMES[self.kind].validate_python(self.values)
-
-    @model_validator(mode="after")
-    def _has_outcome(self) -> Self:
-        if self.kind not in _OUTCOMES:
-            raise ValueError("no such outcome")
-        _ = self.outcome
-        return self
 
 
 FromOwner: TypeAlias = Order | StopRun | Drain | AskStacks
 FromIsolated: TypeAlias = RunState | RunStacks | RunEnded
 
-FROM_OWNER: TypeAdapter[FromOwner] = TypeAdapter(Annotated[FromOwner, Field(discriminator="what")])
-FROM_ISOLATED: TypeAdapter[FromIsolated] = TypeAdapter(Annotated[FromIsolated, Field(discriminator="what")])
+FROM_OWNER: Final[TypeAdapter[FromOwner]] = TypeAdapter(Annotated[FromOwner, Field(discriminator="what")])
+FROM_ISOLATED: Final[TypeAdapter[FromIsolated]] = TypeAdapter(
+    Annotated[FromIsolated, Field(discriminator="what")]
+)
