@@ -247,7 +247,7 @@ class Child:
         if own and self.worker_id is None:
             self.worker_id = worker_id
             self.holds_jobs = True
-            self.silence.tighten(self._watchdog_timeout)
+            self.silence.timeout = self._watchdog_timeout
             self._listener.note_registered(self, worker_id)
 
     @contextmanager

@@ -6,7 +6,6 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
@@ -16,7 +15,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.sessions import Sessions
-from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workers import WorkerRow
 from jsworker.stream.jetstream import Stream
 from jsworker.worker.pipeline.in_flight import InFlight
@@ -32,13 +31,13 @@ _CALM_SECONDS: Final = 60.0
 
 
 class Notifier:
-    """Calls its subscribers when something has happened."""
+    """Calls its subscribers, in their order, when something has happened; each returns at once."""
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, *subscribers: Callable[[], None]) -> None:
-        """Call these from now on, in their order; each returns at once."""
+        """Call these, too, from now on."""
         self._subscribers.extend(subscribers)
 
     def notify(self) -> None:
@@ -74,17 +73,20 @@ class DatabaseHealth:
     def failed(self, error: JsworkerError) -> None:
         """Note that a statement was not answered; a refused row is an answer, and reported once a reason."""
         if isinstance(error, RowRefused):
-            self._report_refused(error)
+            if str(error) not in self._refusals:
+                self._refusals.add(str(error))
+                facts = {"job_id": None, "sqlstate": error.sqlstate, "constraint": error.constraint}
+                self._events.emit("row.refused", **facts)
             return
         self._failed_at = boottime()
-        if self._up.is_set():
+        if self.up:
             self._up.clear()
             self._events.emit("worker.degraded", what="postgresql", reason=str(error))
             self.changed.notify()
 
     def answered(self) -> None:
         """Note that a statement was answered."""
-        if not self._up.is_set():
+        if not self.up:
             self._up.set()
             self._events.emit("worker.restored", what="postgresql")
             self.changed.notify()
@@ -101,10 +103,8 @@ class DatabaseHealth:
         """Ask until the database answers; may take as long as an outage lasts."""
         while True:
             await self.wait_until_up()
-            try:
+            with self.noting():
                 return await ask()
-            except (DatabaseUnavailable, DatabaseRefused) as error:
-                self.failed(error)
 
     async def wait_until_up(self) -> None:
         """Wait until the database answers again."""
@@ -112,39 +112,19 @@ class DatabaseHealth:
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Ask the database for anything, if it was last known to be silent."""
-        if self._up.is_set():
+        if self.up:
             return
         try:
             await ask()
         except RowRefused as error:
-            self._report_refused(error)
+            self.failed(error)
         except JsworkerError:
             return
         self.answered()
 
-    def _report_refused(self, error: RowRefused) -> None:
-        if str(error) not in self._refusals:
-            self._refusals.add(str(error))
-            self._events.emit(
-                "row.refused", job_id=None, sqlstate=error.sqlstate, constraint=error.constraint
-            )
-
-
-def report_refused_row(events: Events, row: RefusedRow) -> None:
-    """Report a row that PostgreSQL refuses to write."""
-    events.emit(
-        "row.refused",
-        job_id=str(row.job_id),
-        kind=row.kind,
-        attempted=row.attempted,
-        sqlstate=row.sqlstate,
-        constraint=row.constraint,
-        jobs=row.jobs,
-    )
-
 
 class Complaints:
-    """Troubles that last: each is reported once, and again when its reason changes."""
+    """Troubles beside those that have a health of their own: reported once, and again for another reason."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -189,10 +169,8 @@ class PublishingHealth:
     def failed(self, reason: str) -> None:
         """Note that messages are not stored."""
         now = boottime()
-        if self.refused or now - self._stored_at < _CALM_SECONDS:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-        else:
-            self._pause = _FIRST_PAUSE_SECONDS
+        again = self.refused or now - self._stored_at < _CALM_SECONDS
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if again else _FIRST_PAUSE_SECONDS
         self._try_at = now + self._pause * random.uniform(0.75, 1.25)  # noqa: S311 -- spreads load, hides nothing
         if not self.refused:
             self.refused = True
@@ -218,8 +196,6 @@ class WorkerContext:
 
     Attributes:
         me: this worker's row of the registry.
-        supervision: supervises this process; None: nothing does.
-        in_flight: the jobs that this process has claimed.
         requeued: notified when a job went back to the queue and waits to be published.
         room: notified when more jobs may be claimed.
         died: called with the name and the error of a component that ended in an error; the worker stops.
@@ -235,18 +211,25 @@ class WorkerContext:
     supervision: Supervision | None
     health: DatabaseHealth
     publishing: PublishingHealth
+    complaints: Complaints
     refused_rows: RefusedRows
     died: Callable[[str, BaseException], None]
     in_flight: InFlight = field(default_factory=InFlight)
     requeued: Notifier = field(default_factory=Notifier)
     room: Notifier = field(default_factory=Notifier)
 
-    @cached_property
-    def complaints(self) -> Complaints:
-        """What does not work for now, beside PostgreSQL and publishing."""
-        return Complaints(self.events)
-
     @property
     def worker_id(self) -> str:
         """The owner of everything that is in flight."""
         return self.me.id
+
+    @contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Note an error of the database inside, as one of ``what`` alone where it refuses a statement."""
+        try:
+            yield
+        except (DatabaseUnavailable, DatabaseRefused) as error:
+            if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
+                self.complaints.report(what, str(error))
+            else:
+                self.health.failed(error)

@@ -1,12 +1,12 @@
 """Quiet phases: a job that keeps the event loop silences its whole process, so all its runs need time."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
-from jsworker.ownership.refusals import RowRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.worker.context import WorkerContext
@@ -56,12 +56,9 @@ class QuietPhases:
         """Restore thresholds whose phase is over and lengthen those that still lack it; once a heartbeat."""
         self._look()
         over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
-        try:
-            await self._end_own(run for run in over if run.quiet_until)
-            await self._write([run for run in over if not run.quiet_until and self._is_over(run)], 0.0)
+        with suppress(DatabaseUnavailable, DatabaseRefused):  # the next heartbeat tries again
+            await self._write(over, 0.0)
             await self._lengthen()
-        except (DatabaseUnavailable, DatabaseRefused):
-            return  # the next heartbeat tries again
 
     def _look(self) -> None:
         """Find the end of the last phase: an isolated run is quiet in a process of its own."""
@@ -108,29 +105,6 @@ class QuietPhases:
             for run in free.values():
                 run.thresholds_lock.release()
         return len(written) == len(runs)
-
-    async def _end_own(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            if not await _acquired(run.thresholds_lock):  # the job is just announcing another phase
-                continue
-            try:  # until that is answered, the job announces none
-                if self._is_over(run):
-                    await self._end(run)
-            finally:
-                run.thresholds_lock.release()
-
-    async def _end(self, run: Run) -> None:
-        try:
-            await heartbeat.set_thresholds(
-                self._context.database,
-                worker_id=self._context.worker_id,
-                held=run.held,
-                **run.thresholds(0.0),
-                announced=False,
-            )
-        except (OwnershipLost, RowRefused):
-            return  # the next heartbeat finds out, or tries this one again
-        run.quiet_seconds = 0.0
 
     def _is_over(self, run: Run) -> bool:
         """Return whether the thresholds in a run's row are longer than any phase needs."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextvars import Context
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from jsworker.core.clock import boottime
@@ -20,6 +20,8 @@ from jsworker.core.tracebacks import frames_of_task, frames_of_thread, is_ours
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Phase, Run
+
+T = TypeVar("T")
 
 _MOST_PLACES: Final = 60
 """Of one stack: the innermost ones."""
@@ -45,46 +47,41 @@ class Stacks:
 
     async def answer(self, question: bytes) -> bytes:
         """Return a JSON object: for a job's id as question where its run is, else where everything is."""
-        if not question:
-            return json.dumps(self._facts | self._of_all()).encode()
+        found = {"job": await self._of_job(question)} if question else self._of_all()
+        return json.dumps(self._facts | found).encode()
+
+    async def _of_job(self, question: bytes) -> dict[str, Any] | None:
         try:
             run = self._in_flight.runs.get(UUID(question.decode()))
         except ValueError:
-            run = None
-        job = None if run is None else await self._of_run(run)
-        return json.dumps(self._facts | {"job": job}).encode()
-
-    async def _of_run(self, run: Run) -> dict[str, Any]:
+            return None
+        if run is None:
+            return None
         if run.quarantined and run.phase is Phase.RUNNING:
             return _facts_of(run) | {"stacks": await self._ask_isolated(run)}
         return _facts_of(run) | {"stacks": within_bounds(of_run(run))}
 
     def _of_all(self) -> dict[str, Any]:
-        runs = [run for run in self._in_flight.runs.values() if run.phase is not Phase.WAITING]
-        runs += self._in_flight.given_up
-        runs.sort(key=lambda run: run.began_at)
-        found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": [], "left_out": 0}
-        found["waiting"] = len(self._in_flight.runs) + len(self._in_flight.given_up) - len(runs)
-        room = _MOST_BYTES
-        for what, each in self._each(runs):
-            room -= len(json.dumps(each))
-            if room > 0:
-                found[what].append(each)
-            else:
-                found["left_out"] += 1
-        return found
+        everything = [*self._in_flight.runs.values(), *self._in_flight.given_up]
+        runs = [run for run in everything if run.phase is not Phase.WAITING]
+        each = list(_each(sorted(runs, key=lambda run: run.began_at)))
+        found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": []}
+        kept = within_bounds(each)
+        for what, facts in kept:
+            found[what].append(facts)
+        return found | {"left_out": len(each) - len(kept), "waiting": len(everything) - len(runs)}
 
-    def _each(self, runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
-        of_runs: set[asyncio.Task[Any]] = set()
-        for run in runs:
-            of_runs |= set(_tasks_of(run))
-            yield "jobs", _facts_of(run) | {"stacks": None if run.quarantined else of_run(run)}
-        shown = {run.thread_id for run in runs} | {threading.get_ident()}
-        for ident in sys._current_frames().keys() - shown:  # noqa: SLF001 -- the documented way
-            yield from (("threads", stack) for stack in _of_thread(ident))
-        for task in asyncio.all_tasks() - of_runs:
-            if task is not asyncio.current_task():
-                yield "tasks", _of_task(task, "task")
+
+def _each(runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
+    of_runs: set[asyncio.Task[Any] | None] = {asyncio.current_task()}
+    for run in runs:
+        of_runs |= set(_tasks_of(run))
+        yield "jobs", _facts_of(run) | {"stacks": None if run.quarantined else of_run(run)}
+    shown = {run.thread_id for run in runs} | {threading.get_ident()}
+    for ident in sys._current_frames().keys() - shown:  # noqa: SLF001 -- the documented way
+        yield from (("threads", stack) for stack in _of_thread(ident))
+    for task in asyncio.all_tasks() - of_runs:
+        yield "tasks", _of_task(task, "task")
 
 
 def of_run(run: Run) -> list[Stack]:
@@ -94,15 +91,15 @@ def of_run(run: Run) -> list[Stack]:
     return [_of_task(task, "task" if n else "coroutine") for n, task in enumerate(_tasks_of(run))]
 
 
-def within_bounds(stacks: Sequence[Stack]) -> list[Stack]:
-    """Return as many of them as one answer may hold, the run's own first."""
+def within_bounds(found: Sequence[T]) -> list[T]:
+    """Return as many of them as one answer may hold, the first ones."""
     room = _MOST_BYTES
-    kept: list[Stack] = []
-    for stack in stacks:
-        room -= len(json.dumps(stack))
+    kept: list[T] = []
+    for each in found:
+        room -= len(json.dumps(each))
         if room < 0:
             break
-        kept.append(stack)
+        kept.append(each)
     return kept
 
 

@@ -30,26 +30,21 @@ class Supervision(Protocol):
 
     def registered(self, worker_id: str) -> None:
         """Report under which id the worker owns jobs, before it claims the first one."""
-        ...
 
     def began(self, job_id: UUID) -> None:
         """Note that a job's run begins, before anything of the job can do harm: it is counted for a death."""
-        ...
 
     def ended(self, job_id: UUID) -> None:
         """Note that a run is over and its outcome written; nothing for one that never began."""
-        ...
 
     def quiet_until(self, boottime: float) -> None:
         """Announce until which boot time, at the latest, the event loop may be silent."""
-        ...
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """Ask to be killed with the whole process: these runs ignore their stop.
 
         Their stalls are counted, all others' are not; ``reason`` is given to the next runs and logged.
         """
-        ...
 
 
 class Silence:
@@ -77,10 +72,6 @@ class Silence:
     def allow(self, quiet_until: float) -> None:
         """Count nothing until then, in seconds of boot time."""
         self._quiet_until = quiet_until
-
-    def tighten(self, timeout: float) -> None:
-        """Wait for ticks with another time-out from now on."""
-        self.timeout = timeout
 
     def is_quiet(self, now: float) -> bool:
         """Return whether an announced quiet phase lasts, by boot time."""

@@ -19,7 +19,8 @@ _LONGEST_ROUND_SECONDS: Final = 1.0
 _HEARD_ROUNDS: Final = 2
 """So many rounds count at most of a pause in which the whole process stood still."""
 _MOST_FRAMES: Final = 30
-_LAG_EVERY_SECONDS: Final = 0.25
+LAG_SECONDS: Final = 0.25
+"""Between two looks at how late the event loop is."""
 _LAG_WINDOW_SECONDS: Final = 15.0
 
 
@@ -53,51 +54,32 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
 
 
 class LoopLag:
-    """Remembers by how much the loop was late at most: in this window of 15 seconds and the one before.
+    """Remembers by how much the event loop was late at most: in this window of 15 seconds and the one before.
 
     Attributes:
         rounds: how often the loop has come round.
     """
 
     def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-        self._began_at = 0.0
+        self._window_ends_at = 0.0
         self._due_at = math.inf
-        self._longest = 0.0
-        self._longest_before = 0.0
+        self._longest = self._longest_before = 0.0
         self.rounds = 0
 
     @property
     def seconds(self) -> float:
         """The longest delay of the last half minute; grows while the loop is late."""
-        return max(self._longest_before, self._longest, self._present())
+        return max(0.0, self._longest_before, self._longest, boottime() - self._due_at)
 
-    def start(self) -> None:
-        """Begin to watch the running loop."""
-        self._loop = asyncio.get_running_loop()
-        self._began_at = boottime()
-        self._wait()
-
-    async def stop(self) -> None:
-        """Watch no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_at = math.inf
-
-    def _wait(self) -> None:
-        self._due_at = boottime() + _LAG_EVERY_SECONDS
-        self._timer = self._loop.call_later(_LAG_EVERY_SECONDS, self._note)
-
-    def _note(self) -> None:
+    async def step(self) -> None:
+        """Note how late this round is; the next one is due after ``LAG_SECONDS``."""
+        now = boottime()
         self.rounds += 1
-        self._longest = max(self._longest, self._present())
-        if boottime() - self._began_at >= _LAG_WINDOW_SECONDS:
+        self._longest = max(self._longest, now - self._due_at)
+        if now >= self._window_ends_at:
+            self._window_ends_at = now + _LAG_WINDOW_SECONDS
             self._longest_before, self._longest = self._longest, 0.0
-            self._began_at = boottime()
-        self._wait()
-
-    def _present(self) -> float:
-        return max(0.0, boottime() - self._due_at)
+        self._due_at = now + LAG_SECONDS
 
 
 class Watchdog:

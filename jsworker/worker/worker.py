@@ -1,8 +1,10 @@
 """The worker: what an application or the command line starts, watches and stops."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,15 +24,14 @@ from jsworker.core.tracebacks import raised_at
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import workers
-from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
-from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext, report_refused_row
+from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
-from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.supervision import DeadOwner, Supervision
 from jsworker.worker.watchdog import reported_while_slow
 
@@ -54,9 +55,6 @@ class Worker:
 
     ``async with Worker([MyProcessor], settings):`` runs it inside an application; ``await worker.run()``
     runs it until ``stop`` is called or one of its loops dies.
-
-    Attributes:
-        siblings: workers whose jobs the supervisor of this process takes back itself, for it knows more.
     """
 
     def __init__(
@@ -68,11 +66,9 @@ class Worker:
         supervision: Supervision | None = None,
         surveys: bool = False,
     ) -> None:
-        """Wire a worker; nothing connects yet.
+        """Wire a worker of these processors, one for each kind; nothing connects yet.
 
         Args:
-            processors: what it works on, one for each kind.
-            settings: limits, intervals and servers.
             connect_seconds: how long ``start`` waits for servers that do not answer; None: for ever.
             supervision: supervises this process; None: nothing does.
             surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
@@ -89,7 +85,9 @@ class Worker:
         check_timing(settings, stale_thresholds(self._kinds))
         self._me = identify(settings, sorted(self._kinds), without_timeout(self._kinds))
         self.siblings: set[str] = set()
+        """Workers whose jobs the supervisor of this process takes back itself, for it knows more."""
         self.events = Events()
+        self._complaints = Complaints(self.events)
         self._stopping = asyncio.Event()
         self._error: JsworkerError | None = None
         self._opened = AsyncExitStack()
@@ -161,20 +159,18 @@ class Worker:
                 raise RuntimeError("a worker starts once; make a new one for another life")
             try:
                 await self._connect()
-                self._wire()
                 await self._open_processors()
                 await self._begin()
             except BaseException:
                 await self._opened.aclose()
                 raise
             self._report_rules_off()
-            loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
             self.events.emit(
                 "worker.started",
                 worker_id=self.id,
                 kinds=list(self._kinds),
                 kinds_without_timeout=without_timeout(self._kinds),
-                event_loop=loop,
+                event_loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
             )
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
@@ -189,13 +185,9 @@ class Worker:
             self._context.requeued.notify()
 
     async def close(self, *, force: bool = False) -> int:
-        """Stop working and hand back what has not ended.
+        """Stop working and hand back what has not ended; with ``force`` without waiting for running jobs.
 
-        Args:
-            force: do not wait for running jobs.
-
-        Returns:
-            How many runs did not end; their jobs are taken back by others, by the stale rule.
+        Returns how many runs did not end; their jobs are taken back by others, by the stale rule.
         """
         self.stop(force=force)
         async with self._starting:  # a worker that is just starting is closed as soon as it has started
@@ -206,9 +198,9 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        self._migration = await self._once_answered(self._database.check_migrated)
-        self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
-        self._opened.push_async_callback(self._sessions.close)
+        migration = await self._once_answered(self._database.check_migrated)
+        sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
+        self._opened.push_async_callback(sessions.close)
         self._stream = Stream(
             settings,
             installation_id=await self._once_answered(lambda: workers.installation_id(self._database)),
@@ -216,50 +208,42 @@ class Worker:
             client_name=f"jsworker {self.id}",
         )
         self._opened.push_async_callback(self._stream.close)
-        await self._connect_stream()
-
-    async def _connect_stream(self) -> None:
-        ack_waits = dict.fromkeys(self._kinds, self._settings.ack_wait)
-        while True:
-            try:
-                await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)
-                return await self._stream.ensure(list(self._kinds), ack_waits)
-            except StreamUnavailable:
-                if self._connect_seconds is not None:
-                    raise
-                await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
-
-    def _wire(self) -> None:
+        await self._once_answered(self._connect_stream)
         self._context = WorkerContext(
-            settings=self._settings,
+            settings=settings,
             kinds=self._kinds,
             me=self._me,
             database=self._database,
-            sessions=self._sessions,
+            sessions=sessions,
             stream=self._stream,
             events=self.events,
             supervision=self._supervision,
             health=DatabaseHealth(self.events),
             publishing=PublishingHealth(self.events),
-            refused_rows=RefusedRows(
-                self._database, worker_id=self.id, tell=partial(report_refused_row, self.events)
-            ),
+            complaints=self._complaints,
+            refused_rows=RefusedRows(self._database, worker_id=self.id, tell=self._report_refused),
             died=self._died,
         )
         self._components = Components(
-            self._context, migration=self._migration, siblings=self.siblings, surveys=self._surveys
+            self._context, migration=migration, siblings=self.siblings, surveys=self._surveys
         )
-        self._shutdown = Shutdown(self._context, self._components, forced=self._forced)
+
+    async def _connect_stream(self) -> None:
+        await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)
+        await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, self._settings.ack_wait))
+
+    def _report_refused(self, row: RefusedRow) -> None:
+        self.events.emit("row.refused", **asdict(row) | {"job_id": str(row.job_id)})
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
-            what = f"setup of kind {kind.name} ({type(kind.processor).__qualname__})"
+            what = f"setup of kind {kind.name}"
+            whose = f"{what} ({type(kind.processor).__qualname__})"
             try:
-                with reported_while_slow(partial(self.events.emit, "setup.slow"), what=what):
+                with reported_while_slow(partial(self.events.emit, "setup.slow"), what=whose):
                     await kind.processor.setup()
             except Exception as error:
-                place = raised_at(error)
-                raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)} ({place})") from error
+                raise SetupFailed(f"{what} raised {headline(error)} ({raised_at(error)})") from error
             self._opened.push_async_callback(self._tear_down, kind)
 
     async def _tear_down(self, kind: Kind) -> None:
@@ -269,8 +253,7 @@ class Worker:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 -- the jobs have ended; the rest is still to be closed
-            what = f"teardown of kind {kind.name}"
-            self.events.emit("worker.degraded", what=what, reason=headline(error))
+            self.events.emit("worker.degraded", what=f"teardown of kind {kind.name}", reason=headline(error))
 
     async def _begin(self) -> None:
         """Register, beat, and only then ask for messages."""
@@ -282,8 +265,6 @@ class Worker:
             self._supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
             await self._once_answered(lambda: self._refuse_duplicate(name))
-        self._opened.push_async_callback(components.lag.stop)
-        components.lag.start()
         if self._supervision is None:  # else the supervisor watches, and kills
             self._opened.push_async_callback(components.watchdog.stop)
             components.watchdog.start()
@@ -291,7 +272,7 @@ class Worker:
             self._opened.push_async_callback(loop.stop)
             loop.start()
         for puller in components.pipeline.pullers:
-            self._opened.push_async_callback(self._shutdown.stop_puller, puller)
+            self._opened.push_async_callback(components.stop_puller, puller)
             await puller.start()
         self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
 
@@ -305,11 +286,10 @@ class Worker:
             self.events.emit("recovery.off", rules=off, reason=reason)
 
     async def _refuse_duplicate(self, name: str) -> None:
-        components = self._components
         try:
-            await refuse_live_duplicate(self._context, name=name, presence=components.presence)
+            await refuse_live_duplicate(self._context, name=name, presence=self._components.presence)
         except SettingsError:
-            await components.heartbeat.seen("stopped")
+            await self._components.heartbeat.seen("stopped")
             raise
 
     async def _watch_pullers(self) -> None:
@@ -324,7 +304,7 @@ class Worker:
         self._watch.cancel()
         await asyncio.wait({self._watch})
         try:
-            left = await self._shutdown.work()
+            left = await self._components.end(forced=self._forced)
         finally:
             await self._opened.aclose()
         self.events.emit("worker.stopped", worker_id=self.id, left=left)
@@ -340,25 +320,24 @@ class Worker:
         self._stopping.set()
 
     async def _once_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a database that is just starting; one that refuses raises at once.
+        """Wait for a server that is just starting; one that refuses raises at once.
 
-        A supervised worker waits as long as it takes for a server that is there and has no connection free:
+        A supervised worker waits as long as it takes for a database that is there and has no connection free:
         its end would end the supervisor, and another one would find no connection either.
         """
-        heard_at, waits = boottime(), False
+        heard_at, most = boottime(), self._connect_seconds
         while True:
             try:
                 answer = await ask()
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, StreamUnavailable) as error:
                 if self._supervision is not None and isinstance(error, DatabaseBusy):
                     heard_at = boottime()
-                    if not waits:
-                        waits = True
-                        self.events.emit("worker.degraded", what="start", reason=str(error))
-                if self._connect_seconds is not None and boottime() - heard_at >= self._connect_seconds:
+                    self._complaints.report("start", str(error))
+                # The stream's connection has waited for so long itself.
+                waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - heard_at
+                if most is not None and waited >= most:
                     raise
                 await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
             else:
-                if waits:
-                    self.events.emit("worker.restored", what="start")
+                self._complaints.end("start")
                 return answer

@@ -39,5 +39,5 @@ def test_before_a_child_holds_jobs_it_may_be_silent_for_longer() -> None:
     silence = Silence(600.0)
     silence.note_tick()
     assert not silence.pass_by(500.0, now=500.0)
-    silence.tighten(2.0)
+    silence.timeout = 2.0
     assert silence.pass_by(0.1, now=500.1)

@@ -36,8 +36,8 @@ class Alone:
 
     async def step_after(self, seconds: float) -> None:
         """Step as if the subjects were first seen so much earlier."""
-        for kind, seen in self.unconsumed._seen.items():
-            self.unconsumed._seen[kind] = module._Seen(seen.at - seconds, seen.stream_created, seen.last_seq)
+        for kind, (seen_at, state) in self.unconsumed._seen.items():
+            self.unconsumed._seen[kind] = seen_at - seconds, state
         await self.unconsumed.step()
 
     async def left(self) -> int:
