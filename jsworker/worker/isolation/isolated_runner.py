@@ -14,17 +14,7 @@ from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.isolation.isolated_messages import (
-    FROM_ISOLATED,
-    AskStacks,
-    Drain,
-    FromIsolated,
-    Order,
-    RunEnded,
-    RunStacks,
-    RunState,
-    StopRun,
-)
+from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
@@ -41,9 +31,9 @@ _GRACE_HEARTBEATS: Final = 2
 _SHARED_STALLS: Final = 2
 """After so many stalls a job runs alone, however many it is allowed."""
 _START_SECONDS: Final = 120.0
-"""For so long, at least, the process may take until its event loop ticks: it imports a lot."""
+"""What the process may take, at least, until its event loop ticks: it imports a lot."""
 _STACKS_SECONDS: Final = 2.0
-"""For so long the process may take to answer: less than the caller waits."""
+"""What it may take to answer: less than the caller waits."""
 
 
 class IsolatedRunner:
@@ -67,7 +57,7 @@ class IsolatedRunner:
     async def run(self, run: Run) -> Outcome:
         """Run a job in a process of its own and return what it ended in; a crash is a counted stall."""
         spans = {} if run.spans is None else run.spans.context()._asdict()
-        order = Order(
+        order = wire.Order(
             origin=run.kind.origin or "",
             path=sys.path,
             worker_id=self._context.worker_id,
@@ -85,7 +75,7 @@ class IsolatedRunner:
         isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._context.settings)
         try:
             isolated.send(order)
-            run.on_drain = partial(isolated.send, Drain())
+            run.on_drain = partial(isolated.send, wire.Drain())
             if run.should_stop:
                 run.on_drain()
             return await isolated.outcome()
@@ -115,11 +105,11 @@ class _IsolatedProcess:
         self._limits = ExitStack()
         self._killed_because: str | None = None
         self._loop = asyncio.get_running_loop()
-        self._last_message: asyncio.Future[RunEnded | None] = self._loop.create_future()
+        self._last_message: asyncio.Future[wire.RunEnded | None] = self._loop.create_future()
         self._stacks: asyncio.Future[list[Stack]] | None = None
         self._link = MessageLink(
             end,
-            FROM_ISOLATED,
+            wire.FROM_ISOLATED,
             on_message=self._note,
             on_end=partial(_resolve, self._last_message, None),
             longest_line=settings.max_result_bytes * _BYTES_A_BYTE + _LINE_MARGIN_BYTES,
@@ -150,7 +140,7 @@ class _IsolatedProcess:
         """Ask the process where its job is; None: it does not answer in time."""
         if self._stacks is None or self._stacks.done():
             self._stacks = self._loop.create_future()
-            self.send(AskStacks())
+            self.send(wire.AskStacks())
         await asyncio.wait({self._stacks}, timeout=_STACKS_SECONDS)
         return self._stacks.result() if self._stacks.done() else None
 
@@ -162,17 +152,17 @@ class _IsolatedProcess:
         self._kill("it is not needed any more")
         await self._process.wait()
 
-    def _note(self, message: FromIsolated) -> None:
+    def _note(self, message: wire.FromIsolated) -> None:
         match message:
-            case RunState():
+            case wire.RunState():
                 self._note_state(message)
-            case RunStacks(stacks=stacks) if self._stacks is not None:
+            case wire.RunStacks(stacks=stacks) if self._stacks is not None:
                 _resolve(self._stacks, stacks)
-            case RunEnded():
+            case wire.RunEnded():
                 _resolve(self._last_message, message)
         self._watch()
 
-    def _note_state(self, state: RunState) -> None:
+    def _note_state(self, state: wire.RunState) -> None:
         if not self._ticks:  # the start of the process is not the job's own time
             self._ticks = True
             self._limits.enter_context(time_limits(self._run))
@@ -195,7 +185,7 @@ class _IsolatedProcess:
         self._watch()
 
     def _request_stop(self, reason: StopReason) -> None:
-        self.send(StopRun(reason=reason))
+        self.send(wire.StopRun(reason=reason))
         grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
         if reason is StopReason.SHUTDOWN:  # the owner itself has no more time than this
             grace = self._settings.statement_timeout
