@@ -9,19 +9,14 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.stream.puller import Puller
 from jsworker.telemetry.worker_status import PoolUse, Readiness, WorkerStatus
+from jsworker.worker import stacks
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
+from jsworker.worker.maintenance import watches
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
-from jsworker.worker.maintenance.watches import (
-    LOOK_SECONDS,
-    SHAPE_SECONDS,
-    DatabaseWatch,
-    Unconsumed,
-    keep_in_shape,
-)
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
@@ -32,7 +27,6 @@ from jsworker.worker.recovery.lost_messages import LostMessages
 from jsworker.worker.recovery.resets import DeadOwners, report_operators
 from jsworker.worker.recovery.sweeper import Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
-from jsworker.worker.stacks import Stacks
 from jsworker.worker.watchdog import LAG_SECONDS, LoopLag, Watchdog
 
 HEARTBEAT: Final = "heartbeat"
@@ -56,9 +50,10 @@ class Components:
         self, context: WorkerContext, *, migration: str, siblings: Collection[str], surveys: bool
     ) -> None:
         self._context = context
-        self._surveys = surveys
+        self.before_pulling: list[Loop] = []
+        """Loops that run before messages are asked for, heartbeat first: what is claimed is renewed."""
+        self._scan = partial(self._loop, jitter=_SCAN_JITTER)
         self.lag = LoopLag()
-        self.lags = self._loop("lag", self.lag.step, LAG_SECONDS)
         self.quiet = QuietPhases(context)
         self.watchdog = Watchdog(context, lag=self.lag, quiet=self.quiet)
         self.late = LateRows(scan_interval=context.settings.scan_interval)
@@ -66,7 +61,7 @@ class Components:
             context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
         )
         self._wire_heartbeat()
-        self._wire_maintenance(migration)
+        self._wire_maintenance(migration, surveys=surveys)
         self._wire_recovery(siblings)
         # Rows that were found in the table come first: messages are asked for in as far as they leave room.
         context.room.subscribe(self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers))
@@ -78,20 +73,14 @@ class Components:
 
     def _wire_heartbeat(self) -> None:
         context, interval = self._context, self._context.settings.heartbeat_interval
-        stacks = Stacks(context, self.pipeline.isolated_runner.ask_stacks)
-        self.presence = Presence(context, stacks.answer)
-        self.heartbeat = Heartbeat(
-            context,
-            settler=self.pipeline.settler,
-            presence=self.presence,
-            quiet=self.quiet,
-            on_ignored=self.pipeline.note_ignored,
-        )
+        read_stacks = partial(stacks.answer, context, self.pipeline.isolated_runner.ask_stacks)
+        self.presence = Presence(context, read_stacks)
+        self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
         self.beats = self._loop(HEARTBEAT, self._beat, interval)
+        self._loop("lag", self.lag.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
-        probe = partial(context.health.probe, self.heartbeat.seen)
-        self.probes = self._loop("probe", probe, _PROBE_SECONDS)
+        self.probes = self._loop("probe", partial(context.health.probe, self.heartbeat.seen), _PROBE_SECONDS)
 
     async def _beat(self) -> None:
         await self.heartbeat.step()
@@ -99,27 +88,30 @@ class Components:
         overdue = max(1.0, self._context.settings.heartbeat_interval)
         self.pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
-    def _wire_maintenance(self, migration: str) -> None:
+    def _wire_maintenance(self, migration: str, *, surveys: bool) -> None:
         context, settings = self._context, self._context.settings
         self.publisher = Relay(context)
         self.relay = self._loop("relay", self.publisher.step, settings.relay_interval)
-        self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS)
-        shape_interval = min(SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
-        self.shape = self._scan("shape", partial(keep_in_shape, context), shape_interval)
+        prunes = settings.retention is not None
+        self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
+        interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
+        self.shape = self._scan("shape", partial(watches.keep_in_shape, context), interval)
         self.survey = FleetSurvey(context)
-        self.surveys = self._scan("survey", self.survey.step, SURVEY_SECONDS)
-        self.database_watch = DatabaseWatch(
+        self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
+        self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
         )
         interval = _HEARTBEATS_A_FAILOVER_LOOK * settings.heartbeat_interval
         self.failover_watch = self._scan("failover watch", self.database_watch.step, interval)
-        self.unconsumed = self._scan("unconsumed", Unconsumed(context).step, LOOK_SECONDS)
+        self._scan("unconsumed", watches.Unconsumed(context).step, watches.LOOK_SECONDS)
 
     def _wire_recovery(self, siblings: Collection[str]) -> None:
         context, settings = self._context, self._context.settings
+        rules = settings.recovers_by()
         self.dead_owners = DeadOwners(context)
         sweeper = Sweeper(context, heartbeat=self.heartbeat, presence=self.presence, late=self.late)
-        self.scans = self._scan("scan", sweeper.step, settings.scan_interval)
+        sweeps = rules["crashed"] or rules["stale"]
+        self.scans = self._scan("scan", sweeper.step, settings.scan_interval, runs=sweeps)
         self._lost_messages = LostMessages(context)
         # By itself: the jobs of the dead wait for no search that has become slow.
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)
@@ -131,7 +123,7 @@ class Components:
 
         reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=end_reconciliation)
         interval = settings.statement_timeout / _RECONCILE_ROUNDS_A_TIMEOUT
-        self.reconciliation = self._loop("reconciliation", reconciler.step, interval)
+        self.reconciliation = self._loop("reconciliation", reconciler.step, interval, runs=rules["start"])
 
     async def _look_after_the_queue(self) -> None:
         context = self._context
@@ -147,27 +139,19 @@ class Components:
         await self.publisher.try_again()
         await self.poll.go_on()
 
-    @property
-    def before_pulling(self) -> list[Loop]:
-        """Loops that run before the first message is asked for, in their order.
-
-        Heartbeat first: what is claimed from here on is renewed.
-        """
-        recovers_by = self._context.settings.recovers_by()
-        loops = [self.beats, self.lags, self.fences, self.presences, self.probes, self.relay, self.repairs]
-        loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
-        loops += [self.table, self.failover_watch, self.unconsumed, self.shape]
-        loops += [self.retention] if self._context.settings.retention is not None else []
-        loops += [self.surveys] if self._surveys else []
-        return [*loops, self.reconciliation] if recovers_by["start"] else loops
-
     def _loop(
-        self, name: str, step: Callable[[], Awaitable[None]], interval: float, jitter: float = 0.0
+        self,
+        name: str,
+        step: Callable[[], Awaitable[None]],
+        interval: float,
+        *,
+        jitter: float = 0.0,
+        runs: bool = True,
     ) -> Loop:
-        return Loop(name, step, interval=interval, died=self._context.died, jitter=jitter)
-
-    def _scan(self, name: str, step: Callable[[], Awaitable[None]], interval: float) -> Loop:
-        return self._loop(name, step, interval, _SCAN_JITTER)
+        loop = Loop(name, step, interval=interval, died=self._context.died, jitter=jitter)
+        if runs:
+            self.before_pulling.append(loop)
+        return loop
 
     # --- How the worker is. ---
 
@@ -215,8 +199,7 @@ class Components:
         """
         self.heartbeat.state = "draining"
         await self._stop_pulling()
-        await self._drain(forced)
-        left = await self._hand_back()
+        left = await self._drain(forced)
         await self._publish_the_rest()
         await self._end_loops()
         return left
@@ -239,8 +222,10 @@ class Components:
             await consumer.flush()
         self.pipeline.hand_back_waiting("the worker was stopped before the job began")
 
-    async def _drain(self, forced: asyncio.Event) -> None:
-        for run in self._context.in_flight.runs.values():
+    async def _drain(self, forced: asyncio.Event) -> int:
+        """Let runs end; then cancel what still runs, and leave the rest to the stale rule."""
+        in_flight, seconds = self._context.in_flight, self._context.settings.statement_timeout
+        for run in in_flight.runs.values():
             run.drain()
         is_forced = asyncio.create_task(forced.wait())
         drained = asyncio.create_task(self.pipeline.wait(self._context.settings.shutdown_timeout))
@@ -248,10 +233,6 @@ class Components:
         is_forced.cancel()
         drained.cancel()
         await asyncio.gather(is_forced, drained, return_exceptions=True)
-
-    async def _hand_back(self) -> int:
-        """Cancel what still runs, release what has really ended, and leave the rest to the stale rule."""
-        in_flight, seconds = self._context.in_flight, self._context.settings.statement_timeout
         for run in in_flight.runs.values():
             run.signal(StopReason.SHUTDOWN)
         # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.

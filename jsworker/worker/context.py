@@ -27,7 +27,6 @@ T = TypeVar("T")
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _CALM_SECONDS: Final = 60.0
-"""A stream that refuses again sooner is tried as seldom as before."""
 
 
 class Notifier:
@@ -47,11 +46,7 @@ class Notifier:
 
 
 class DatabaseHealth:
-    """The last known state of the database, as its users report it.
-
-    Attributes:
-        changed: notified when the database stops answering, and when it answers again.
-    """
+    """Whether the database answers, as its users report it; ``changed`` is notified of both."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -67,7 +62,7 @@ class DatabaseHealth:
         return self._up.is_set()
 
     def failed_within(self, seconds: float) -> bool:
-        """Return whether a statement went unanswered within the last ``seconds``."""
+        """Return whether a statement went unanswered lately."""
         return boottime() - self._failed_at < seconds
 
     def failed(self, error: JsworkerError) -> None:
@@ -143,14 +138,10 @@ class Complaints:
 
 
 class PublishingHealth:
-    """Whether JetStream stores what is published: a full disk, or a limit reached, lets it answer and refuse.
+    """Whether JetStream stores what is published, or answers and refuses; ``changed`` is notified of both.
 
     A stream that is full stores a message now and then, as others are acknowledged: trials of it become rarer
     the sooner it refuses again.
-
-    Attributes:
-        changed: notified when messages are refused, and when they are stored again.
-        refused: whether messages are refused.
     """
 
     def __init__(self, events: Events) -> None:

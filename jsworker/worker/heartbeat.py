@@ -7,7 +7,7 @@ look like a death.
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,7 @@ from jsworker.ownership.transitions.settle import Settled
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.settling import Settler
+from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.late_rows import BELIEVED_SECONDS
@@ -34,43 +34,29 @@ _GRACE_HEARTBEATS: Final = 2
 """Intervals that a run may go on after its stop; the fence leaves as much time."""
 _CANCELLATIONS: Final = 2
 """A coroutine is cancelled so often before it counts as one that ignores its stop."""
-_DEADLY: Final = frozenset(
-    {StopReason.TIMEOUT, StopReason.NO_PROGRESS, StopReason.LOST, StopReason.FENCED, StopReason.CANCELLED}
-)
 
 
 class Heartbeat:
-    """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims; fences the rest.
-
-    Attributes:
-        state: of this worker in the registry: running, draining or stopped.
-        heard_at: boot time at which the last heartbeat that was answered began.
-    """
+    """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims; fences the rest."""
 
     def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        settler: Settler,
-        presence: Presence,
-        quiet: QuietPhases,
-        on_ignored: Callable[[Run], None],
+        self, context: WorkerContext, pipeline: Pipeline, *, presence: Presence, quiet: QuietPhases
     ) -> None:
-        """Prepare; ``on_ignored`` is called once with each run that ignores its stop."""
         self._context = context
         self._in_flight = context.in_flight
         self._interval = context.settings.heartbeat_interval
         self._refused: set[Held] = set()
         """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
-        self._settler = settler
+        self._pipeline = pipeline
         self._presence = presence
         self._quiet = quiet
-        self._on_ignored = on_ignored
         # No more time: heartbeats wait for it.
         self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
         self.state = "running"
+        """Of this worker in the registry: running, draining or stopped."""
         self._heard_since: float | None = None
         self.heard_at = boottime()
+        """When the last heartbeat that was answered began."""
         self._gap_at = -math.inf
         self._heard_before = False
         self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
@@ -120,7 +106,12 @@ class Heartbeat:
             self._heed(beat, runs, started)
             await self._look_around()
         except _UNHEARD as error:
-            self._unheard(error)
+            self._heard_since = None
+            self._context.health.failed(error)
+            in_hand = len(self._in_flight.runs)
+            self._context.events.emit("heartbeat.failed", reason=str(error), in_hand=in_hand)
+            for run in self._in_flight.runs.values():
+                self._check(run)
             return
         self._hear(started)
         self._context.health.answered()
@@ -143,15 +134,14 @@ class Heartbeat:
     def _is_gap(self, now: float) -> bool:
         return now - self.heard_at > 3 * self._interval
 
-    def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
-        self._heard_since = None
-        self._context.health.failed(error)
-        self._context.events.emit("heartbeat.failed", reason=str(error), in_hand=len(self._in_flight.runs))
-        for run in self._in_flight.runs.values():
-            self._check(run)
-
     def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
-        self._renew((runs[held] for held in beat.alive - beat.locked), started)
+        ack_due = started - self._context.settings.ack_wait / 3
+        for held in beat.alive - beat.locked:
+            run = runs[held]
+            run.beaten_at = max(run.beaten_at, started)
+            if run.delivery is not None and run.in_progress_at < ack_due:
+                run.in_progress_at = started
+                run.delivery.in_progress()
         for held in beat.cancelled:
             if not runs[held].cancelled:
                 runs[held].signal(StopReason.CANCELLED)
@@ -161,14 +151,6 @@ class Heartbeat:
                 runs[held].signal(StopReason.LOST)
         for held in beat.completed:
             runs[held].completed = True
-
-    def _renew(self, runs: Iterable[Run], started: float) -> None:
-        due = started - self._context.settings.ack_wait / 3
-        for run in runs:
-            run.beaten_at = max(run.beaten_at, started)
-            if run.delivery is not None and run.in_progress_at < due:
-                run.in_progress_at = started
-                run.delivery.in_progress()
 
     async def _retry_alone(self, locked: list[Run]) -> None:
         """Wait for the locks on a few rows, those first that were not renewed for the longest time.
@@ -186,16 +168,12 @@ class Heartbeat:
             self._check(run, gone=gone)
 
     async def _beat_alone(self, run: Run) -> None:
-        started = boottime()
-        try:
-            renewed = await heartbeat.heartbeat_alone(
-                self._context.database, worker_id=self._context.worker_id, held=run.held
-            )
-        except _UNHEARD:
-            return  # still locked; asked again with the next heartbeat
-        if renewed:  # else the next heartbeat finds out whether it is lost, or was just completed
-            run.beaten_at = max(run.beaten_at, started)
-            self._refused.discard(run.held)
+        database, worker_id, started = self._context.database, self._context.worker_id, boottime()
+        with suppress(*_UNHEARD):  # still locked; asked again with the next heartbeat
+            # Else the next heartbeat finds out whether it is lost, or was just completed.
+            if await heartbeat.heartbeat_alone(database, worker_id=worker_id, held=run.held):
+                run.beaten_at = max(run.beaten_at, started)
+                self._refused.discard(run.held)
 
     # --- Orphaned claims: processing rows of this worker that are not in flight. ---
 
@@ -237,7 +215,7 @@ class Heartbeat:
             if held[0] not in self._in_flight and held not in self._in_flight.releasing:
                 self._in_flight.releasing.add(held)
                 why = "claimed, but the claim's answer was lost"
-                release = self._settler.let_go(held, why, ended=held in ended)
+                release = self._pipeline.settler.let_go(held, why, ended=held in ended)
                 release.add_done_callback(partial(self._released, held))
         return True
 
@@ -249,10 +227,8 @@ class Heartbeat:
         if settled is None or settled is Settled.LOCKED:
             self._wants_orphaned_claims = True  # it is still orphaned
         elif settled is Settled.QUEUED:
-            job_id, token = held
-            self._context.events.emit(
-                "job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand"
-            )
+            facts = {"job_id": str(held[0]), "fencing_token": held[1], "reason": "in nobody's hand"}
+            self._context.events.emit("job.released", **facts)
             self._context.requeued.notify()
 
     # --- The fence. A run whose long time-out has passed is stopped here, too. ---
@@ -297,8 +273,8 @@ class Heartbeat:
         """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
         if run.first_cancelled_at is None:
             return False
-        # Isolated, its own process is ended, not this one.
-        if run.phase is not Phase.RUNNING or run.quarantined or run.stop not in _DEADLY:
+        # Isolated, its own process is ended, not this one; at shutdown this one ends anyway.
+        if run.phase is not Phase.RUNNING or run.quarantined or run.stop is StopReason.SHUTDOWN:
             return False
         if not run.kind.is_async:  # a thread cannot be cancelled
             return now - run.first_cancelled_at > self._grace_of(run)
@@ -318,10 +294,9 @@ class Heartbeat:
         """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
         for run in runs:
             if not run.ignores_stop:
-                self._on_ignored(run)
+                self._pipeline.note_ignored(run)
         if self._context.supervision is not None:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
-            self._context.supervision.request_kill(
-                [run.held for run in runs], f"its process was ended, because {named}"
-            )
+            reason = f"its process was ended, because {named}"
+            self._context.supervision.request_kill([run.held for run in runs], reason)

@@ -8,11 +8,7 @@ from jsworker.worker.context import WorkerContext
 
 
 class Presence:
-    """Answers for this worker, knows whether that works, and asks whether others are alive.
-
-    Attributes:
-        answers: whether a question to this worker was ever answered; only then its silence means anything.
-    """
+    """Answers for this worker, knows whether that works, and asks whether others are alive."""
 
     def __init__(self, context: WorkerContext, stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Prepare; ``stacks`` answers questions for stacks."""
@@ -24,6 +20,7 @@ class Presence:
         self._connected_since: float | None = None
         self._proven_at: float | None = None
         self.answers = False
+        """Whether a question to this worker was ever answered; only then its silence means anything."""
         self._stream.on_disconnect(self._lose)
 
     def reachable(self) -> bool:

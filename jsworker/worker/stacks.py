@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from contextvars import Context
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -19,7 +20,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import frames_of_task, frames_of_thread, is_ours
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.in_flight import Phase, Run
+from jsworker.worker.pipeline.in_flight import InFlight, Phase, Run
 
 T = TypeVar("T")
 
@@ -32,44 +33,38 @@ _THREADING: Final = threading.__file__
 Stack = dict[str, Any]
 """``of``: coroutine, task or thread; ``places``: file, line and function, innermost last; ``waits_for``: the
 type of what the innermost one awaits."""
+AskIsolated = Callable[[Run], Awaitable[list[Stack] | None]]
 
 
-class Stacks:
-    """Shows where a worker's runs are, and what else it does."""
+async def answer(context: WorkerContext, ask_isolated: AskIsolated, question: bytes) -> bytes:
+    """Return a JSON object: for a job's id as question where its run is, else where everything is.
 
-    def __init__(
-        self, context: WorkerContext, ask_isolated: Callable[[Run], Awaitable[list[Stack] | None]]
-    ) -> None:
-        """Prepare; ``ask_isolated`` asks the process of an isolated run for its stacks; None: no answer."""
-        self._facts = {"worker_id": context.worker_id, "pid": os.getpid()}
-        self._in_flight = context.in_flight
-        self._ask_isolated = ask_isolated
+    ``ask_isolated`` asks the process of an isolated run for its stacks; None: no answer.
+    """
+    facts = {"worker_id": context.worker_id, "pid": os.getpid()}
+    if not question:
+        return json.dumps(facts | _of_all(context.in_flight)).encode()
+    run = None
+    with suppress(ValueError):
+        run = context.in_flight.runs.get(UUID(question.decode()))
+    return json.dumps(facts | {"job": run and await _of_job(run, ask_isolated)}).encode()
 
-    async def answer(self, question: bytes) -> bytes:
-        """Return a JSON object: for a job's id as question where its run is, else where everything is."""
-        found = {"job": await self._of_job(question)} if question else self._of_all()
-        return json.dumps(self._facts | found).encode()
 
-    async def _of_job(self, question: bytes) -> dict[str, Any] | None:
-        try:
-            run = self._in_flight.runs.get(UUID(question.decode()))
-        except ValueError:
-            return None
-        if run is None:
-            return None
-        if run.quarantined and run.phase is Phase.RUNNING:
-            return _facts_of(run) | {"stacks": await self._ask_isolated(run)}
-        return _facts_of(run) | {"stacks": within_bounds(of_run(run))}
+async def _of_job(run: Run, ask_isolated: AskIsolated) -> dict[str, Any]:
+    is_elsewhere = run.quarantined and run.phase is Phase.RUNNING
+    stacks = await ask_isolated(run) if is_elsewhere else within_bounds(of_run(run))
+    return _facts_of(run) | {"stacks": stacks}
 
-    def _of_all(self) -> dict[str, Any]:
-        everything = [*self._in_flight.runs.values(), *self._in_flight.given_up]
-        runs = [run for run in everything if run.phase is not Phase.WAITING]
-        each = list(_each(sorted(runs, key=lambda run: run.began_at)))
-        found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": []}
-        kept = within_bounds(each)
-        for what, facts in kept:
-            found[what].append(facts)
-        return found | {"left_out": len(each) - len(kept), "waiting": len(everything) - len(runs)}
+
+def _of_all(in_flight: InFlight) -> dict[str, Any]:
+    everything = [*in_flight.runs.values(), *in_flight.given_up]
+    runs = [run for run in everything if run.phase is not Phase.WAITING]
+    each = list(_each(sorted(runs, key=lambda run: run.began_at)))
+    kept = within_bounds(each)
+    found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": []}
+    for what, facts in kept:
+        found[what].append(facts)
+    return found | {"left_out": len(each) - len(kept), "waiting": len(everything) - len(runs)}
 
 
 def _each(runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,7 +11,6 @@ class DeadOwner:
     """A worker that is proven to have ended.
 
     Attributes:
-        worker_id: the owner of what is to be taken back.
         reason: given to the next runs of its jobs.
         settled_at: boot time from which on no CLAIM of its own can commit any more.
         counted: whether the stalls count.
@@ -52,10 +51,6 @@ class Silence:
 
     Only time in which the parent itself came round counts: after it was stopped or suspended, a child gets
     fresh time. Before the first tick nothing counts: a process that imports has no event loop yet.
-
-    Attributes:
-        timeout: seconds without a tick that are too many.
-        seconds: without a tick so far.
     """
 
     def __init__(self, timeout: float) -> None:

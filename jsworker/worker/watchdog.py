@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from jsworker.core.clock import boottime
@@ -17,10 +17,9 @@ _SLOW_SECONDS: Final = 10.0
 _ROUNDS_A_TIMEOUT: Final = 4
 _LONGEST_ROUND_SECONDS: Final = 1.0
 _HEARD_ROUNDS: Final = 2
-"""So many rounds count at most of a pause in which the whole process stood still."""
+"""What counts at most of a pause in which the whole process stood still."""
 _MOST_FRAMES: Final = 30
 LAG_SECONDS: Final = 0.25
-"""Between two looks at how late the event loop is."""
 _LAG_WINDOW_SECONDS: Final = 15.0
 
 
@@ -31,11 +30,8 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
     ``report`` is called from another thread with the facts, the seconds, and the place that was reached.
     """
     thread, task, loop = threading.get_ident(), None, None
-    try:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-    except RuntimeError:
-        pass  # no event loop yet: all of it happens in this thread
+    with suppress(RuntimeError):  # no event loop yet: all of it happens in this thread
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
     began, over = boottime(), threading.Event()
 
     def watch() -> None:
@@ -54,11 +50,7 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
 
 
 class LoopLag:
-    """Remembers by how much the event loop was late at most: in this window of 15 seconds and the one before.
-
-    Attributes:
-        rounds: how often the loop has come round.
-    """
+    """Remembers by how much the event loop was late at most, and counts its rounds."""
 
     def __init__(self) -> None:
         self._window_ends_at = 0.0
@@ -68,7 +60,7 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """The longest delay of the last half minute; grows while the loop is late."""
+        """The longest delay in this window of 15 seconds and the one before; grows while the loop is late."""
         return max(0.0, self._longest_before, self._longest, boottime() - self._due_at)
 
     async def step(self) -> None:
@@ -121,13 +113,10 @@ class Watchdog:
         was_late, self.blocked_seconds = bool(self.blocked_seconds), self._silence.seconds if is_late else 0.0
         if is_late and not was_late:
             stack = stack_of_thread(self._loops_thread)
+            reason = f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(stack)}"
+            frames = [f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in stack]
             self._context.events.emit(
-                "worker.degraded",
-                what="event loop",
-                reason=f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(stack)}",
-                stack=[f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in stack][
-                    -_MOST_FRAMES:
-                ],
+                "worker.degraded", what="event loop", reason=reason, stack=frames[-_MOST_FRAMES:]
             )
         elif was_late and not is_late:
             self._context.events.emit("worker.restored", what="event loop")

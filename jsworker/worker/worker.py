@@ -195,6 +195,9 @@ class Worker:
         return 0 if closing is None else await asyncio.shield(closing)
 
     async def _connect(self) -> None:
+        def report_refused(row: RefusedRow) -> None:
+            self.events.emit("row.refused", **asdict(row) | {"job_id": str(row.job_id)})
+
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
@@ -221,7 +224,7 @@ class Worker:
             health=DatabaseHealth(self.events),
             publishing=PublishingHealth(self.events),
             complaints=self._complaints,
-            refused_rows=RefusedRows(self._database, worker_id=self.id, tell=self._report_refused),
+            refused_rows=RefusedRows(self._database, worker_id=self.id, tell=report_refused),
             died=self._died,
         )
         self._components = Components(
@@ -231,9 +234,6 @@ class Worker:
     async def _connect_stream(self) -> None:
         await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)
         await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, self._settings.ack_wait))
-
-    def _report_refused(self, row: RefusedRow) -> None:
-        self.events.emit("row.refused", **asdict(row) | {"job_id": str(row.job_id)})
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
@@ -257,15 +257,15 @@ class Worker:
 
     async def _begin(self) -> None:
         """Register, beat, and only then ask for messages."""
-        components = self._components
+        components, supervision = self._components, self._supervision
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
         await self._once_answered(components.heartbeat.seen)
-        if self._supervision is not None:
-            self._supervision.registered(self.id)
+        if supervision is not None:
+            supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
             await self._once_answered(lambda: self._refuse_duplicate(name))
-        if self._supervision is None:  # else the supervisor watches, and kills
+        if supervision is None:  # else the supervisor watches, and kills
             self._opened.push_async_callback(components.watchdog.stop)
             components.watchdog.start()
         for loop in components.before_pulling:

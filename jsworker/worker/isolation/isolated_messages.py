@@ -76,7 +76,6 @@ class RunEnded(Message):
 FromOwner: TypeAlias = Order | StopRun | Drain | AskStacks
 FromIsolated: TypeAlias = RunState | RunStacks | RunEnded
 
-FROM_OWNER: Final[TypeAdapter[FromOwner]] = TypeAdapter(Annotated[FromOwner, Field(discriminator="what")])
-FROM_ISOLATED: Final[TypeAdapter[FromIsolated]] = TypeAdapter(
-    Annotated[FromIsolated, Field(discriminator="what")]
-)
+_BY_WHAT: Final = Field(discriminator="what")
+FROM_OWNER: Final = TypeAdapter[FromOwner](Annotated[FromOwner, _BY_WHAT])
+FROM_ISOLATED: Final = TypeAdapter[FromIsolated](Annotated[FromIsolated, _BY_WHAT])

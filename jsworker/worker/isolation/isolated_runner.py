@@ -154,22 +154,19 @@ class _IsolatedProcess:
 
     def _note(self, message: wire.FromIsolated) -> None:
         match message:
-            case wire.RunState():
-                self._note_state(message)
+            case wire.RunState(sign_at=sign_at, quiet_seconds=quiet_seconds, quiet_until=quiet_until):
+                if not self._ticks:  # the start of the process is not the job's own time
+                    self._ticks = True
+                    self._limits.enter_context(time_limits(self._run))
+                self._run.sign_at = max(self._run.sign_at, sign_at)
+                if quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
+                    self._quiet_until = self._run.quiet_until = quiet_until
+                    self._run.quiet_seconds = quiet_seconds
             case wire.RunStacks(stacks=stacks) if self._stacks is not None:
                 _resolve(self._stacks, stacks)
             case wire.RunEnded():
                 _resolve(self._last_message, message)
         self._watch()
-
-    def _note_state(self, state: wire.RunState) -> None:
-        if not self._ticks:  # the start of the process is not the job's own time
-            self._ticks = True
-            self._limits.enter_context(time_limits(self._run))
-        self._run.sign_at = max(self._run.sign_at, state.sign_at)
-        if state.quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
-            self._quiet_until = self._run.quiet_until = state.quiet_until
-            self._run.quiet_seconds = state.quiet_seconds
 
     def _watch(self) -> None:
         self._silence.cancel()

@@ -11,14 +11,12 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
 TICK_SECONDS: Final = 0.25
-"""Between two rounds."""
 
 _SHARE: Final = 0.1
 """Of the time in which all workers together have a batch in the database."""
 _PASS_SECONDS: Final = 60.0
-"""From the end of a pass through what is old to the beginning of the next."""
+"""From the end of a pass to the beginning of the next."""
 _REPORT_SECONDS: Final = 60.0
-"""Between two events of a long pass."""
 
 
 class Retention:

@@ -1,8 +1,7 @@
 """Scans of the table that may take long: they rest in between, get more time, and are not taken for outages.
 
-A transaction that is left open keeps PostgreSQL from removing dead rows. A scan through an index of what is
-there for a short time only (queued, owned) then passes all of them, and after weeks no time-out of one
-statement suffices. What looks for jobs of dead owners must find them all the same.
+A transaction that is left open keeps PostgreSQL from removing dead rows: a scan for what is there for a short
+time only then passes all of them, and no time-out of one statement suffices.
 """
 
 import math
@@ -19,15 +18,13 @@ T = TypeVar("T")
 _REST: Final = 50
 _LONGEST_REST_SECONDS: Final = 30.0
 _QUICK_SECONDS: Final = 0.02
-"""What no rest is needed after."""
 _MOST_TIMEOUTS: Final = 10
 
 
 class ScanPace:
     """Lets a slow scan rest ``rest`` times its own duration, for ``longest_rest`` seconds at most.
 
-    A quick one is always due. Of two in a row the quicker one counts: a single slow one may be due to a busy
-    machine.
+    Of two in a row the quicker one counts: a single slow one may be due to a busy machine.
     """
 
     def __init__(self, rest: int = _REST, longest_rest: float = _LONGEST_REST_SECONDS) -> None:
@@ -71,10 +68,8 @@ def longest_rest(context: WorkerContext) -> float:
 class ThrottledScan(ScanPace):
     """One scan of everything, made again and again; ``what`` it looks for is said when it becomes slow.
 
-    Unanswered, it gets twice the time, up to ``most_timeouts`` times the statement time-out.
-
-    Attributes:
-        is_slow: whether it went unanswered, and has not been quick again since.
+    Slow is one that went unanswered, until it is quick again. It gets twice the time for the next one, up to
+    ``most_timeouts`` times the statement time-out.
     """
 
     def __init__(
@@ -89,16 +84,11 @@ class ThrottledScan(ScanPace):
 
     @property
     def must_rest(self) -> bool:
-        """Whether it went unanswered and has not rested enough since."""
+        """Whether it is slow and has not rested enough."""
         return self.is_slow and not self.is_due
 
     async def make(self, ask: Callable[[float], Awaitable[T]]) -> T | None:
-        """Have ``ask`` scan within so many seconds; None: that takes too long, while others are answered.
-
-        Raises:
-            DatabaseUnavailable: the database answers nothing at all.
-            DatabaseRefused: the scan was refused.
-        """
+        """Have ``ask`` scan within so many seconds; None: that takes too long, while others are answered."""
         began = boottime()
         try:
             with self.timed():
@@ -127,7 +117,5 @@ class ThrottledScan(ScanPace):
         self._seconds = min(2 * self._seconds, self._most)
         if not self.is_slow:
             self.is_slow = True
-            why = (
-                f"{error}, but answers at once otherwise; is a transaction open for long? See jsworker doctor"
-            )
-            self._context.complaints.report(self._what, why)
+            why = "but answers at once otherwise; is a transaction open for long? See jsworker doctor"
+            self._context.complaints.report(self._what, f"{error}, {why}")

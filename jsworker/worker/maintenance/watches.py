@@ -20,9 +20,7 @@ from jsworker.stream.api import StreamState
 from jsworker.worker.context import WorkerContext
 
 SHAPE_SECONDS: Final = 30.0
-"""Between two looks at the stream's settings, at most."""
 LOOK_SECONDS: Final = 600.0
-"""Between two looks for messages that no consumer takes."""
 
 _LEFT_SECONDS: Final = 3600.0
 """From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
@@ -31,15 +29,11 @@ _WILDCARDS: Final = frozenset({"*", ">"})
 
 
 class DatabaseWatch:
-    """Compares the database with what this process saw last; the first look only remembers it.
+    """Compares the database, and the ``revision`` of its schema, with what this process saw last.
 
     It looks again and again, not only after an outage: a standby may take over between two statements, and
-    a pooler may hide it altogether. A failover may have lost commits. Nothing is repaired from here: rows
-    that went back to an earlier state are jobs like any other, and claims, heartbeats and sweeps find them as
-    they do after a crash. ``on_failover`` is called after ``database.changed`` was emitted.
-
-    Attributes:
-        revision: of the schema; None: there is none.
+    a pooler may hide it altogether. A failover may have lost commits. Nothing is repaired from here: claims,
+    heartbeats and sweeps find rows that went back to an earlier state as they do after a crash.
     """
 
     def __init__(
@@ -85,21 +79,15 @@ class DatabaseWatch:
 
 
 async def keep_in_shape(context: WorkerContext) -> None:
-    """Compare stream and consumers once with what the settings ask for, and put them right.
-
-    With a consumer whose ``ack_wait`` was made too short, say, messages of running jobs come again and again.
-    A server that does not answer is reported by pullers and publishers.
-    """
+    """Compare stream and consumers once with what the settings ask for, and put them right."""
     if not context.stream.connected:
         return
     try:
-        await context.stream.keep_in_shape(list(context.kinds))
-    except StreamUnavailable:
-        return
+        with suppress(StreamUnavailable):  # pullers and publishers report that
+            await context.stream.keep_in_shape(list(context.kinds))
+            context.complaints.end("stream settings")
     except StreamRefused as error:
         context.complaints.report("stream settings", str(error))
-    else:
-        context.complaints.end("stream settings")
 
 
 class Unconsumed:
