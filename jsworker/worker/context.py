@@ -187,9 +187,9 @@ class WorkerContext:
 
     Attributes:
         me: this worker's row of the registry.
+        died: called with the name and the error of a component that ended in an error; the worker stops.
         requeued: notified when a job went back to the queue and waits to be published.
         room: notified when more jobs may be claimed.
-        died: called with the name and the error of a component that ended in an error; the worker stops.
     """
 
     settings: Settings

@@ -64,18 +64,12 @@ class Heartbeat:
         self._wants_orphaned_claims = False
 
     def heard_for(self) -> float:
-        """Return for how many seconds heartbeats have been answered without a gap.
-
-        A process that was frozen has a gap, although none of its heartbeats failed.
-        """
+        """Return for how many seconds heartbeats have been answered without a gap; to be frozen is one."""
         now = boottime()
         return 0.0 if self._heard_since is None or self._is_gap(now) else now - self._heard_since
 
     def had_a_gap_within(self, seconds: float) -> bool:
-        """Return whether heartbeats went unanswered, or were not sent, within the last ``seconds``.
-
-        What silenced this worker may have silenced others, too; a worker that has just begun had no gap.
-        """
+        """Return whether heartbeats were interrupted lately: that may have silenced others, too."""
         return boottime() - self._gap_at < seconds
 
     def look_for_orphaned_claims(self) -> None:
@@ -153,14 +147,11 @@ class Heartbeat:
             runs[held].completed = True
 
     async def _retry_alone(self, locked: list[Run]) -> None:
-        """Wait for the locks on a few rows, those first that were not renewed for the longest time.
-
-        And try one row that was refused, any of them: it may be refused for ever, and answers at once.
-        """
+        """Wait for the locks on a few rows, those first that were not renewed for the longest time."""
         locked.sort(key=lambda run: run.beaten_at)
         tried = [run for run in locked if run.held not in self._refused][:_ALONE_AT_ONCE]
-        refused = [run for run in locked if run.held in self._refused]
-        if refused:
+        if refused := [run for run in locked if run.held in self._refused]:
+            # Any of them: it may be refused for ever, and answers at once.
             tried.append(random.choice(refused))  # noqa: S311 -- gives each its turn, hides nothing
         await asyncio.gather(*(self._beat_alone(run) for run in tried))
         gone = not self._presence.reachable()

@@ -101,11 +101,7 @@ class Worker:
         return self._me.id
 
     def on(self, name: str, listener: Listener) -> None:
-        """Call ``listener`` with every event of this name; ``*`` means every event.
-
-        Raises:
-            ValueError: no event has this name.
-        """
+        """Call ``listener`` with every event of this name, ``*``: with every event; ValueError: none has it."""
         self.events.on(name, listener)
 
     def status(self) -> WorkerStatus | None:
@@ -320,16 +316,13 @@ class Worker:
         self._stopping.set()
 
     async def _once_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a server that is just starting; one that refuses raises at once.
-
-        A supervised worker waits as long as it takes for a database that is there and has no connection free:
-        its end would end the supervisor, and another one would find no connection either.
-        """
+        """Wait for a server that is just starting; one that refuses raises at once."""
         heard_at, most = boottime(), self._connect_seconds
         while True:
             try:
                 answer = await ask()
             except (DatabaseUnavailable, StreamUnavailable) as error:
+                # No connection is free: the end of this worker would end its supervisor, and free none.
                 if self._supervision is not None and isinstance(error, DatabaseBusy):
                     heard_at = boottime()
                     self._complaints.report("start", str(error))

@@ -11,13 +11,11 @@ from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.isolation.isolated_messages import (
     FROM_ISOLATED,
     FROM_OWNER,
-    AskStacks,
-    Drain,
     Order,
+    Request,
     RunEnded,
     RunStacks,
     RunState,
-    StopRun,
 )
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
@@ -43,6 +41,12 @@ CLAIMED = ClaimedJob(
     stored_bytes=10,
 )
 
+REQUESTS = [
+    Request(what="stop", reason=StopReason.NO_PROGRESS),
+    Request(what="drain"),
+    Request(what="ask stacks"),
+]
+
 
 def read_by_owner(message: Message) -> Message | None:
     [read] = MessageLines(FROM_ISOLATED).feed(line_of(message))
@@ -66,7 +70,7 @@ def test_an_order_arrives_with_its_settings_and_secrets() -> None:
     assert read_by_isolated(order) == order
 
 
-@pytest.mark.parametrize("message", [StopRun(reason=StopReason.NO_PROGRESS), Drain(), AskStacks()])
+@pytest.mark.parametrize("message", REQUESTS)
 def test_requests_arrive(message: Message) -> None:
     assert read_by_isolated(message) == message
     assert read_by_owner(message) is None

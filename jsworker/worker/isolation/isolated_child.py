@@ -22,7 +22,7 @@ from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
-from jsworker.worker.pipeline.in_flight import Phase, Run
+from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
 from jsworker.worker.pipeline.run_ownership import LeaseServices
@@ -78,12 +78,12 @@ async def _work(end: socket.socket) -> NoReturn:
     async def obey() -> None:
         while True:
             match await messages.get():
-                case wire.StopRun(reason=reason):
-                    run.signal(reason)
-                case wire.AskStacks():
-                    link.send(wire.RunStacks(stacks=within_bounds(of_run(run))))
-                case wire.Drain():
+                case wire.Request(what="drain"):
                     run.drain()
+                case wire.Request(reason=StopReason() as reason):
+                    run.signal(reason)
+                case wire.Request(what="ask stacks"):
+                    link.send(wire.RunStacks(stacks=within_bounds(of_run(run))))
 
     database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
     sessions = Sessions(database.url, worker_id=order.worker_id, size=1)

@@ -27,23 +27,12 @@ class Order(Message):
     claimed: ClaimedJob
 
 
-class StopRun(Message):
-    """End the run, for this reason."""
+class Request(Message):
+    """What the owner wants: that the job sees its drain, that the run ends, or to know where the run is."""
 
-    what: Literal["stop"] = "stop"
-    reason: StopReason
-
-
-class Drain(Message):
-    """The owner would like to end: the job may see it."""
-
-    what: Literal["drain"] = "drain"
-
-
-class AskStacks(Message):
-    """Answer with ``RunStacks``."""
-
-    what: Literal["ask stacks"] = "ask stacks"
+    what: Literal["drain", "stop", "ask stacks"]
+    reason: StopReason | None = None
+    """Why the run is to end."""
 
 
 class RunState(Message):
@@ -73,7 +62,7 @@ class RunEnded(Message):
     completed: bool
 
 
-FromOwner: TypeAlias = Order | StopRun | Drain | AskStacks
+FromOwner: TypeAlias = Order | Request
 FromIsolated: TypeAlias = RunState | RunStacks | RunEnded
 
 _BY_WHAT: Final = Field(discriminator="what")

@@ -48,10 +48,10 @@ class IsolatedRunner:
         if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
         if kind.origin is None:
-            self._context.complaints.report(
-                f"quarantine of kind {kind.name}",
-                "its processor cannot be made in another process: give the worker the class, at module level",
+            why = (
+                "its processor cannot be made in another process: give the worker the class, at module level"
             )
+            self._context.complaints.report(f"quarantine of kind {kind.name}", why)
         return kind.origin is not None
 
     async def run(self, run: Run) -> Outcome:
@@ -65,17 +65,16 @@ class IsolatedRunner:
             claimed=run.claimed._replace(**spans),
         )
         ours, theirs = socket.socketpair()
-        try:
-            process = await _start(theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        with theirs:
+            try:
+                process = await _start(theirs)
+            except BaseException:
+                ours.close()
+                raise
         isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._context.settings)
         try:
             isolated.send(order)
-            run.on_drain = partial(isolated.send, wire.Drain())
+            run.on_drain = partial(isolated.send, wire.Request(what="drain"))
             if run.should_stop:
                 run.on_drain()
             return await isolated.outcome()
@@ -140,7 +139,7 @@ class _IsolatedProcess:
         """Ask the process where its job is; None: it does not answer in time."""
         if self._stacks is None or self._stacks.done():
             self._stacks = self._loop.create_future()
-            self.send(wire.AskStacks())
+            self.send(wire.Request(what="ask stacks"))
         await asyncio.wait({self._stacks}, timeout=_STACKS_SECONDS)
         return self._stacks.result() if self._stacks.done() else None
 
@@ -182,7 +181,7 @@ class _IsolatedProcess:
         self._watch()
 
     def _request_stop(self, reason: StopReason) -> None:
-        self.send(wire.StopRun(reason=reason))
+        self.send(wire.Request(what="stop", reason=reason))
         grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
         if reason is StopReason.SHUTDOWN:  # the owner itself has no more time than this
             grace = self._settings.statement_timeout
@@ -217,13 +216,7 @@ def _resolve(future: "asyncio.Future[T]", value: T) -> None:
 
 async def _start(theirs: socket.socket) -> asyncio.subprocess.Process:
     flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
+    module = ["-m", "jsworker.worker.isolation.isolated_child", str(os.getpid()), str(theirs.fileno())]
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *flags,
-        "-m",
-        "jsworker.worker.isolation.isolated_child",
-        str(os.getpid()),
-        str(theirs.fileno()),
-        stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
+        sys.executable, *flags, *module, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
     )

@@ -27,6 +27,7 @@ class Relay:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._health = context.health
+        self._publishing_health = context.publishing
         self._stream = context.stream
         self._refused_rows = context.refused_rows
         self._promoting = ScanPace()
@@ -43,8 +44,8 @@ class Relay:
         )
 
     @property
-    def _may_publish(self) -> bool:
-        return self._health.up and self._stream.connected and not self._context.publishing.refused
+    def _is_connected(self) -> bool:
+        return self._health.up and self._stream.connected
 
     async def step(self) -> None:
         """Promote what is due, then publish what the outbox holds."""
@@ -53,7 +54,7 @@ class Relay:
         with self._health.noting():
             while len(await self._at_pace(self._promoting, self._promote)) == _BATCH and not self._ending:
                 continue
-            if self._may_publish and not self._ending:
+            if self._is_connected and not self._publishing_health.refused and not self._ending:
                 self._judge(await self._publisher.publish())
 
     def end(self) -> None:
@@ -63,7 +64,7 @@ class Relay:
 
     async def publish_latest(self) -> None:
         """Publish one batch of what has become due lately: jobs that were just handed back."""
-        if self._may_publish:
+        if self._is_connected and not self._publishing_health.refused:
             with self._health.noting():
                 latest = await self._take(within=_RECENT_SECONDS, limit=_BATCH)
                 await self._publisher.try_out(latest, seconds=_LAST_SECONDS)
@@ -73,9 +74,8 @@ class Relay:
 
         To be called before jobs are claimed from the table, which leaves nothing to publish.
         """
-        publishing = self._context.publishing
-        may_ask = self._health.up and self._stream.connected
-        if not (publishing.refused and publishing.is_trial_due and may_ask):
+        publishing = self._publishing_health
+        if not (publishing.refused and publishing.is_trial_due and self._is_connected):
             return
         within = None if self._publishing.is_due else _RECENT_SECONDS
         with self._health.noting():
@@ -88,12 +88,11 @@ class Relay:
                 publishing.put_off()
 
     def _judge(self, tally: Tally) -> None:
-        if tally.refused is not None:
-            if self._stream.connected:  # else that is why
-                self._last_seq = None
-                self._context.publishing.failed(tally.refused)
-        elif tally.stored:
-            self._context.publishing.stored()
+        if tally.refused is None and tally.stored:
+            self._publishing_health.stored()
+        elif tally.refused is not None and self._stream.connected:  # else that is why
+            self._last_seq = None
+            self._publishing_health.failed(tally.refused)
 
     async def _has_grown(self) -> bool:
         """Return whether any messages, those of producers for example, were stored since the last look."""
