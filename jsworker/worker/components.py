@@ -27,7 +27,7 @@ from jsworker.worker.recovery.lost_messages import LostMessages
 from jsworker.worker.recovery.resets import DeadOwners, report_operators
 from jsworker.worker.recovery.sweeper import Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
-from jsworker.worker.watchdog import LAG_SECONDS, LoopLag, Watchdog
+from jsworker.worker.watchdog import LAG_SECONDS, Watchdog
 
 HEARTBEAT: Final = "heartbeat"
 """Name of the loop without which a worker must not go on, not even to drain."""
@@ -49,47 +49,30 @@ class Components:
     def __init__(
         self, context: WorkerContext, *, migration: str, siblings: Collection[str], surveys: bool
     ) -> None:
+        settings = context.settings
         self._context = context
         self.before_pulling: list[Loop] = []
         """Loops that run before messages are asked for, heartbeat first: what is claimed is renewed."""
         self._scan = partial(self._loop, jitter=_SCAN_JITTER)
-        self.lag = LoopLag()
+
+        # The main way, and the signs of life.
         self.quiet = QuietPhases(context)
-        self.watchdog = Watchdog(context, lag=self.lag, quiet=self.quiet)
-        self.late = LateRows(scan_interval=context.settings.scan_interval)
+        self.late = LateRows(scan_interval=settings.scan_interval)
         self.pipeline = Pipeline(
             context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
         )
-        self._wire_heartbeat()
-        self._wire_maintenance(migration, surveys=surveys)
-        self._wire_recovery(siblings)
-        # Rows that were found in the table come first: messages are asked for in as far as they leave room.
-        context.room.subscribe(self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers))
-        context.requeued.subscribe(self.relay.wake)
-        context.health.changed.subscribe(context.room.notify, self.failover_watch.wake)
-        context.publishing.changed.subscribe(self.relay.wake, self.table.wake, self.presences.wake)
-        context.stream.on_disconnect(context.room.notify)
-        context.stream.on_disconnect(self.table.wake)
-
-    def _wire_heartbeat(self) -> None:
-        context, interval = self._context, self._context.settings.heartbeat_interval
-        read_stacks = partial(stacks.answer, context, self.pipeline.isolated_runner.ask_stacks)
-        self.presence = Presence(context, read_stacks)
+        ask_isolated = self.pipeline.isolated_runner.ask_stacks
+        self.presence = Presence(context, partial(stacks.answer, context, ask_isolated))
         self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
+        interval = settings.heartbeat_interval
         self.beats = self._loop(HEARTBEAT, self._beat, interval)
-        self._loop("lag", self.lag.step, LAG_SECONDS)
+        self.watchdog = Watchdog(context, self.quiet)
+        self._loop("lag", self.watchdog.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
         self.probes = self._loop("probe", partial(context.health.probe, self.heartbeat.seen), _PROBE_SECONDS)
 
-    async def _beat(self) -> None:
-        await self.heartbeat.step()
-        # What was prefetched and got no slot after all: others may run it.
-        overdue = max(1.0, self._context.settings.heartbeat_interval)
-        self.pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
-
-    def _wire_maintenance(self, migration: str, *, surveys: bool) -> None:
-        context, settings = self._context, self._context.settings
+        # Maintenance.
         self.publisher = Relay(context)
         self.relay = self._loop("relay", self.publisher.step, settings.relay_interval)
         prunes = settings.retention is not None
@@ -105,8 +88,7 @@ class Components:
         self.failover_watch = self._scan("failover watch", self.database_watch.step, interval)
         self._scan("unconsumed", watches.Unconsumed(context).step, watches.LOOK_SECONDS)
 
-    def _wire_recovery(self, siblings: Collection[str]) -> None:
-        context, settings = self._context, self._context.settings
+        # Recovery.
         rules = settings.recovers_by()
         self.dead_owners = DeadOwners(context)
         sweeper = Sweeper(context, heartbeat=self.heartbeat, presence=self.presence, late=self.late)
@@ -117,13 +99,26 @@ class Components:
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
         self.poll = IdlePoll(context, self.pipeline.consumers, on_more=self.table.wake)
-
-        def end_reconciliation() -> None:
-            self.reconciliation.end()
-
-        reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=end_reconciliation)
+        reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=self._end_reconciliation)
         interval = settings.statement_timeout / _RECONCILE_ROUNDS_A_TIMEOUT
         self.reconciliation = self._loop("reconciliation", reconciler.step, interval, runs=rules["start"])
+
+        # Rows that were found in the table come first: messages are asked for in as far as they leave room.
+        context.room.extend([self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers)])
+        context.requeued.append(self.relay.wake)
+        context.health.changed.extend([context.room.notify, self.failover_watch.wake])
+        context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
+        context.stream.on_disconnect(context.room.notify)
+        context.stream.on_disconnect(self.table.wake)
+
+    def _end_reconciliation(self) -> None:
+        self.reconciliation.end()
+
+    async def _beat(self) -> None:
+        await self.heartbeat.step()
+        # What was prefetched and got no slot after all: others may run it.
+        overdue = max(1.0, self._context.settings.heartbeat_interval)
+        self.pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
     async def _look_after_the_queue(self) -> None:
         context = self._context
@@ -176,7 +171,7 @@ class Components:
             readiness=readiness,
             in_flight={kind: running[kind] for kind in context.kinds},
             heartbeat_lag=boottime() - self.heartbeat.heard_at,
-            event_loop_lag=self.lag.seconds,
+            event_loop_lag=self.watchdog.lag,
             pools={name: PoolUse(pool.in_use, pool.limit) for name, pool in pools},
             recovers_by=context.settings.recovers_by(),
         )
@@ -203,6 +198,10 @@ class Components:
         await self._publish_the_rest()
         await self._end_loops()
         return left
+
+    async def join_pullers(self) -> None:
+        """Wait until the pull loops have ended; raises what ended one."""
+        await asyncio.gather(*(puller.join() for puller in self.pipeline.pullers))
 
     async def stop_puller(self, puller: Puller) -> None:
         """Stop pulling one kind."""

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    JsworkerError,
+    StreamRefused,
+    StreamUnavailable,
+)
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
@@ -29,19 +35,12 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 _CALM_SECONDS: Final = 60.0
 
 
-class Notifier:
-    """Calls its subscribers, in their order, when something has happened; each returns at once."""
-
-    def __init__(self) -> None:
-        self._subscribers: list[Callable[[], None]] = []
-
-    def subscribe(self, *subscribers: Callable[[], None]) -> None:
-        """Call these, too, from now on."""
-        self._subscribers.extend(subscribers)
+class Notifier(list[Callable[[], None]]):
+    """What is called, in this order, when something has happened; each returns at once."""
 
     def notify(self) -> None:
-        """Call every subscriber."""
-        for subscriber in self._subscribers:
+        """Call all of them."""
+        for subscriber in self:
             subscriber()
 
 
@@ -136,6 +135,16 @@ class Complaints:
         if self._reasons.pop(what, None) is not None:
             self._events.emit("worker.restored", what=what)
 
+    @contextmanager
+    def of_stream(self, what: str) -> Iterator[None]:
+        """Report what JetStream refuses inside; pullers and publishers report when it does not answer."""
+        try:
+            yield
+        except StreamRefused as error:
+            self.report(what, str(error))
+        except StreamUnavailable:
+            return
+
 
 class PublishingHealth:
     """Whether JetStream stores what is published, or answers and refuses; ``changed`` is notified of both.
@@ -217,10 +226,10 @@ class WorkerContext:
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
         """Note an error of the database inside, as one of ``what`` alone where it refuses a statement."""
-        try:
-            yield
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
+        with self.health.noting():
+            try:
+                yield
+            except DatabaseRefused as error:
+                if error.sqlstate is None:
+                    raise
                 self.complaints.report(what, str(error))
-            else:
-                self.health.failed(error)

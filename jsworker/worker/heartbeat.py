@@ -154,9 +154,6 @@ class Heartbeat:
             # Any of them: it may be refused for ever, and answers at once.
             tried.append(random.choice(refused))  # noqa: S311 -- gives each its turn, hides nothing
         await asyncio.gather(*(self._beat_alone(run) for run in tried))
-        gone = not self._presence.reachable()
-        for run in locked:
-            self._check(run, gone=gone)
 
     async def _beat_alone(self, run: Run) -> None:
         database, worker_id, started = self._context.database, self._context.worker_id, boottime()
@@ -226,14 +223,12 @@ class Heartbeat:
 
     async def look_at_fence(self) -> None:
         """Look at how old each run's last sign of life is, also while a heartbeat waits for its answer."""
-        now = boottime()
-        unheard = now - self.heard_at > 1.5 * self._interval
-        gone = unheard and not self._presence.reachable()
+        now, gone = boottime(), not self._presence.reachable()
         ignoring: list[Run] = []
         for run in self._in_flight.runs.values():
             if run.is_overdue(now):
                 run.signal(StopReason.TIMEOUT)
-            if unheard:
+            if now - run.beaten_at > 1.5 * self._interval:  # no answer, or its row is locked
                 self._check(run, gone=gone)
             if self._ignores_its_stop(run, now):
                 ignoring.append(run)

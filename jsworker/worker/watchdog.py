@@ -49,74 +49,67 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
         over.set()
 
 
-class LoopLag:
-    """Remembers by how much the event loop was late at most, and counts its rounds."""
+class Watchdog:
+    """Knows how late the event loop is, and reports when it stands still; ``start`` where no supervisor does.
 
-    def __init__(self) -> None:
+    Attributes:
+        blocked_seconds: for how long the loop has stood still; 0 unless that is too long.
+    """
+
+    def __init__(self, context: WorkerContext, quiet: QuietPhases) -> None:
+        self._events = context.events
+        self._timeout = context.settings.watchdog_timeout
+        self._quiet = quiet
         self._window_ends_at = 0.0
         self._due_at = math.inf
         self._longest = self._longest_before = 0.0
-        self.rounds = 0
+        self._rounds = 0
+        self._silence = Silence(self._timeout)
+        self._over = threading.Event()
+        self.blocked_seconds = 0.0
 
     @property
-    def seconds(self) -> float:
+    def lag(self) -> float:
         """The longest delay in this window of 15 seconds and the one before; grows while the loop is late."""
         return max(0.0, self._longest_before, self._longest, boottime() - self._due_at)
 
     async def step(self) -> None:
-        """Note how late this round is; the next one is due after ``LAG_SECONDS``."""
+        """Note how late this round of the loop is; the next one is due after ``LAG_SECONDS``."""
         now = boottime()
-        self.rounds += 1
+        self._rounds += 1
         self._longest = max(self._longest, now - self._due_at)
         if now >= self._window_ends_at:
             self._window_ends_at = now + _LAG_WINDOW_SECONDS
             self._longest_before, self._longest = self._longest, 0.0
         self._due_at = now + LAG_SECONDS
 
-
-class Watchdog:
-    """Watches, in a process without supervision, whether the event loop comes round; it only reports."""
-
-    def __init__(self, context: WorkerContext, *, lag: LoopLag, quiet: QuietPhases) -> None:
-        self._context = context
-        self._timeout = context.settings.watchdog_timeout
-        self._lag = lag
-        self._quiet = quiet
-        self._silence = Silence(self._timeout)
-        self._over = threading.Event()
-        self._loops_thread = 0
-        self.blocked_seconds = 0.0
-        """For how long the loop has stood still; 0 unless that is too long."""
-
     def start(self) -> None:
         """Watch the loop that runs in this thread."""
-        self._loops_thread = threading.get_ident()
-        threading.Thread(target=self._watch, name="jsworker watchdog", daemon=True).start()
+        watching = (threading.get_ident(),)
+        threading.Thread(target=self._watch, args=watching, name="jsworker watchdog", daemon=True).start()
 
     async def stop(self) -> None:
         """Watch no longer."""
         self._over.set()
 
-    def _watch(self) -> None:
+    def _watch(self, thread: int) -> None:
         pause = min(_LONGEST_ROUND_SECONDS, self._timeout / _ROUNDS_A_TIMEOUT)
         rounds, looked_at = -1, boottime()
         while not self._over.wait(pause):
             now = boottime()
             passed, looked_at = min(now - looked_at, _HEARD_ROUNDS * pause), now
-            if self._lag.rounds != rounds:
-                rounds = self._lag.rounds
+            if self._rounds != rounds:
+                rounds = self._rounds
                 self._silence.note_tick()
             self._silence.allow(self._quiet.until)
-            self._judge(is_late=self._silence.pass_by(passed, now=now))
-
-    def _judge(self, *, is_late: bool) -> None:
-        was_late, self.blocked_seconds = bool(self.blocked_seconds), self._silence.seconds if is_late else 0.0
-        if is_late and not was_late:
-            stack = stack_of_thread(self._loops_thread)
-            reason = f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(stack)}"
-            frames = [f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in stack]
-            self._context.events.emit(
-                "worker.degraded", what="event loop", reason=reason, stack=frames[-_MOST_FRAMES:]
-            )
-        elif was_late and not is_late:
-            self._context.events.emit("worker.restored", what="event loop")
+            is_late, was_late = self._silence.pass_by(passed, now=now), self.blocked_seconds > 0
+            self.blocked_seconds = self._silence.seconds if is_late else 0.0
+            if is_late and not was_late:
+                stack = stack_of_thread(thread)
+                reason = f"it has stood still for {self.blocked_seconds:.0f} s, at {innermost(stack)}"
+                frames = [f"{frame.filename}, line {frame.lineno}, in {frame.name}" for frame in stack]
+                self._events.emit(
+                    "worker.degraded", what="event loop", reason=reason, stack=frames[-_MOST_FRAMES:]
+                )
+            elif was_late and not is_late:
+                self._events.emit("worker.restored", what="event loop")

@@ -29,6 +29,7 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
@@ -40,6 +41,7 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 10.0
 _CONNECT_AGAIN_SECONDS = 0.25
 _TEARDOWN_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
 
 
 class WorkerDied(JsworkerError):
@@ -101,7 +103,7 @@ class Worker:
         return self._me.id
 
     def on(self, name: str, listener: Listener) -> None:
-        """Call ``listener`` with every event of this name, ``*``: with every event; ValueError: none has it."""
+        """Call ``listener`` with every event of this name or, for ``*``, of any; ValueError: no such name."""
         self.events.on(name, listener)
 
     def status(self) -> WorkerStatus | None:
@@ -270,7 +272,9 @@ class Worker:
         for puller in components.pipeline.pullers:
             self._opened.push_async_callback(components.stop_puller, puller)
             await puller.start()
-        self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
+        watch = Loop("pull loop", components.join_pullers, interval=_WATCH_SECONDS, died=self._died)
+        self._opened.push_async_callback(watch.stop)
+        watch.start()
 
     def _report_rules_off(self) -> None:
         off = [rule for rule, is_on in self._settings.recovers_by().items() if not is_on]
@@ -288,17 +292,9 @@ class Worker:
             await self._components.heartbeat.seen("stopped")
             raise
 
-    async def _watch_pullers(self) -> None:
-        try:
-            await asyncio.gather(*(puller.join() for puller in self._components.pipeline.pullers))
-        except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
-            self._died("pull loop", error)
-
     async def _close_once_stopped(self) -> int:
         await self._stopping.wait()
         self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._context.in_flight.runs))
-        self._watch.cancel()
-        await asyncio.wait({self._watch})
         try:
             left = await self._components.end(forced=self._forced)
         finally:

@@ -1,18 +1,12 @@
 """What may change below a running worker: the database by a failover, its schema, and the stream."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    MigrationMissing,
-    StreamRefused,
-    StreamUnavailable,
-)
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.core.names import is_kind
 from jsworker.ownership.database import DatabaseHistory, check_level, read_history
 from jsworker.ownership.transitions import republish
@@ -22,6 +16,7 @@ from jsworker.worker.context import WorkerContext
 SHAPE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 600.0
 
+_REMOVAL: Final = "removal of messages that no consumer takes"
 _LEFT_SECONDS: Final = 3600.0
 """From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
 _WILDCARDS: Final = frozenset({"*", ">"})
@@ -80,14 +75,10 @@ class DatabaseWatch:
 
 async def keep_in_shape(context: WorkerContext) -> None:
     """Compare stream and consumers once with what the settings ask for, and put them right."""
-    if not context.stream.connected:
-        return
-    try:
-        with suppress(StreamUnavailable):  # pullers and publishers report that
+    if context.stream.connected:
+        with context.complaints.of_stream("stream settings"):
             await context.stream.keep_in_shape(list(context.kinds))
             context.complaints.end("stream settings")
-    except StreamRefused as error:
-        context.complaints.report("stream settings", str(error))
 
 
 class Unconsumed:
@@ -106,7 +97,7 @@ class Unconsumed:
     async def step(self) -> None:
         """Look once, and remove what was seen for long enough."""
         if self._context.health.up and self._context.stream.connected:
-            with self._context.health.noting(), suppress(StreamUnavailable), self._complaining():
+            with self._context.health.noting(), self._context.complaints.of_stream(_REMOVAL):
                 await self._look()
 
     async def _look(self) -> None:
@@ -123,7 +114,7 @@ class Unconsumed:
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
         removed: list[str] = []
         for kind in [each for each in due if each not in waiting]:
-            with self._complaining():  # others may be removed all the same
+            with self._context.complaints.of_stream(_REMOVAL):  # others may be removed all the same
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]
                 removed.append(kind)
@@ -132,10 +123,3 @@ class Unconsumed:
             what = f"messages of {stream.subject_of(kind)}, which no consumer takes and no job waits for"
             facts = {"what": what, "setting": "messages", "was": without[kind], "is": left.get(kind, 0)}
             self._context.events.emit("stream.changed", **facts)
-
-    @contextmanager
-    def _complaining(self) -> Iterator[None]:
-        try:
-            yield
-        except StreamRefused as error:
-            self._context.complaints.report("removal of messages that no consumer takes", str(error))
