@@ -254,7 +254,7 @@ class Components:
         # One time-out for all of them: a forced end has left little of the time that the parent allows.
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._context.settings.statement_timeout
-        await self.relay.finish(ends_at - clock())
+        await self.relay.stop(within=ends_at - clock())
         try:
             async with asyncio.timeout_at(ends_at):
                 await self.publisher.publish_latest()

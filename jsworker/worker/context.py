@@ -106,15 +106,14 @@ class DatabaseHealth:
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Ask the database for anything, if it was last known to be silent."""
-        if self.up:
-            return
-        try:
-            await ask()
-        except RowRefused as error:
-            self.failed(error)
-        except JsworkerError:
-            return
-        self.answered()
+        if not self.up:
+            try:
+                await ask()
+            except RowRefused as error:
+                self.failed(error)
+            except JsworkerError:
+                return
+            self.answered()
 
 
 class Complaints:

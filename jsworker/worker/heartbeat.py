@@ -228,7 +228,8 @@ class Heartbeat:
         for run in self._in_flight.runs.values():
             if run.is_overdue(now):
                 run.signal(StopReason.TIMEOUT)
-            if now - run.beaten_at > 1.5 * self._interval:  # no answer, or its row is locked
+            # Heartbeats have no answer, or its row is locked.
+            if now - min(run.beaten_at, self.heard_at) > 1.5 * self._interval:
                 self._check(run, gone=gone)
             if self._ignores_its_stop(run, now):
                 ignoring.append(run)
@@ -257,19 +258,18 @@ class Heartbeat:
 
     def _ignores_its_stop(self, run: Run, now: float) -> bool:
         """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
-        if run.first_cancelled_at is None:
+        if run.first_cancelled_at is None or run.phase is not Phase.RUNNING:
             return False
         # Isolated, its own process is ended, not this one; at shutdown this one ends anyway.
-        if run.phase is not Phase.RUNNING or run.quarantined or run.stop is StopReason.SHUTDOWN:
+        if run.quarantined or run.stop is StopReason.SHUTDOWN:
             return False
-        if not run.kind.is_async:  # a thread cannot be cancelled
-            return now - run.first_cancelled_at > self._grace_of(run)
-        if now - run.cancelled_at <= self._grace_of(run):
+        told_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
+        if now - told_at <= self._grace_of(run):
             return False
-        if run.cancellations < _CANCELLATIONS:
+        is_over = not run.kind.is_async or run.cancellations >= _CANCELLATIONS
+        if not is_over:
             run.cancel_again()
-            return False
-        return True
+        return is_over
 
     def _grace_of(self, run: Run) -> float:
         """Return the seconds that a run may go on after each cancellation, or a thread after its stop."""

@@ -52,20 +52,15 @@ class Loop:
         self._ending = True
         self._woken.set()
 
-    async def stop(self) -> None:
-        """Cancel the present round and wait until it has ended."""
-        self._ending = True  # should the round lose the cancellation, it is the last one all the same
+    async def stop(self, *, within: float = 0.0) -> None:
+        """Let the present round end within so many seconds, then cancel it; begin no other."""
+        self.end()  # should the round lose the cancellation, it is the last one all the same
         if self._task is None:
             return
+        if within > 0:
+            await asyncio.wait({self._task}, timeout=within)
         self._task.cancel()
         await asyncio.wait({self._task})
-
-    async def finish(self, seconds: float) -> None:
-        """Let the present round end, within ``seconds``, and begin no other."""
-        self.end()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=seconds)
-        await self.stop()
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time

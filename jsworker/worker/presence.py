@@ -48,9 +48,8 @@ class Presence:
 
     async def ask(self, worker_id: str) -> Answer:
         """Ask whether another worker is alive; unknown while this one is too newly connected to judge."""
-        if self._connected_since is None or boottime() - self._connected_since < 2 * self._interval:
-            return Answer.UNKNOWN
-        if self._proven_at is None or not self.reachable():  # it would not even find itself
+        is_new = self._connected_since is None or boottime() - self._connected_since < 2 * self._interval
+        if is_new or self._proven_at is None or not self.reachable():  # else it would not even find itself
             return Answer.UNKNOWN
         return await self.answered_by(worker_id)
 

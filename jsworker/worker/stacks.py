@@ -24,8 +24,7 @@ from jsworker.worker.pipeline.in_flight import InFlight, Phase, Run
 
 T = TypeVar("T")
 
-_MOST_PLACES: Final = 60
-"""Of one stack: the innermost ones."""
+_MOST_PLACES_OF_A_STACK: Final = 60
 _MOST_BYTES: Final = 48 * 1024
 """Of an answer; a server may be set up for messages of 64 KiB."""
 _THREADING: Final = threading.__file__
@@ -137,4 +136,4 @@ def _stack(what: str, frames: Sequence[FrameType]) -> Stack:
     """Return a stack without the frames by which it was called: they are jsworker's and Python's own."""
     places = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname) for frame in frames]
     own = next((n for n, place in enumerate(places) if not is_ours(place[0]) and place[0] != _THREADING), 0)
-    return {"of": what, "places": places[own:][-_MOST_PLACES:]}
+    return {"of": what, "places": places[own:][-_MOST_PLACES_OF_A_STACK:]}

@@ -76,10 +76,10 @@ async def test_the_heartbeat_stops_last(client: JobClient, rows: Rows, start: St
     stop = running.worker._components.beats.stop
     seen: list[Any] = []
 
-    async def stop_and_look() -> None:
+    async def stop_and_look(*, within: float = 0.0) -> None:
         if not seen:
             seen.extend([(await rows.job(job.id))["status"], len(running.worker._context.in_flight.runs)])
-        await stop()
+        await stop(within=within)
 
     running.worker._components.beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
     await running.worker.close(force=True)

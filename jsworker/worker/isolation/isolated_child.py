@@ -29,8 +29,7 @@ from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
 _FLUSH_SECONDS: Final = 2.0
-_TICKS: Final = 4
-"""Signs of life within the owner's time-out."""
+_TICKS_A_TIMEOUT: Final = 4
 
 
 def main() -> None:
@@ -96,7 +95,7 @@ async def _work(end: socket.socket) -> NoReturn:
         loop=asyncio.get_running_loop(),
         on_quiet=send_state,
     )
-    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=_end)
+    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS_A_TIMEOUT, died=_end)
     ticks.start()
     obeying = asyncio.create_task(obey(), name="obey the owner")
     ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
