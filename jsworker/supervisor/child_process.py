@@ -219,7 +219,7 @@ class Child:
             case Tick():
                 self.silence.note_tick()
             case QuietUntil(boottime=until):
-                self.silence.allow(until)
+                self.silence.quiet_until = until
             case Registered(worker_id=worker_id):
                 self._register(worker_id)
             case Ready(kinds=kinds):

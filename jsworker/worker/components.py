@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.stream.puller import Puller
 from jsworker.telemetry.worker_status import PoolUse, Readiness, WorkerStatus
 from jsworker.worker import stacks
 from jsworker.worker.context import WorkerContext
@@ -65,7 +64,7 @@ class Components:
         self.presence = Presence(context, partial(stacks.answer, context, ask_isolated))
         self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
         interval = settings.heartbeat_interval
-        self.beats = self._loop(HEARTBEAT, self._beat, interval)
+        self.beats = self._loop(HEARTBEAT, self.heartbeat.step, interval)
         self.watchdog = Watchdog(context, self.quiet)
         self._loop("lag", self.watchdog.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
@@ -113,12 +112,6 @@ class Components:
 
     def _end_reconciliation(self) -> None:
         self.reconciliation.end()
-
-    async def _beat(self) -> None:
-        await self.heartbeat.step()
-        # What was prefetched and got no slot after all: others may run it.
-        overdue = max(1.0, self._context.settings.heartbeat_interval)
-        self.pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
     async def _look_after_the_queue(self) -> None:
         context = self._context
@@ -203,19 +196,18 @@ class Components:
         """Wait until the pull loops have ended; raises what ended one."""
         await asyncio.gather(*(puller.join() for puller in self.pipeline.pullers))
 
-    async def stop_puller(self, puller: Puller) -> None:
-        """Stop pulling one kind."""
-        try:
-            await puller.stop()
-        except Exception as error:  # noqa: BLE001 -- what killed its loop; the rest is still to be stopped
-            self._context.died("pull loop", error)
+    async def stop_pullers(self) -> None:
+        """Stop them all at once: each waits for seconds when NATS has frozen."""
+        stops = (puller.stop() for puller in self.pipeline.pullers)
+        for error in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(error, Exception):  # what killed its loop; the rest is stopped all the same
+                self._context.died("pull loop", error)
 
     async def _stop_pulling(self) -> None:
         """What was delivered and not claimed goes back at once; claims on their way are still decided."""
         self.pipeline.slots.close()
         await self.retention.stop()
-        # All at once: each waits for seconds when NATS has frozen.
-        await asyncio.gather(*(self.stop_puller(puller) for puller in self.pipeline.pullers))
+        await self.stop_pullers()
         await self.table.stop()
         for consumer in self.pipeline.consumers:
             await consumer.flush()

@@ -84,6 +84,9 @@ class Heartbeat:
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""
+        # What was prefetched and got no slot after all: others may run it.
+        overdue = max(1.0, self._interval)
+        self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
         started = boottime()
         runs = {run.held: run for run in self._in_flight.runs.values()}
         self._refused &= runs.keys()

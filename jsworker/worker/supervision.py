@@ -55,8 +55,9 @@ class Silence:
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
+        self.quiet_until = 0.0
+        """Boot time until which nothing counts."""
         self._heard = False
-        self._quiet_until = 0.0
         self.seconds = 0.0
 
     def note_tick(self) -> None:
@@ -64,13 +65,9 @@ class Silence:
         self._heard = True
         self.seconds = 0.0
 
-    def allow(self, quiet_until: float) -> None:
-        """Count nothing until then, in seconds of boot time."""
-        self._quiet_until = quiet_until
-
     def is_quiet(self, now: float) -> bool:
         """Return whether an announced quiet phase lasts, by boot time."""
-        return now < self._quiet_until
+        return now < self.quiet_until
 
     def pass_by(self, seconds: float, *, now: float) -> bool:
         """Let seconds pass in which the parent heard nothing, and return whether they are too many now."""

@@ -101,7 +101,7 @@ class Watchdog:
             if self._rounds != rounds:
                 rounds = self._rounds
                 self._silence.note_tick()
-            self._silence.allow(self._quiet.until)
+            self._silence.quiet_until = self._quiet.until
             is_late, was_late = self._silence.pass_by(passed, now=now), self.blocked_seconds > 0
             self.blocked_seconds = self._silence.seconds if is_late else 0.0
             if is_late and not was_late:

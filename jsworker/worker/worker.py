@@ -269,8 +269,8 @@ class Worker:
         for loop in components.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()
+        self._opened.push_async_callback(components.stop_pullers)
         for puller in components.pipeline.pullers:
-            self._opened.push_async_callback(components.stop_puller, puller)
             await puller.start()
         watch = Loop("pull loop", components.join_pullers, interval=_WATCH_SECONDS, died=self._died)
         self._opened.push_async_callback(watch.stop)

@@ -75,6 +75,8 @@ class DeadLetters:
         if refused:
             which = f"message {refused[0].stream_seq} on {refused[0].subject}"
             self._context.complaints.report("dead messages", f"PostgreSQL refuses to keep {which}")
+        else:
+            self._context.complaints.end("dead messages")
         for letter, message in letters.items():
             if not message.answered:
                 message.term()
