@@ -168,14 +168,14 @@ class Child:
         match message:
             case messages.Tick(quiet_until=until):
                 self.silence.note_tick()
-                self.silence.allow(until)
+                self.silence.quiet_until = until
             case messages.Registered(worker_id=worker_id):
                 # Only an id of its own: the parent will take back all jobs of that owner.
                 own = worker_id.startswith(self._name) and _RANDOM_END.fullmatch(worker_id[len(self._name) :])
                 if not own or self.worker_id is not None:
                     return
                 self.worker_id, self.holds_jobs = worker_id, True
-                self.silence.tighten(self._watchdog_timeout)
+                self.silence.timeout = self._watchdog_timeout
             case messages.Ready():
                 if self.ready:
                     return

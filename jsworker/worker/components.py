@@ -1,27 +1,22 @@
-"""The components of a worker and how they are wired: the one place that knows all of them."""
+"""The components of a worker, how they are wired, and how they end: the one place that knows all of them."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.telemetry.worker_status import Readiness, WorkerStatus
+from jsworker.worker import stacks
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
-from jsworker.worker.maintenance.fleet_survey import INTERVAL_SECONDS as SURVEY_SECONDS
-from jsworker.worker.maintenance.fleet_survey import FleetSurvey
+from jsworker.worker.maintenance import watches
+from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
-from jsworker.worker.maintenance.watches import (
-    LOOK_SECONDS,
-    SHAPE_SECONDS,
-    DatabaseWatch,
-    Unconsumed,
-    keep_in_shape,
-)
+from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
@@ -30,25 +25,20 @@ from jsworker.worker.recovery.lost_messages import LostMessages
 from jsworker.worker.recovery.resets import DeadOwners, report_operators
 from jsworker.worker.recovery.sweeper import LateRows, Sweeper
 from jsworker.worker.recovery.table_poll import IdlePoll
-from jsworker.worker.stacks import Stacks
-from jsworker.worker.watchdog import LoopLag, Watchdog
+from jsworker.worker.watchdog import LAG_SECONDS, Watchdog
 
 HEARTBEAT: Final = "heartbeat"
 """Name of the loop without which a worker must not go on, not even to drain."""
 
 _PROBE_SECONDS: Final = 0.5
 _SCAN_JITTER: Final = 0.2
-_FENCE_LOOKS: Final = 4
-"""Looks at the fence in a heartbeat interval."""
-_FAILOVER_HEARTBEATS: Final = 6
-"""Heartbeat intervals between two looks at the database's history and the schema's level; also looked at when
-the database falls silent or answers again."""
-_SHAPE_SCANS: Final = 6
-"""Scans between two looks at the shape of stream and consumers."""
+_FENCE_LOOKS_A_HEARTBEAT: Final = 4
+_HEARTBEATS_A_FAILOVER_LOOK: Final = 6
+_SCANS_A_SHAPE_LOOK: Final = 6
+_RECONCILE_ROUNDS_A_TIMEOUT: Final = 4
 _NAMED: Final = 5
 """Kinds or jobs that a status names; there may be hundreds."""
-_RECONCILE_ROUNDS: Final = 4
-"""Rounds of the startup reconciliation in a statement time-out."""
+_LEAST_FLUSH_SECONDS: Final = 0.5
 
 
 class Components:
@@ -57,151 +47,125 @@ class Components:
     def __init__(
         self, context: WorkerContext, *, migration: str, siblings: Collection[str], surveys: bool
     ) -> None:
+        settings = context.settings
         self._context = context
-        self._surveys = surveys
-        self.lag = LoopLag()
+        self.before_pulling: list[Loop] = []
+        """Loops that run before messages are asked for, heartbeat first: what is claimed is renewed."""
+        self._scan = partial(self._loop, jitter=_SCAN_JITTER)
+
+        # The main way, and the signs of life.
         self.quiet = QuietPhases(context)
-        self.watchdog = Watchdog(context, lag=self.lag, quiet=self.quiet)
-        self.late = LateRows(scan_interval=context.settings.scan_interval)
+        self.late = LateRows(scan_interval=settings.scan_interval)
         self.pipeline = Pipeline(
             context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
         )
-        self._wire_heartbeat()
-        self._wire_maintenance(migration)
-        self._wire_recovery(siblings)
-        self._wire_wake_ups()
-
-    def _wire_heartbeat(self) -> None:
-        context, interval = self._context, self._context.settings.heartbeat_interval
-        stacks = Stacks(context, self.pipeline.isolated_runner.ask_stacks)
-        self.presence = Presence(context, stacks.answer)
-        self.heartbeat = Heartbeat(
-            context,
-            settler=self.pipeline.settler,
-            presence=self.presence,
-            quiet=self.quiet,
-            on_ignored=self.pipeline.note_ignored,
-        )
-        self.beats = self._loop(HEARTBEAT, self._beat, interval)
-        self.fences = self._loop("fence", self.heartbeat.fence.step, interval / _FENCE_LOOKS)
+        ask_isolated = self.pipeline.isolated_runner.ask_stacks
+        self.presence = Presence(context, partial(stacks.answer, context, ask_isolated))
+        self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
+        interval = settings.heartbeat_interval
+        self.beats = self._loop(HEARTBEAT, self.heartbeat.step, interval)
+        self.watchdog = Watchdog(context, self.quiet)
+        self._loop("lag", self.watchdog.step, LAG_SECONDS)
+        self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
-        probe = partial(context.health.probe, self.heartbeat.seen)
-        self.probes = self._loop("probe", probe, _PROBE_SECONDS)
+        self.probes = self._loop("probe", partial(context.health.probe, self.heartbeat.seen), _PROBE_SECONDS)
 
-    async def _beat(self) -> None:
-        await self.heartbeat.step()
-        # What was prefetched and got no slot after all: others may run it.
-        overdue = max(1.0, self._context.settings.heartbeat_interval)
-        self.pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
-
-    def _wire_maintenance(self, migration: str) -> None:
-        context, settings = self._context, self._context.settings
+        # Maintenance.
         self.publisher = Relay(context)
         self.relay = self._loop("relay", self.publisher.step, settings.relay_interval)
-        self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS)
-        shape_interval = min(SHAPE_SECONDS, _SHAPE_SCANS * settings.scan_interval)
-        self.shape = self._scan("shape", partial(keep_in_shape, context), shape_interval)
+        prunes = settings.retention is not None
+        self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
+        interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
+        self.shape = self._scan("shape", partial(watches.keep_in_shape, context), interval)
         self.survey = FleetSurvey(context)
-        self.surveys = self._scan("survey", self.survey.step, SURVEY_SECONDS)
-        self.database_watch = DatabaseWatch(
+        self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
+        self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
         )
-        interval = _FAILOVER_HEARTBEATS * settings.heartbeat_interval
+        interval = _HEARTBEATS_A_FAILOVER_LOOK * settings.heartbeat_interval
         self.failover_watch = self._scan("failover watch", self.database_watch.step, interval)
+        self._scan("unconsumed", watches.Unconsumed(context).step, watches.LOOK_SECONDS)
 
-    def _wire_recovery(self, siblings: Collection[str]) -> None:
-        context, settings = self._context, self._context.settings
+        # Recovery.
+        rules = settings.recovers_by()
         self.dead_owners = DeadOwners(context)
         sweeper = Sweeper(context, heartbeat=self.heartbeat, presence=self.presence, late=self.late)
-        self.scans = self._scan("scan", sweeper.step, settings.scan_interval)
-        self._repair = LostMessages(context)
+        sweeps = rules["crashed"] or rules["stale"]
+        self.scans = self._scan("scan", sweeper.step, settings.scan_interval, runs=sweeps)
+        self._lost_messages = LostMessages(context)
         # By itself: the jobs of the dead wait for no search that has become slow.
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
         self.poll = IdlePoll(context, self.pipeline.consumers, on_more=self.table.wake)
-        self.unconsumed = self._scan("unconsumed", Unconsumed(context).step, LOOK_SECONDS)
         reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=self._end_reconciliation)
-        self.reconciliation = self._loop(
-            "reconciliation", reconciler.step, settings.statement_timeout / _RECONCILE_ROUNDS
-        )
+        interval = settings.statement_timeout / _RECONCILE_ROUNDS_A_TIMEOUT
+        self.reconciliation = self._loop("reconciliation", reconciler.step, interval, runs=rules["start"])
+
+        # Rows that were found in the table come first: messages are asked for in as far as they leave room.
+        context.room.extend([self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers)])
+        context.requeued.append(self.relay.wake)
+        context.health.changed.extend([context.room.notify, self.failover_watch.wake])
+        context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
+        context.stream.on_disconnect(context.room.notify)
+        context.stream.on_disconnect(self.table.wake)
 
     def _end_reconciliation(self) -> None:
         self.reconciliation.end()
 
     async def _look_after_the_queue(self) -> None:
-        if self._context.health.up:
-            await self._by_itself("refused rows", self._context.refused_rows.look())
-            reporting = report_operators(self._context.database, events=self._context.events)
-            await self._by_itself("events of what operators take back", reporting)
+        context = self._context
+        if context.health.up:
+            with context.noting("refused rows"):
+                await context.refused_rows.look()
+            with context.noting("events of what operators take back"):
+                await report_operators(context.database, events=context.events)
             await self.poll.step()
-            await self._repair.step()
-
-    async def _by_itself(self, what: str, asking: Awaitable[None]) -> None:
-        """Ask something of a table of its own: where a right is missing, say, all else may go on."""
-        try:
-            await asking
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            if not isinstance(error, DatabaseRefused) or error.sqlstate is None:
-                self._context.health.failed(error)
-            else:
-                self._context.complaints.report(what, str(error))
+            await self._lost_messages.step()
 
     async def _take_from_the_table(self) -> None:
         await self.publisher.try_again()
         await self.poll.go_on()
 
-    def _wire_wake_ups(self) -> None:
-        context = self._context
-        # Rows that were found in the table come first: messages are asked for in as far as they leave room.
-        context.room.subscribe(self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers))
-        context.requeued.subscribe(self.relay.wake)
-        context.health.changed.subscribe(context.room.notify, self.failover_watch.wake)
-        context.publishing.changed.subscribe(self.relay.wake, self.table.wake, self._answer_for_publishing)
-        context.stream.on_disconnect(context.room.notify)
-        context.stream.on_disconnect(self.table.wake)
+    def _loop(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[None]],
+        interval: float,
+        *,
+        jitter: float = 0.0,
+        runs: bool = True,
+    ) -> Loop:
+        loop = Loop(name, step, interval=interval, died=self._context.died, jitter=jitter)
+        if runs:
+            self.before_pulling.append(loop)
+        return loop
 
-    def _answer_for_publishing(self) -> None:
-        self.presence.answer_for_publishing(refused=self._context.publishing.refused)
-
-    @property
-    def before_pulling(self) -> list[Loop]:
-        """Loops that run before the first message is asked for, in their order.
-
-        Heartbeat first: what is claimed from here on is renewed.
-        """
-        recovers_by = self._context.settings.recovers_by()
-        loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.repairs]
-        loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
-        loops += [self.table, self.failover_watch, self.unconsumed, self.shape]
-        loops += [self.retention] if self._context.settings.retention is not None else []
-        loops += [self.surveys] if self._surveys else []
-        return [*loops, self.reconciliation] if recovers_by["start"] else loops
+    # --- How the worker is. ---
 
     def status(self, *, draining: bool) -> WorkerStatus:
         """Return how the worker is, from what is known at this moment; nothing is asked."""
+        context = self._context
         not_pulled = [puller.kind for puller in self.pipeline.pullers if not puller.is_pulling]
         # A list at once: figures may be collected in another thread.
-        running = Counter(run.kind.name for run in list(self._context.in_flight.runs.values()))
+        running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
         readiness = Readiness(
-            postgresql=self._context.health.up,
-            nats=self._context.stream.connected,
+            postgresql=context.health.up,
+            nats=context.stream.connected,
             migration=self.database_watch.revision,
             pulling=not not_pulled and not draining,
             draining=draining,
             ailing=self._ailing(not_pulled),
             misfit=self.database_watch.misfit,
-            publishing=not self._context.publishing.refused,
+            publishing=not context.publishing.refused,
         )
+        pools = context.database.pools_by_name().items()
         return WorkerStatus(
             readiness=readiness,
-            in_flight={kind: running[kind] for kind in self._context.kinds},
+            in_flight={kind: running[kind] for kind in context.kinds},
             heartbeat_lag=boottime() - self.heartbeat.heard_at,
-            event_loop_lag=self.lag.seconds,
-            pools={
-                name: (pool.in_use, pool.limit)
-                for name, pool in self._context.database.pools_by_name().items()
-            },
-            recovers_by=self._context.settings.recovers_by(),
+            event_loop_lag=self.watchdog.lag,
+            pools={name: (pool.in_use, pool.limit) for name, pool in pools},
+            recovers_by=context.settings.recovers_by(),
         )
 
     def _ailing(self, not_pulled: Sequence[str]) -> list[str]:
@@ -212,11 +176,97 @@ class Components:
             ailing.append(f"its event loop has not come round for {seconds:.0f} s")
         return ailing
 
-    def _loop(self, name: str, step: Callable[[], Awaitable[None]], interval: float) -> Loop:
-        return Loop(name, step, interval=interval, died=self._context.died)
+    # --- The end. A component that fails keeps none of the others from ending. ---
 
-    def _scan(self, name: str, step: Callable[[], Awaitable[None]], interval: float) -> Loop:
-        return Loop(name, step, interval=interval, died=self._context.died, jitter=_SCAN_JITTER)
+    async def end(self, *, forced: asyncio.Event) -> int:
+        """Drain, hand back, publish, and only then end the heartbeat.
+
+        ``forced`` is set when running jobs are not to be waited for any more. Returns how many runs did not
+        end; others take their jobs back later.
+        """
+        self.heartbeat.state = "draining"
+        await self._stop_pulling()
+        left = await self._drain(forced)
+        await self._publish_the_rest()
+        await self._end_loops()
+        return left
+
+    async def join_pullers(self) -> None:
+        """Wait until the pull loops have ended; raises what ended one."""
+        await asyncio.gather(*(puller.join() for puller in self.pipeline.pullers))
+
+    async def stop_pullers(self) -> None:
+        """Stop them all at once: each waits for seconds when NATS has frozen."""
+        stops = (puller.stop() for puller in self.pipeline.pullers)
+        for error in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(error, Exception):  # what killed its loop; the rest is stopped all the same
+                self._context.died("pull loop", error)
+
+    async def _stop_pulling(self) -> None:
+        """What was delivered and not claimed goes back at once; claims on their way are still decided."""
+        self.pipeline.slots.close()
+        await self.retention.stop()
+        await self.stop_pullers()
+        await self.table.stop()
+        for consumer in self.pipeline.consumers:
+            await consumer.flush()
+        self.pipeline.hand_back_waiting("the worker was stopped before the job began")
+
+    async def _drain(self, forced: asyncio.Event) -> int:
+        """Let runs end; then cancel what still runs, and leave the rest to the stale rule."""
+        in_flight, seconds = self._context.in_flight, self._context.settings.statement_timeout
+        for run in in_flight.runs.values():
+            run.drain()
+        is_forced = asyncio.create_task(forced.wait())
+        drained = asyncio.create_task(self.pipeline.wait(self._context.settings.shutdown_timeout))
+        await asyncio.wait({is_forced, drained}, return_when=asyncio.FIRST_COMPLETED)
+        is_forced.cancel()
+        drained.cancel()
+        await asyncio.gather(is_forced, drained, return_exceptions=True)
+        for run in in_flight.runs.values():
+            run.signal(StopReason.SHUTDOWN)
+        # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
+        if not await self.pipeline.wait(seconds):
+            for run in in_flight.runs.values():
+                run.cancel_again()
+            await self.pipeline.wait(seconds)
+        return await self.pipeline.abandon()
+
+    async def _publish_the_rest(self) -> None:
+        """Send released jobs to the others now, not with their next relay tick.
+
+        Not the whole outbox: a process that takes too long to end is killed, and other relays publish it too.
+        """
+        for loop in (self.reconciliation, self.scans, self.repairs):
+            await loop.stop()
+        await self.dead_owners.close()
+        # Cut short, a batch would keep what it has taken from the others for five seconds.
+        self.publisher.end()
+        # One time-out for all of them: a forced end has left little of the time that the parent allows.
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + self._context.settings.statement_timeout
+        await self.relay.stop(within=ends_at - clock())
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await self.publisher.publish_latest()
+        except TimeoutError:
+            pass  # what was taken is due again in five seconds
+        except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
+            self._context.died("relay", error)
+        await self.pipeline.dead_letters.close(ends_at - clock())
+        await self._context.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
+
+    async def _end_loops(self) -> None:
+        """Heartbeat last: a long drain must not look like a death."""
+        for consumer in self.pipeline.consumers:
+            await consumer.close()
+        await self.pipeline.tracing.close()
+        await self.pipeline.settler.close()
+        for loop in (self.probes, self.presences, self.fences, self.beats):
+            await loop.stop()
+        if self._context.health.up:
+            with self._context.health.noting():
+                await self.heartbeat.seen("stopped")
 
 
 def _named(what: str, names: Sequence[str]) -> list[str]:

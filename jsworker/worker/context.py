@@ -6,17 +6,22 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    JsworkerError,
+    StreamRefused,
+    StreamUnavailable,
+)
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.sessions import Sessions
-from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workers import WorkerRow
 from jsworker.stream.jetstream import Stream
 from jsworker.worker.pipeline.in_flight import InFlight
@@ -28,31 +33,19 @@ T = TypeVar("T")
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _CALM_SECONDS: Final = 60.0
-"""A stream that refuses again sooner is tried as seldom as before."""
 
 
-class Notifier:
-    """Calls its subscribers when something has happened."""
-
-    def __init__(self) -> None:
-        self._subscribers: list[Callable[[], None]] = []
-
-    def subscribe(self, *subscribers: Callable[[], None]) -> None:
-        """Call these from now on, in their order; each returns at once."""
-        self._subscribers.extend(subscribers)
+class Notifier(list[Callable[[], None]]):
+    """What is called, in this order, when something has happened; each returns at once."""
 
     def notify(self) -> None:
-        """Call every subscriber."""
-        for subscriber in self._subscribers:
+        """Call all of them."""
+        for subscriber in self:
             subscriber()
 
 
 class DatabaseHealth:
-    """The last known state of the database, as its users report it.
-
-    Attributes:
-        changed: notified when the database stops answering, and when it answers again.
-    """
+    """Whether the database answers, as its users report it; ``changed`` is notified of both."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -68,23 +61,26 @@ class DatabaseHealth:
         return self._up.is_set()
 
     def failed_within(self, seconds: float) -> bool:
-        """Return whether a statement went unanswered within the last ``seconds``."""
+        """Return whether a statement went unanswered lately."""
         return boottime() - self._failed_at < seconds
 
     def failed(self, error: JsworkerError) -> None:
         """Note that a statement was not answered; a refused row is an answer, and reported once a reason."""
         if isinstance(error, RowRefused):
-            self._report_refused(error)
+            if str(error) not in self._refusals:
+                self._refusals.add(str(error))
+                facts = {"job_id": None, "sqlstate": error.sqlstate, "constraint": error.constraint}
+                self._events.emit("row.refused", **facts)
             return
         self._failed_at = boottime()
-        if self._up.is_set():
+        if self.up:
             self._up.clear()
             self._events.emit("worker.degraded", what="postgresql", reason=str(error))
             self.changed.notify()
 
     def answered(self) -> None:
         """Note that a statement was answered."""
-        if not self._up.is_set():
+        if not self.up:
             self._up.set()
             self._events.emit("worker.restored", what="postgresql")
             self.changed.notify()
@@ -101,10 +97,8 @@ class DatabaseHealth:
         """Ask until the database answers; may take as long as an outage lasts."""
         while True:
             await self.wait_until_up()
-            try:
+            with self.noting():
                 return await ask()
-            except (DatabaseUnavailable, DatabaseRefused) as error:
-                self.failed(error)
 
     async def wait_until_up(self) -> None:
         """Wait until the database answers again."""
@@ -112,39 +106,18 @@ class DatabaseHealth:
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Ask the database for anything, if it was last known to be silent."""
-        if self._up.is_set():
-            return
-        try:
-            await ask()
-        except RowRefused as error:
-            self._report_refused(error)
-        except JsworkerError:
-            return
-        self.answered()
-
-    def _report_refused(self, error: RowRefused) -> None:
-        if str(error) not in self._refusals:
-            self._refusals.add(str(error))
-            self._events.emit(
-                "row.refused", job_id=None, sqlstate=error.sqlstate, constraint=error.constraint
-            )
-
-
-def report_refused_row(events: Events, row: RefusedRow) -> None:
-    """Report a row that PostgreSQL refuses to write."""
-    events.emit(
-        "row.refused",
-        job_id=str(row.job_id),
-        kind=row.kind,
-        attempted=row.attempted,
-        sqlstate=row.sqlstate,
-        constraint=row.constraint,
-        jobs=row.jobs,
-    )
+        if not self.up:
+            try:
+                await ask()
+            except RowRefused as error:
+                self.failed(error)
+            except JsworkerError:
+                return
+            self.answered()
 
 
 class Complaints:
-    """Troubles that last: each is reported once, and again when its reason changes."""
+    """Troubles beside those that have a health of their own: reported once, and again for another reason."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -161,16 +134,22 @@ class Complaints:
         if self._reasons.pop(what, None) is not None:
             self._events.emit("worker.restored", what=what)
 
+    @contextmanager
+    def of_stream(self, what: str) -> Iterator[None]:
+        """Report what JetStream refuses inside; pullers and publishers report when it does not answer."""
+        try:
+            yield
+        except StreamRefused as error:
+            self.report(what, str(error))
+        except StreamUnavailable:
+            return
+
 
 class PublishingHealth:
-    """Whether JetStream stores what is published: a full disk, or a limit reached, lets it answer and refuse.
+    """Whether JetStream stores what is published, or answers and refuses; ``changed`` is notified of both.
 
     A stream that is full stores a message now and then, as others are acknowledged: trials of it become rarer
     the sooner it refuses again.
-
-    Attributes:
-        changed: notified when messages are refused, and when they are stored again.
-        refused: whether messages are refused.
     """
 
     def __init__(self, events: Events) -> None:
@@ -189,10 +168,8 @@ class PublishingHealth:
     def failed(self, reason: str) -> None:
         """Note that messages are not stored."""
         now = boottime()
-        if self.refused or now - self._stored_at < _CALM_SECONDS:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-        else:
-            self._pause = _FIRST_PAUSE_SECONDS
+        again = self.refused or now - self._stored_at < _CALM_SECONDS
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if again else _FIRST_PAUSE_SECONDS
         self._try_at = now + self._pause * random.uniform(0.75, 1.25)  # noqa: S311 -- spreads load, hides nothing
         if not self.refused:
             self.refused = True
@@ -218,11 +195,9 @@ class WorkerContext:
 
     Attributes:
         me: this worker's row of the registry.
-        supervision: supervises this process; None: nothing does.
-        in_flight: the jobs that this process has claimed.
+        died: called with the name and the error of a component that ended in an error; the worker stops.
         requeued: notified when a job went back to the queue and waits to be published.
         room: notified when more jobs may be claimed.
-        died: called with the name and the error of a component that ended in an error; the worker stops.
     """
 
     settings: Settings
@@ -235,18 +210,25 @@ class WorkerContext:
     supervision: Supervision | None
     health: DatabaseHealth
     publishing: PublishingHealth
+    complaints: Complaints
     refused_rows: RefusedRows
     died: Callable[[str, BaseException], None]
     in_flight: InFlight = field(default_factory=InFlight)
     requeued: Notifier = field(default_factory=Notifier)
     room: Notifier = field(default_factory=Notifier)
 
-    @cached_property
-    def complaints(self) -> Complaints:
-        """What does not work for now, beside PostgreSQL and publishing."""
-        return Complaints(self.events)
-
     @property
     def worker_id(self) -> str:
         """The owner of everything that is in flight."""
         return self.me.id
+
+    @contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Note an error of the database inside, as one of ``what`` alone where it refuses a statement."""
+        with self.health.noting():
+            try:
+                yield
+            except DatabaseRefused as error:
+                if error.sqlstate is None:
+                    raise
+                self.complaints.report(what, str(error))

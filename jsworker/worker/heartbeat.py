@@ -1,13 +1,15 @@
-"""The owner's signs of life. They run on the event loop, so they attest that it ticks.
+"""The owner's signs of life, and the fence: it stops its runs before another worker may start them.
 
-First to start, last to stop: a drain must not look like a death.
+Heartbeats run on the event loop, so they attest that it ticks. First to start, last to stop: a drain must not
+look like a death.
 """
 
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
@@ -16,50 +18,45 @@ from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.fence import Fence
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.settling import Settler
+from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
+from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS
 
-_UNHEARD = (DatabaseUnavailable, DatabaseRefused)
-_LOOK_EVERY_HEARTBEATS = 12
-_ALONE_AT_ONCE = 3
+_UNHEARD: Final = (DatabaseUnavailable, DatabaseRefused)
+_LOOK_EVERY_HEARTBEATS: Final = 12
+_ALONE_AT_ONCE: Final = 3
 """Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
+
+_GRACE_HEARTBEATS: Final = 2
+"""Intervals that a run may go on after its stop; the fence leaves as much time."""
+_CANCELLATIONS: Final = 2
+"""A coroutine is cancelled so often before it counts as one that ignores its stop."""
 
 
 class Heartbeat:
-    """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims.
-
-    Attributes:
-        state: of this worker in the registry: running, draining or stopped.
-        heard_at: boot time at which the last heartbeat that was answered began.
-    """
+    """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims; fences the rest."""
 
     def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        settler: Settler,
-        presence: Presence,
-        quiet: QuietPhases,
-        on_ignored: Callable[[Run], None],
+        self, context: WorkerContext, pipeline: Pipeline, *, presence: Presence, quiet: QuietPhases
     ) -> None:
-        """Prepare; ``on_ignored`` is called once with each run that ignores its stop."""
         self._context = context
-        self.fence = Fence(context, heard_at=lambda: self.heard_at, presence=presence, on_ignored=on_ignored)
+        self._in_flight = context.in_flight
         self._interval = context.settings.heartbeat_interval
         self._refused: set[Held] = set()
         """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
-        self._settler = settler
+        self._pipeline = pipeline
         self._presence = presence
         self._quiet = quiet
         # No more time: heartbeats wait for it.
         self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
         self.state = "running"
+        """Of this worker in the registry: running, draining or stopped."""
         self._heard_since: float | None = None
         self.heard_at = boottime()
+        """When the last heartbeat that was answered began."""
         self._gap_at = -math.inf
         self._heard_before = False
         self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
@@ -67,20 +64,12 @@ class Heartbeat:
         self._wants_orphaned_claims = False
 
     def heard_for(self) -> float:
-        """Return for how many seconds heartbeats have been answered without a gap.
-
-        A process that was frozen has a gap, although none of its heartbeats failed.
-        """
+        """Return for how many seconds heartbeats have been answered without a gap; to be frozen is one."""
         now = boottime()
-        if self._heard_since is None or self._is_gap(now):
-            return 0.0
-        return now - self._heard_since
+        return 0.0 if self._heard_since is None or self._is_gap(now) else now - self._heard_since
 
     def had_a_gap_within(self, seconds: float) -> bool:
-        """Return whether heartbeats went unanswered, or were not sent, within the last ``seconds``.
-
-        What silenced this worker may have silenced others, too; a worker that has just begun had no gap.
-        """
+        """Return whether heartbeats were interrupted lately: that may have silenced others, too."""
         return boottime() - self._gap_at < seconds
 
     def look_for_orphaned_claims(self) -> None:
@@ -89,21 +78,21 @@ class Heartbeat:
 
     async def seen(self, state: str | None = None) -> None:
         """Register this worker, or note that it is still there."""
-        await workers.seen(
-            self._context.database,
-            self._context.me,
-            state=state or self.state,
-            answers=self._presence.answers,
-        )
+        context = self._context
+        state, answers = state or self.state, self._presence.answers
+        await workers.seen(context.database, context.me, state=state, answers=answers)
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""
+        # What was prefetched and got no slot after all: others may run it.
+        overdue = max(1.0, self._interval)
+        self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
         started = boottime()
-        runs = {run.held: run for run in self._context.in_flight.runs.values()}
+        runs = {run.held: run for run in self._in_flight.runs.values()}
+        self._refused &= runs.keys()
+        refusals: dict[Held, RowRefused] = {}
         try:
             # The runs first: a fault of the worker's own row must not silence them.
-            self._refused &= runs.keys()
-            refusals: dict[Held, RowRefused] = {}
             beat = await heartbeat.heartbeat(
                 self._context.database,
                 worker_id=self._context.worker_id,
@@ -112,15 +101,22 @@ class Heartbeat:
                 refusals=refusals,
             )
             self._heed(beat, runs, started)
-            orphaned = await self._look_around()
+            await self._look_around()
         except _UNHEARD as error:
-            self._unheard(error)
+            self._heard_since = None
+            self._context.health.failed(error)
+            in_hand = len(self._in_flight.runs)
+            self._context.events.emit("heartbeat.failed", reason=str(error), in_hand=in_hand)
+            for run in self._in_flight.runs.values():
+                self._check(run)
             return
         self._hear(started)
         self._context.health.answered()
-        self._release_orphaned(orphaned)
         if refusals:
-            await self._set_aside(refusals)
+            self._refused |= refusals.keys()
+            refused = [(job_id, error) for (job_id, _), error in refusals.items()]
+            with self._context.health.noting():
+                await self._context.refused_rows.note("heartbeat", refused)
         await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
         await self._quiet.follow()
 
@@ -136,7 +132,13 @@ class Heartbeat:
         return now - self.heard_at > 3 * self._interval
 
     def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
-        self._renew((runs[held] for held in beat.alive - beat.locked), started)
+        ack_due = started - self._context.settings.ack_wait / 3
+        for held in beat.alive - beat.locked:
+            run = runs[held]
+            run.beaten_at = max(run.beaten_at, started)
+            if run.delivery is not None and run.in_progress_at < ack_due:
+                run.in_progress_at = started
+                run.delivery.in_progress()
         for held in beat.cancelled:
             if not runs[held].cancelled:
                 runs[held].signal(StopReason.CANCELLED)
@@ -147,62 +149,27 @@ class Heartbeat:
         for held in beat.completed:
             runs[held].completed = True
 
-    async def _set_aside(self, refusals: dict[Held, RowRefused]) -> None:
-        self._refused |= refusals.keys()
-        refused = [(job_id, error) for (job_id, _), error in refusals.items()]
-        with self._context.health.noting():
-            await self._context.refused_rows.note("heartbeat", refused)
-
-    def _unheard(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
-        self._heard_since = None
-        self._context.health.failed(error)
-        self._context.events.emit(
-            "heartbeat.failed", reason=str(error), in_hand=len(self._context.in_flight.runs)
-        )
-        for run in self._context.in_flight.runs.values():
-            self.fence.check(run)
-
-    def _renew(self, runs: Iterable[Run], started: float) -> None:
-        for run in runs:
-            run.beaten_at = max(run.beaten_at, started)
-            if (
-                run.delivery is not None
-                and started - run.in_progress_at > self._context.settings.ack_wait / 3
-            ):
-                run.in_progress_at = started
-                run.delivery.in_progress()
-
     async def _retry_alone(self, locked: list[Run]) -> None:
-        """Wait for the locks on a few rows, those first that were not renewed for the longest time.
-
-        And try one row that was refused, any of them: it may be refused for ever, and answers at once.
-        """
+        """Wait for the locks on a few rows, those first that were not renewed for the longest time."""
         locked.sort(key=lambda run: run.beaten_at)
         tried = [run for run in locked if run.held not in self._refused][:_ALONE_AT_ONCE]
-        refused = [run for run in locked if run.held in self._refused]
-        if refused:
+        if refused := [run for run in locked if run.held in self._refused]:
+            # Any of them: it may be refused for ever, and answers at once.
             tried.append(random.choice(refused))  # noqa: S311 -- gives each its turn, hides nothing
         await asyncio.gather(*(self._beat_alone(run) for run in tried))
-        gone = not self._presence.reachable()
-        for run in locked:
-            self.fence.check(run, gone=gone)
 
     async def _beat_alone(self, run: Run) -> None:
-        started = boottime()
-        try:
-            renewed = await heartbeat.heartbeat_alone(
-                self._context.database, worker_id=self._context.worker_id, held=run.held
-            )
-        except _UNHEARD:
-            return  # still locked; asked again with the next heartbeat
-        if renewed:  # else the next heartbeat finds out whether it is lost, or was just completed
-            run.beaten_at = max(run.beaten_at, started)
-            self._refused.discard(run.held)
+        database, worker_id, started = self._context.database, self._context.worker_id, boottime()
+        with suppress(*_UNHEARD):  # still locked; asked again with the next heartbeat
+            # Else the next heartbeat finds out whether it is lost, or was just completed.
+            if await heartbeat.heartbeat_alone(database, worker_id=worker_id, held=run.held):
+                run.beaten_at = max(run.beaten_at, started)
+                self._refused.discard(run.held)
 
-    async def _look_around(self) -> dict[Held, bool]:
-        """Note that this worker is still there, and return its orphaned claims where a look is due.
+    # --- Orphaned claims: processing rows of this worker that are not in flight. ---
 
-        Each with whether it has run: its failure was refused.
+    async def _look_around(self) -> None:
+        """Note that this worker is still there, and release its orphaned claims where a look is due.
 
         A look without a reason, now and then, takes the place of the note: with the heartbeat two statements
         an interval are enough.
@@ -215,46 +182,108 @@ class Heartbeat:
                 await self.seen()
             except RowRefused as error:  # this worker's own row: the jobs' are renewed
                 self._context.health.failed(error)
-        found = await self._search.make(self._orphaned_claims) if looks else None
-        if found is None:
-            return {}
-        self._wants_orphaned_claims = False
-        self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
-        return found
+        if looks and await self._search.make(self._release_orphaned_claims):
+            self._wants_orphaned_claims = False
+            self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
 
     def _is_doubtful(self) -> bool:
         doubtful = 4 * self._context.settings.statement_timeout + 4 * self._interval
         return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
-    async def _orphaned_claims(self, _: float) -> dict[Held, bool]:
-        return await heartbeat.orphaned_claims(
+    async def _release_orphaned_claims(self, _: float) -> bool:
+        """Release them without waiting for it: heartbeats must go on even if one row cannot be written."""
+        found = await heartbeat.orphaned_claims(
             self._context.database,
             worker_id=self._context.worker_id,
-            in_flight=[run.held for run in self._context.in_flight.runs.values()],
-            claiming=list(self._context.in_flight.claiming),
+            in_flight=[run.held for run in self._in_flight.runs.values()],
+            claiming=list(self._in_flight.claiming),
             older_than=2 * self._context.settings.statement_timeout,
             past_refused=self._context.refused_rows.any_of("release", "fail"),
         )
-
-    def _release_orphaned(self, claims: dict[Held, bool]) -> None:
-        """Release them without waiting for it: heartbeats must go on even if one row cannot be written."""
-        for held, ended in claims.items():
-            if held[0] not in self._context.in_flight and held not in self._context.in_flight.releasing:
-                self._context.in_flight.releasing.add(held)
-                release = self._settler.let_go(held, "claimed, but the claim's answer was lost", ended=ended)
+        for held, ended in found.items():
+            if held[0] not in self._in_flight and held not in self._in_flight.releasing:
+                self._in_flight.releasing.add(held)
+                why = "claimed, but the claim's answer was lost"
+                release = self._pipeline.settler.let_go(held, why, ended=ended)
                 release.add_done_callback(partial(self._released, held))
+        return True
 
     def _released(self, held: Held, release: "asyncio.Future[Settled | None]") -> None:
-        self._context.in_flight.releasing.discard(held)
+        self._in_flight.releasing.discard(held)
         if release.cancelled() or release.exception() is not None:
             return
         settled = release.result()
         if settled is None or settled is Settled.LOCKED:
             self._wants_orphaned_claims = True  # it is still orphaned
-        if settled is not Settled.QUEUED:
+        elif settled is Settled.QUEUED:
+            facts = {"job_id": str(held[0]), "fencing_token": held[1], "reason": "in nobody's hand"}
+            self._context.events.emit("job.released", **facts)
+            self._context.requeued.notify()
+
+    # --- The fence. A run whose long time-out has passed is stopped here, too. ---
+
+    async def look_at_fence(self) -> None:
+        """Look at how old each run's last sign of life is, also while a heartbeat waits for its answer."""
+        now, gone = boottime(), not self._presence.reachable()
+        ignoring: list[Run] = []
+        for run in self._in_flight.runs.values():
+            if run.is_overdue(now):
+                run.signal(StopReason.TIMEOUT)
+            # Heartbeats have no answer, or its row is locked.
+            if now - min(run.beaten_at, self.heard_at) > 1.5 * self._interval:
+                self._check(run, gone=gone)
+            if self._ignores_its_stop(run, now):
+                ignoring.append(run)
+        if ignoring:
+            self._request_kill(ignoring)
+        for run in self._in_flight.given_up:
+            if now - run.cancelled_at > self._grace_of(run):
+                run.cancel_again()
+
+    def _check(self, run: Run, *, gone: bool = False) -> None:
+        """Stop a run whose last sign of life is so old that others may soon take its job.
+
+        ``gone``: two witnesses would get no answer, so that rule 3 may act long before rule 1.
+        """
+        limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
+        margin = 2 * self._interval + self._context.settings.statement_timeout
+        ends = [] if limits.stale_after is None else [limits.stale_after - margin]
+        if limits.crash_after is not None:
+            ends.append(limits.crash_after + BELIEVED_SECONDS - margin)
+            ends += [limits.crash_after - self._interval] if gone else []
+        if all(silent <= end for end in ends):
             return
-        job_id, token = held
-        self._context.events.emit(
-            "job.released", job_id=str(job_id), fencing_token=token, reason="in nobody's hand"
-        )
-        self._context.requeued.notify()
+        if run.stop is None and run.phase is not Phase.SETTLING:
+            self._context.events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
+        run.signal(StopReason.FENCED)
+
+    def _ignores_its_stop(self, run: Run, now: float) -> bool:
+        """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
+        if run.first_cancelled_at is None or run.phase is not Phase.RUNNING:
+            return False
+        # Isolated, its own process is ended, not this one; at shutdown this one ends anyway.
+        if run.quarantined or run.stop is StopReason.SHUTDOWN:
+            return False
+        told_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
+        if now - told_at <= self._grace_of(run):
+            return False
+        is_over = not run.kind.is_async or run.cancellations >= _CANCELLATIONS
+        if not is_over:
+            run.cancel_again()
+        return is_over
+
+    def _grace_of(self, run: Run) -> float:
+        """Return the seconds that a run may go on after each cancellation, or a thread after its stop."""
+        grace = _GRACE_HEARTBEATS * self._interval
+        return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
+
+    def _request_kill(self, runs: list[Run]) -> None:
+        """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
+        for run in runs:
+            if not run.ignores_stop:
+                self._pipeline.note_ignored(run)
+        if self._context.supervision is not None:
+            more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+            named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"
+            reason = f"its process was ended, because {named}"
+            self._context.supervision.request_kill([run.held for run in runs], reason)

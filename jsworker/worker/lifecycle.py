@@ -3,20 +3,16 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 
 class Loop:
     """Calls a step again and again: after its interval, or at once when woken.
 
-    Start is idempotent, stop too and allowed before start. A step that raises has died, and with it the
-    loop: a worker that goes on without one of its loops would look alive and lose jobs.
-
-    Args:
-        name: what it is called when it dies.
-        step: one round.
-        interval: seconds from the start of one round to the start of the next.
-        died: called with the name and the error when a step raises.
-        jitter: share of the interval by which it is lengthened at most.
+    Start is idempotent, stop too and allowed before start. ``died`` is called with the name and the error of
+    a step that raises, which ends the loop: a worker that goes on without it would look alive and lose jobs.
+    ``interval`` counts from the start of one round to the start of the next; ``jitter`` is the share of it
+    by which it is lengthened at most.
     """
 
     def __init__(
@@ -56,20 +52,15 @@ class Loop:
         self._ending = True
         self._woken.set()
 
-    async def stop(self) -> None:
-        """Cancel the present round and wait until it has ended."""
-        self._ending = True  # should the round lose the cancellation, it is the last one all the same
+    async def stop(self, *, within: float = 0.0) -> None:
+        """Let the present round end within so many seconds, then cancel it; begin no other."""
+        self.end()  # should the round lose the cancellation, it is the last one all the same
         if self._task is None:
             return
+        if within > 0:
+            await asyncio.wait({self._task}, timeout=within)
         self._task.cancel()
         await asyncio.wait({self._task})
-
-    async def finish(self, seconds: float) -> None:
-        """Let the present round end, within ``seconds``, and begin no other."""
-        self.end()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=seconds)
-        await self.stop()
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -81,14 +72,7 @@ class Loop:
             except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
                 return
-            await self._wait(started + self._interval * self._spread() - clock())
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(seconds, 0)):
-                await self._woken.wait()
-        except TimeoutError:
-            return
-
-    def _spread(self) -> float:
-        return 1 + random.uniform(0, self._jitter)  # noqa: S311 -- spreads load, hides nothing
+            spread = 1 + random.uniform(0, self._jitter)  # noqa: S311 -- spreads load, hides nothing
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, started + self._interval * spread - clock())):
+                    await self._woken.wait()

@@ -8,21 +8,19 @@ from jsworker.worker.context import WorkerContext
 
 
 class Presence:
-    """Answers for this worker, knows whether that works, and asks whether others are alive.
-
-    Attributes:
-        answers: whether a question to this worker was ever answered; only then its silence means anything.
-    """
+    """Answers for this worker, knows whether that works, and asks whether others are alive."""
 
     def __init__(self, context: WorkerContext, stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Prepare; ``stacks`` answers questions for stacks."""
         self._stream = context.stream
+        self._publishing = context.publishing
         self._witness = context.stream.witness(context.worker_id, stacks)
         self._interval = context.settings.heartbeat_interval
         self._timeout = min(1.0, self._interval / 2)
         self._connected_since: float | None = None
         self._proven_at: float | None = None
         self.answers = False
+        """Whether a question to this worker was ever answered; only then its silence means anything."""
         self._stream.on_disconnect(self._lose)
 
     def reachable(self) -> bool:
@@ -36,34 +34,28 @@ class Presence:
             return False
         return boottime() - self._proven_at <= self._interval + 2 * self._timeout
 
-    def answer_for_publishing(self, *, refused: bool) -> None:
-        """Answer from now on with whether JetStream stores messages."""
-        self._witness.says = REFUSED if refused else WELL
-
     async def step(self) -> None:
-        """Prove that this worker's subject is answered."""
+        """Prove that this worker's subject is answered; the answer says whether JetStream stores messages."""
+        self._witness.says = REFUSED if self._publishing.refused else WELL
         if not self._stream.connected:
             self._connected_since = None
             return
-        if self._connected_since is None:
-            self._connected_since = boottime()
         started = boottime()
+        self._connected_since = self._connected_since or started
         if await self._witness.prove(self._timeout):
             self._proven_at = started
             self.answers = True
 
     async def ask(self, worker_id: str) -> Answer:
         """Ask whether another worker is alive; unknown while this one is too newly connected to judge."""
-        if self._connected_since is None or boottime() - self._connected_since < 2 * self._interval:
+        is_new = self._connected_since is None or boottime() - self._connected_since < 2 * self._interval
+        if is_new or self._proven_at is None or not self.reachable():  # else it would not even find itself
             return Answer.UNKNOWN
-        if self._proven_at is None or not self.reachable():  # it would not even find itself
-            return Answer.UNKNOWN
-        return await self._witness.ask(worker_id, self._timeout)
+        return await self.answered_by(worker_id)
 
     async def answered_by(self, worker_id: str) -> Answer:
         """Ask whether another worker is alive, where the lack of an answer proves nothing."""
         return await self._witness.ask(worker_id, self._timeout)
 
     def _lose(self) -> None:
-        self._connected_since = None
-        self._proven_at = None
+        self._connected_since = self._proven_at = None

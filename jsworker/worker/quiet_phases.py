@@ -1,12 +1,12 @@
 """Quiet phases: a job that keeps the event loop silences its whole process, so all its runs need time."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost
-from jsworker.ownership.refusals import RowRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.worker.context import WorkerContext
@@ -18,16 +18,13 @@ _LONGEST_PAUSE_SECONDS: Final = 0.5
 
 
 class QuietPhases:
-    """Keeps the limits of silence in the rows of a process as long as its announced quiet phases need.
-
-    Attributes:
-        until: boot time at which the last phase of this process ends; 0: there is none.
-    """
+    """Keeps the limits of silence in the rows of a process as long as its announced quiet phases need."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._give_up_seconds = 2 * context.settings.statement_timeout
+        self._give_up_seconds = 4 * context.settings.statement_timeout
         self.until = 0.0
+        """Boot time at which the last phase of this process ends; 0: there is none."""
 
     @property
     def seconds_left(self) -> float:
@@ -46,9 +43,13 @@ class QuietPhases:
         Those too that are being claimed: their claim may have been sent before the phase was known. After an
         error of the database not all of them have it.
         """
-        await self._wait_for_claims()
+        in_flight = self._context.in_flight
+        claims = set(in_flight.claiming)
         deadline, pause = boottime() + self._give_up_seconds, _PAUSE_SECONDS
-        while await self._lengthen() and boottime() < deadline:
+        while boottime() < deadline:
+            claimed = claims.isdisjoint(in_flight.claiming)
+            if not await self._lengthen() and claimed:
+                return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -56,25 +57,15 @@ class QuietPhases:
         """Restore thresholds whose phase is over and lengthen those that still lack it; once a heartbeat."""
         self._look()
         over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
-        try:
-            await self._end_own(run for run in over if run.quiet_until)
-            await self._write([run for run in over if not run.quiet_until and self._is_over(run)], 0.0)
+        with suppress(DatabaseUnavailable, DatabaseRefused):  # the next heartbeat tries again
+            await self._write(over, 0.0)
             await self._lengthen()
-        except (DatabaseUnavailable, DatabaseRefused):
-            return  # the next heartbeat tries again
 
     def _look(self) -> None:
         """Find the end of the last phase: an isolated run is quiet in a process of its own."""
         runs = self._context.in_flight.runs.values()
         here = (run for run in runs if run.phase is Phase.RUNNING and not run.quarantined)
         self.until = max((run.quiet_until for run in here), default=0.0)
-
-    async def _wait_for_claims(self) -> None:
-        under_way = set(self._context.in_flight.claiming)
-        for _ in range(int(self._give_up_seconds / _PAUSE_SECONDS)):
-            if not under_way & self._context.in_flight.claiming.keys():
-                return
-            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _lengthen(self) -> bool:
         """Write what runs lack, and return whether some still do: their rows are locked."""
@@ -92,8 +83,10 @@ class QuietPhases:
         free: dict[Held, Run] = {}
         try:
             for run in runs:
-                if await _acquired(run.thresholds_lock):
-                    free[run.held] = run
+                with suppress(TimeoutError):  # the job is just announcing another phase
+                    async with asyncio.timeout(0):
+                        await run.thresholds_lock.acquire()
+                        free[run.held] = run
             started = boottime()
             # What was over may be needed again: another phase may have begun since.
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
@@ -109,29 +102,6 @@ class QuietPhases:
                 run.thresholds_lock.release()
         return len(written) == len(runs)
 
-    async def _end_own(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            if not await _acquired(run.thresholds_lock):  # the job is just announcing another phase
-                continue
-            try:  # until that is answered, the job announces none
-                if self._is_over(run):
-                    await self._end(run)
-            finally:
-                run.thresholds_lock.release()
-
-    async def _end(self, run: Run) -> None:
-        try:
-            await heartbeat.set_thresholds(
-                self._context.database,
-                worker_id=self._context.worker_id,
-                held=run.held,
-                **run.thresholds(0.0),
-                announced=False,
-            )
-        except (OwnershipLost, RowRefused):
-            return  # the next heartbeat finds out, or tries this one again
-        run.quiet_seconds = 0.0
-
     def _is_over(self, run: Run) -> bool:
         """Return whether the thresholds in a run's row are longer than any phase needs."""
         return (
@@ -139,11 +109,3 @@ class QuietPhases:
             and run.phase is not Phase.SETTLING
             and boottime() > max(run.quiet_until, self.until)
         )
-
-
-async def _acquired(lock: asyncio.Lock) -> bool:
-    try:
-        async with asyncio.timeout(0):
-            return await lock.acquire()
-    except TimeoutError:
-        return False

@@ -10,19 +10,21 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from contextvars import Context
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import frames_of_task, frames_of_thread, is_ours
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.in_flight import Phase, Run
+from jsworker.worker.pipeline.in_flight import InFlight, Phase, Run
 
-_MOST_PLACES: Final = 60
-"""Of one stack: the innermost ones."""
+T = TypeVar("T")
+
+_MOST_PLACES_OF_A_STACK: Final = 60
 _MOST_BYTES: Final = 48 * 1024
 """Of an answer; a server may be set up for messages of 64 KiB."""
 _THREADING: Final = threading.__file__
@@ -30,61 +32,50 @@ _THREADING: Final = threading.__file__
 Stack = dict[str, Any]
 """``of``: coroutine, task or thread; ``places``: file, line and function, innermost last; ``waits_for``: the
 type of what the innermost one awaits."""
+AskIsolated = Callable[[Run], Awaitable[list[Stack] | None]]
 
 
-class Stacks:
-    """Shows where a worker's runs are, and what else it does."""
+async def answer(context: WorkerContext, ask_isolated: AskIsolated, question: bytes) -> bytes:
+    """Return a JSON object: for a job's id as question where its run is, else where everything is.
 
-    def __init__(
-        self, context: WorkerContext, ask_isolated: Callable[[Run], Awaitable[list[Stack] | None]]
-    ) -> None:
-        """Prepare; ``ask_isolated`` asks the process of an isolated run for its stacks; None: no answer."""
-        self._facts = {"worker_id": context.worker_id, "pid": os.getpid()}
-        self._in_flight = context.in_flight
-        self._ask_isolated = ask_isolated
+    ``ask_isolated`` asks the process of an isolated run for its stacks; None: no answer.
+    """
+    facts = {"worker_id": context.worker_id, "pid": os.getpid()}
+    if not question:
+        return json.dumps(facts | _of_all(context.in_flight)).encode()
+    run = None
+    with suppress(ValueError):
+        run = context.in_flight.runs.get(UUID(question.decode()))
+    return json.dumps(facts | {"job": run and await _of_job(run, ask_isolated)}).encode()
 
-    async def answer(self, question: bytes) -> bytes:
-        """Return a JSON object: for a job's id as question where its run is, else where everything is."""
-        if not question:
-            return json.dumps(self._facts | self._of_all()).encode()
-        try:
-            run = self._in_flight.runs.get(UUID(question.decode()))
-        except ValueError:
-            run = None
-        job = None if run is None else await self._of_run(run)
-        return json.dumps(self._facts | {"job": job}).encode()
 
-    async def _of_run(self, run: Run) -> dict[str, Any]:
-        if run.quarantined and run.phase is Phase.RUNNING:
-            return _facts_of(run) | {"stacks": await self._ask_isolated(run)}
-        return _facts_of(run) | {"stacks": within_bounds(of_run(run))}
+async def _of_job(run: Run, ask_isolated: AskIsolated) -> dict[str, Any]:
+    is_elsewhere = run.quarantined and run.phase is Phase.RUNNING
+    stacks = await ask_isolated(run) if is_elsewhere else within_bounds(of_run(run))
+    return _facts_of(run) | {"stacks": stacks}
 
-    def _of_all(self) -> dict[str, Any]:
-        runs = [run for run in self._in_flight.runs.values() if run.phase is not Phase.WAITING]
-        runs += self._in_flight.given_up
-        runs.sort(key=lambda run: run.began_at)
-        found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": [], "left_out": 0}
-        found["waiting"] = len(self._in_flight.runs) + len(self._in_flight.given_up) - len(runs)
-        room = _MOST_BYTES
-        for what, each in self._each(runs):
-            room -= len(json.dumps(each))
-            if room > 0:
-                found[what].append(each)
-            else:
-                found["left_out"] += 1
-        return found
 
-    def _each(self, runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
-        of_runs: set[asyncio.Task[Any]] = set()
-        for run in runs:
-            of_runs |= set(_tasks_of(run))
-            yield "jobs", _facts_of(run) | {"stacks": None if run.quarantined else of_run(run)}
-        shown = {run.thread_id for run in runs} | {threading.get_ident()}
-        for ident in sys._current_frames().keys() - shown:  # noqa: SLF001 -- the documented way
-            yield from (("threads", stack) for stack in _of_thread(ident))
-        for task in asyncio.all_tasks() - of_runs:
-            if task is not asyncio.current_task():
-                yield "tasks", _of_task(task, "task")
+def _of_all(in_flight: InFlight) -> dict[str, Any]:
+    everything = [*in_flight.runs.values(), *in_flight.given_up]
+    runs = [run for run in everything if run.phase is not Phase.WAITING]
+    each = list(_each(sorted(runs, key=lambda run: run.began_at)))
+    kept = within_bounds(each)
+    found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": []}
+    for what, facts in kept:
+        found[what].append(facts)
+    return found | {"left_out": len(each) - len(kept), "waiting": len(everything) - len(runs)}
+
+
+def _each(runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
+    of_runs: set[asyncio.Task[Any] | None] = {asyncio.current_task()}
+    for run in runs:
+        of_runs |= set(_tasks_of(run))
+        yield "jobs", _facts_of(run) | {"stacks": None if run.quarantined else of_run(run)}
+    shown = {run.thread_id for run in runs} | {threading.get_ident()}
+    for ident in sys._current_frames().keys() - shown:  # noqa: SLF001 -- the documented way
+        yield from (("threads", stack) for stack in _of_thread(ident))
+    for task in asyncio.all_tasks() - of_runs:
+        yield "tasks", _of_task(task, "task")
 
 
 def of_run(run: Run) -> list[Stack]:
@@ -94,15 +85,15 @@ def of_run(run: Run) -> list[Stack]:
     return [_of_task(task, "task" if n else "coroutine") for n, task in enumerate(_tasks_of(run))]
 
 
-def within_bounds(stacks: Sequence[Stack]) -> list[Stack]:
-    """Return as many of them as one answer may hold, the run's own first."""
+def within_bounds(found: Sequence[T]) -> list[T]:
+    """Return as many of them as one answer may hold, the first ones."""
     room = _MOST_BYTES
-    kept: list[Stack] = []
-    for stack in stacks:
-        room -= len(json.dumps(stack))
+    kept: list[T] = []
+    for each in found:
+        room -= len(json.dumps(each))
         if room < 0:
             break
-        kept.append(stack)
+        kept.append(each)
     return kept
 
 
@@ -145,4 +136,4 @@ def _stack(what: str, frames: Sequence[FrameType]) -> Stack:
     """Return a stack without the frames by which it was called: they are jsworker's and Python's own."""
     places = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname) for frame in frames]
     own = next((n for n, place in enumerate(places) if not is_ours(place[0]) and place[0] != _THREADING), 0)
-    return {"of": what, "places": places[own:][-_MOST_PLACES:]}
+    return {"of": what, "places": places[own:][-_MOST_PLACES_OF_A_STACK:]}

@@ -11,7 +11,6 @@ class DeadOwner:
     """A worker that is proven to have ended.
 
     Attributes:
-        worker_id: the owner of what is to be taken back.
         reason: given to the next runs of its jobs.
         settled_at: boot time from which on no CLAIM of its own can commit any more.
         counted: whether the stalls count.
@@ -30,26 +29,21 @@ class Supervision(Protocol):
 
     def registered(self, worker_id: str) -> None:
         """Report under which id the worker owns jobs, before it claims the first one."""
-        ...
 
     def began(self, job_id: UUID) -> None:
         """Note that a job's run begins, before anything of the job can do harm: it is counted for a death."""
-        ...
 
     def ended(self, job_id: UUID) -> None:
         """Note that a run is over and its outcome written; nothing for one that never began."""
-        ...
 
     def quiet_until(self, boottime: float) -> None:
         """Announce until which boot time, at the latest, the event loop may be silent."""
-        ...
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         """Ask to be killed with the whole process: these runs ignore their stop.
 
         Their stalls are counted, all others' are not; ``reason`` is given to the next runs and logged.
         """
-        ...
 
 
 class Silence:
@@ -57,16 +51,13 @@ class Silence:
 
     Only time in which the parent itself came round counts: after it was stopped or suspended, a child gets
     fresh time. Before the first tick nothing counts: a process that imports has no event loop yet.
-
-    Attributes:
-        timeout: seconds without a tick that are too many.
-        seconds: without a tick so far.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
+        self.quiet_until = 0.0
+        """Boot time until which nothing counts."""
         self._heard = False
-        self._quiet_until = 0.0
         self.seconds = 0.0
 
     def note_tick(self) -> None:
@@ -74,17 +65,9 @@ class Silence:
         self._heard = True
         self.seconds = 0.0
 
-    def allow(self, quiet_until: float) -> None:
-        """Count nothing until then, in seconds of boot time."""
-        self._quiet_until = quiet_until
-
-    def tighten(self, timeout: float) -> None:
-        """Wait for ticks with another time-out from now on."""
-        self.timeout = timeout
-
     def is_quiet(self, now: float) -> bool:
         """Return whether an announced quiet phase lasts, by boot time."""
-        return now < self._quiet_until
+        return now < self.quiet_until
 
     def pass_by(self, seconds: float, *, now: float) -> bool:
         """Let seconds pass in which the parent heard nothing, and return whether they are too many now."""

@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from jsworker.core.clock import boottime
@@ -17,9 +17,9 @@ _SLOW_SECONDS: Final = 10.0
 _ROUNDS_A_TIMEOUT: Final = 4
 _LONGEST_ROUND_SECONDS: Final = 1.0
 _HEARD_ROUNDS: Final = 2
-"""So many rounds count at most of a pause in which the whole process stood still."""
+"""What counts at most of a pause in which the whole process stood still."""
 _MOST_FRAMES: Final = 30
-_LAG_EVERY_SECONDS: Final = 0.25
+LAG_SECONDS: Final = 0.25
 _LAG_WINDOW_SECONDS: Final = 15.0
 
 
@@ -30,11 +30,8 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
     ``report`` is called from another thread with the facts, the seconds, and the place that was reached.
     """
     thread, task, loop = threading.get_ident(), None, None
-    try:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-    except RuntimeError:
-        pass  # no event loop yet: all of it happens in this thread
+    with suppress(RuntimeError):  # no event loop yet: all of it happens in this thread
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
     began, over = boottime(), threading.Event()
 
     def watch() -> None:
@@ -52,101 +49,70 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
         over.set()
 
 
-class LoopLag:
-    """Remembers by how much the loop was late at most: in this window of 15 seconds and the one before.
+class Watchdog:
+    """Knows how late the event loop is, and reports when it stands still; ``start`` where no supervisor does.
 
     Attributes:
-        rounds: how often the loop has come round.
+        blocked_seconds: for how long the loop has stood still; 0 unless that is too long.
     """
 
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-        self._began_at = 0.0
-        self._due_at = math.inf
-        self._longest = 0.0
-        self._longest_before = 0.0
-        self.rounds = 0
-
-    @property
-    def seconds(self) -> float:
-        """The longest delay of the last half minute; grows while the loop is late."""
-        return max(self._longest_before, self._longest, self._present())
-
-    def start(self) -> None:
-        """Begin to watch the running loop."""
-        self._loop = asyncio.get_running_loop()
-        self._began_at = boottime()
-        self._wait()
-
-    async def stop(self) -> None:
-        """Watch no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_at = math.inf
-
-    def _wait(self) -> None:
-        self._due_at = boottime() + _LAG_EVERY_SECONDS
-        self._timer = self._loop.call_later(_LAG_EVERY_SECONDS, self._note)
-
-    def _note(self) -> None:
-        self.rounds += 1
-        self._longest = max(self._longest, self._present())
-        if boottime() - self._began_at >= _LAG_WINDOW_SECONDS:
-            self._longest_before, self._longest = self._longest, 0.0
-            self._began_at = boottime()
-        self._wait()
-
-    def _present(self) -> float:
-        return max(0.0, boottime() - self._due_at)
-
-
-class Watchdog:
-    """Watches, in a process without supervision, whether the event loop comes round; it only reports."""
-
-    def __init__(self, context: WorkerContext, *, lag: LoopLag, quiet: QuietPhases) -> None:
-        self._context = context
+    def __init__(self, context: WorkerContext, quiet: QuietPhases) -> None:
+        self._events = context.events
         self._timeout = context.settings.watchdog_timeout
-        self._lag = lag
         self._quiet = quiet
+        self._window_ends_at = 0.0
+        self._due_at = math.inf
+        self._longest = self._longest_before = 0.0
+        self._rounds = 0
         self._silence = Silence(self._timeout)
         self._over = threading.Event()
-        self._loops_thread = 0
         self.blocked_seconds = 0.0
-        """For how long the loop has stood still; 0 unless that is too long."""
+
+    @property
+    def lag(self) -> float:
+        """The longest delay in this window of 15 seconds and the one before; grows while the loop is late."""
+        return max(0.0, self._longest_before, self._longest, boottime() - self._due_at)
+
+    async def step(self) -> None:
+        """Note how late this round of the loop is; the next one is due after ``LAG_SECONDS``."""
+        now = boottime()
+        self._rounds += 1
+        self._longest = max(self._longest, now - self._due_at)
+        if now >= self._window_ends_at:
+            self._window_ends_at = now + _LAG_WINDOW_SECONDS
+            self._longest_before, self._longest = self._longest, 0.0
+        self._due_at = now + LAG_SECONDS
 
     def start(self) -> None:
         """Watch the loop that runs in this thread."""
-        self._loops_thread = threading.get_ident()
-        threading.Thread(target=self._watch, name="jsworker watchdog", daemon=True).start()
+        watching = (threading.get_ident(),)
+        threading.Thread(target=self._watch, args=watching, name="jsworker watchdog", daemon=True).start()
 
     async def stop(self) -> None:
         """Watch no longer."""
         self._over.set()
 
-    def _watch(self) -> None:
+    def _watch(self, thread: int) -> None:
         pause = min(_LONGEST_ROUND_SECONDS, self._timeout / _ROUNDS_A_TIMEOUT)
         rounds, looked_at = -1, boottime()
         while not self._over.wait(pause):
             now = boottime()
             passed, looked_at = min(now - looked_at, _HEARD_ROUNDS * pause), now
-            if self._lag.rounds != rounds:
-                rounds = self._lag.rounds
+            if self._rounds != rounds:
+                rounds = self._rounds
                 self._silence.note_tick()
-            self._silence.allow(self._quiet.until)
-            self._judge(is_late=self._silence.pass_by(passed, now=now))
-
-    def _judge(self, *, is_late: bool) -> None:
-        was_late, self.blocked_seconds = bool(self.blocked_seconds), self._silence.seconds if is_late else 0.0
-        if is_late and not was_late:
-            frames = frames_of_thread(self._loops_thread)
-            self._context.events.emit(
-                "worker.degraded",
-                what="event loop",
-                reason=f"it has stood still for {self._silence.seconds:.0f} s, at {innermost(frames)}",
-                stack=[
+            self._silence.quiet_until = self._quiet.until
+            is_late, was_late = self._silence.pass_by(passed, now=now), self.blocked_seconds > 0
+            self.blocked_seconds = self._silence.seconds if is_late else 0.0
+            if is_late and not was_late:
+                stack = frames_of_thread(thread)
+                reason = f"it has stood still for {self.blocked_seconds:.0f} s, at {innermost(stack)}"
+                frames = [
                     f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
-                    for frame in frames[-_MOST_FRAMES:]
-                ],
-            )
-        elif was_late and not is_late:
-            self._context.events.emit("worker.restored", what="event loop")
+                    for frame in stack
+                ]
+                self._events.emit(
+                    "worker.degraded", what="event loop", reason=reason, stack=frames[-_MOST_FRAMES:]
+                )
+            elif was_late and not is_late:
+                self._events.emit("worker.restored", what="event loop")

@@ -1,8 +1,10 @@
 """The worker: what an application or the command line starts, watches and stops."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,15 +24,15 @@ from jsworker.core.tracebacks import raised_at
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import workers
-from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
-from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext, report_refused_row
+from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
-from jsworker.worker.shutdown import Shutdown
 from jsworker.worker.supervision import DeadOwner, Supervision
 from jsworker.worker.watchdog import reported_while_slow
 
@@ -39,6 +41,7 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 10.0
 _CONNECT_AGAIN_SECONDS = 0.25
 _TEARDOWN_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
 
 
 class WorkerDied(JsworkerError):
@@ -54,9 +57,6 @@ class Worker:
 
     ``async with Worker([MyProcessor], settings):`` runs it inside an application; ``await worker.run()``
     runs it until ``stop`` is called or one of its loops dies.
-
-    Attributes:
-        siblings: workers whose jobs the supervisor of this process takes back itself, for it knows more.
     """
 
     def __init__(
@@ -68,11 +68,9 @@ class Worker:
         supervision: Supervision | None = None,
         surveys: bool = False,
     ) -> None:
-        """Wire a worker; nothing connects yet.
+        """Wire a worker of these processors, one for each kind; nothing connects yet.
 
         Args:
-            processors: what it works on, one for each kind.
-            settings: limits, intervals and servers.
             connect_seconds: how long ``start`` waits for servers that do not answer; None: for ever.
             supervision: supervises this process; None: nothing does.
             surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
@@ -89,7 +87,9 @@ class Worker:
         check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
         self._me = identify(settings, sorted(self._kinds), without_timeout(self._kinds))
         self.siblings: set[str] = set()
+        """Workers whose jobs the supervisor of this process takes back itself, for it knows more."""
         self.events = Events()
+        self._complaints = Complaints(self.events)
         self._stopping = asyncio.Event()
         self._error: JsworkerError | None = None
         self._opened = AsyncExitStack()
@@ -103,11 +103,7 @@ class Worker:
         return self._me.id
 
     def on(self, name: str, listener: Listener) -> None:
-        """Call ``listener`` with every event of this name; ``*`` means every event.
-
-        Raises:
-            ValueError: no event has this name.
-        """
+        """Call ``listener`` with every event of this name or, for ``*``, of any; ValueError: no such name."""
         self.events.on(name, listener)
 
     def status(self) -> WorkerStatus | None:
@@ -161,20 +157,18 @@ class Worker:
                 raise RuntimeError("a worker starts once; make a new one for another life")
             try:
                 await self._connect()
-                self._wire()
                 await self._open_processors()
                 await self._begin()
             except BaseException:
                 await self._opened.aclose()
                 raise
             self._report_rules_off()
-            loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
             self.events.emit(
                 "worker.started",
                 worker_id=self.id,
                 kinds=list(self._kinds),
                 kinds_without_timeout=without_timeout(self._kinds),
-                event_loop=loop,
+                event_loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
             )
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
@@ -189,13 +183,9 @@ class Worker:
             self._context.requeued.notify()
 
     async def close(self, *, force: bool = False) -> int:
-        """Stop working and hand back what has not ended.
+        """Stop working and hand back what has not ended; with ``force`` without waiting for running jobs.
 
-        Args:
-            force: do not wait for running jobs.
-
-        Returns:
-            How many runs did not end; their jobs are taken back by others, by the stale rule.
+        Returns how many runs did not end; their jobs are taken back by others, by the stale rule.
         """
         self.stop(force=force)
         async with self._starting:  # a worker that is just starting is closed as soon as it has started
@@ -203,12 +193,15 @@ class Worker:
         return 0 if closing is None else await asyncio.shield(closing)
 
     async def _connect(self) -> None:
+        def report_refused(row: RefusedRow) -> None:
+            self.events.emit("row.refused", **asdict(row) | {"job_id": str(row.job_id)})
+
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        self._migration = await self._once_answered(self._database.check_migrated)
-        self._sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
-        self._opened.push_async_callback(self._sessions.close)
+        migration = await self._once_answered(self._database.check_migrated)
+        sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
+        self._opened.push_async_callback(sessions.close)
         self._stream = Stream(
             settings,
             installation_id=await self._once_answered(lambda: workers.installation_id(self._database)),
@@ -216,50 +209,39 @@ class Worker:
             client_name=f"jsworker {self.id}",
         )
         self._opened.push_async_callback(self._stream.close)
-        await self._connect_stream()
-
-    async def _connect_stream(self) -> None:
-        ack_waits = dict.fromkeys(self._kinds, self._settings.ack_wait)
-        while True:
-            try:
-                await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)
-                return await self._stream.ensure(list(self._kinds), ack_waits)
-            except StreamUnavailable:
-                if self._connect_seconds is not None:
-                    raise
-                await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
-
-    def _wire(self) -> None:
+        await self._once_answered(self._connect_stream)
         self._context = WorkerContext(
-            settings=self._settings,
+            settings=settings,
             kinds=self._kinds,
             me=self._me,
             database=self._database,
-            sessions=self._sessions,
+            sessions=sessions,
             stream=self._stream,
             events=self.events,
             supervision=self._supervision,
             health=DatabaseHealth(self.events),
             publishing=PublishingHealth(self.events),
-            refused_rows=RefusedRows(
-                self._database, worker_id=self.id, tell=partial(report_refused_row, self.events)
-            ),
+            complaints=self._complaints,
+            refused_rows=RefusedRows(self._database, worker_id=self.id, tell=report_refused),
             died=self._died,
         )
         self._components = Components(
-            self._context, migration=self._migration, siblings=self.siblings, surveys=self._surveys
+            self._context, migration=migration, siblings=self.siblings, surveys=self._surveys
         )
-        self._shutdown = Shutdown(self._context, self._components, forced=self._forced)
+
+    async def _connect_stream(self) -> None:
+        await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)
+        await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, self._settings.ack_wait))
 
     async def _open_processors(self) -> None:
         for kind in self._kinds.values():
-            what = f"setup of kind {kind.name} ({type(kind.processor).__qualname__})"
+            what = f"setup of kind {kind.name}"
+            whose = f"{what} ({type(kind.processor).__qualname__})"
             try:
-                with reported_while_slow(partial(self.events.emit, "setup.slow"), what=what):
+                with reported_while_slow(partial(self.events.emit, "setup.slow"), what=whose):
                     await kind.processor.setup()
             except Exception as error:
-                place = raised_at(error)
-                raise SetupFailed(f"setup of kind {kind.name} raised {headline(error)} ({place})") from error
+                raise SetupFailed(f"{what} raised {headline(error)} ({raised_at(error)})") from error
             self._opened.push_async_callback(self._tear_down, kind)
 
     async def _tear_down(self, kind: Kind) -> None:
@@ -269,31 +251,30 @@ class Worker:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 -- the jobs have ended; the rest is still to be closed
-            what = f"teardown of kind {kind.name}"
-            self.events.emit("worker.degraded", what=what, reason=headline(error))
+            self.events.emit("worker.degraded", what=f"teardown of kind {kind.name}", reason=headline(error))
 
     async def _begin(self) -> None:
         """Register, beat, and only then ask for messages."""
-        components = self._components
+        components, supervision = self._components, self._supervision
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
         await self._once_answered(components.heartbeat.seen)
-        if self._supervision is not None:
-            self._supervision.registered(self.id)
+        if supervision is not None:
+            supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
             await self._once_answered(lambda: self._refuse_duplicate(name))
-        self._opened.push_async_callback(components.lag.stop)
-        components.lag.start()
-        if self._supervision is None:  # else the supervisor watches, and kills
+        if supervision is None:  # else the supervisor watches, and kills
             self._opened.push_async_callback(components.watchdog.stop)
             components.watchdog.start()
         for loop in components.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()
+        self._opened.push_async_callback(components.stop_pullers)
         for puller in components.pipeline.pullers:
-            self._opened.push_async_callback(self._shutdown.stop_puller, puller)
             await puller.start()
-        self._watch = asyncio.create_task(self._watch_pullers(), name="jsworker watch")
+        watch = Loop("pull loop", components.join_pullers, interval=_WATCH_SECONDS, died=self._died)
+        self._opened.push_async_callback(watch.stop)
+        watch.start()
 
     def _report_rules_off(self) -> None:
         off = [rule for rule, is_on in self._settings.recovers_by().items() if not is_on]
@@ -305,26 +286,17 @@ class Worker:
             self.events.emit("recovery.off", rules=off, reason=reason)
 
     async def _refuse_duplicate(self, name: str) -> None:
-        components = self._components
         try:
-            await refuse_live_duplicate(self._context, name=name, presence=components.presence)
+            await refuse_live_duplicate(self._context, name=name, presence=self._components.presence)
         except SettingsError:
-            await components.heartbeat.seen("stopped")
+            await self._components.heartbeat.seen("stopped")
             raise
-
-    async def _watch_pullers(self) -> None:
-        try:
-            await asyncio.gather(*(puller.join() for puller in self._components.pipeline.pullers))
-        except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
-            self._died("pull loop", error)
 
     async def _close_once_stopped(self) -> int:
         await self._stopping.wait()
         self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._context.in_flight.runs))
-        self._watch.cancel()
-        await asyncio.wait({self._watch})
         try:
-            left = await self._shutdown.work()
+            left = await self._components.end(forced=self._forced)
         finally:
             await self._opened.aclose()
         self.events.emit("worker.stopped", worker_id=self.id, left=left)
@@ -340,25 +312,21 @@ class Worker:
         self._stopping.set()
 
     async def _once_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a database that is just starting; one that refuses raises at once.
-
-        A supervised worker waits as long as it takes for a server that is there and has no connection free:
-        its end would end the supervisor, and another one would find no connection either.
-        """
-        heard_at, waits = boottime(), False
+        """Wait for a server that is just starting; one that refuses raises at once."""
+        heard_at, most = boottime(), self._connect_seconds
         while True:
             try:
                 answer = await ask()
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, StreamUnavailable) as error:
+                # No connection is free: the end of this worker would end its supervisor, and free none.
                 if self._supervision is not None and isinstance(error, DatabaseBusy):
                     heard_at = boottime()
-                    if not waits:
-                        waits = True
-                        self.events.emit("worker.degraded", what="start", reason=str(error))
-                if self._connect_seconds is not None and boottime() - heard_at >= self._connect_seconds:
+                    self._complaints.report("start", str(error))
+                # The stream's connection has waited for so long itself.
+                waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - heard_at
+                if most is not None and waited >= most:
                     raise
                 await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
             else:
-                if waits:
-                    self.events.emit("worker.restored", what="start")
+                self._complaints.end("start")
                 return answer

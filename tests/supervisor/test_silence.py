@@ -29,7 +29,7 @@ def test_before_the_first_tick_nothing_counts() -> None:
 def test_a_quiet_phase_counts_from_its_end() -> None:
     silence = Silence(2.0)
     silence.note_tick()
-    silence.allow(150.0)
+    silence.quiet_until = 150.0
     assert not silence.pass_by(40.0, now=140.0)
     assert not silence.pass_by(1.5, now=150.0)
     assert silence.pass_by(1.0, now=151.0)
@@ -39,5 +39,5 @@ def test_before_a_child_holds_jobs_it_may_be_silent_for_longer() -> None:
     silence = Silence(600.0)
     silence.note_tick()
     assert not silence.pass_by(500.0, now=500.0)
-    silence.tighten(2.0)
+    silence.timeout = 2.0
     assert silence.pass_by(0.1, now=500.1)

@@ -9,7 +9,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
-from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
 from jsworker.worker.recovery.earlier_lives import identify
 
 
@@ -40,6 +40,7 @@ def make_context(
         supervision=None,
         health=DatabaseHealth(events),
         publishing=PublishingHealth(events),
+        complaints=Complaints(events),
         refused_rows=RefusedRows(database, worker_id=worker_id),
         died=died,
     )

@@ -142,7 +142,7 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
     context = make_context(
         database, events=events, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 2.0})
     )
-    context.requeued.subscribe(lambda: requeued.append(None))
+    context.requeued.append(lambda: requeued.append(None))
     reconciler = Reconciler(
         context, DeadOwners(context), siblings=[], done=lambda: done.append(time.monotonic())
     )

@@ -13,7 +13,7 @@ from jsworker.client import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
-from jsworker.worker import fence
+from jsworker.worker import heartbeat
 from jsworker.worker.isolation import isolated_runner
 from jsworker.worker.pipeline.in_flight import StopReason
 from tests.conftest import FAST
@@ -106,7 +106,7 @@ async def test_without_a_database_a_run_is_stopped_before_it_is_stale(
 
 @pytest.fixture
 def _believed_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "BELIEVED_SECONDS", BELIEVED)
+    monkeypatch.setattr(heartbeat, "BELIEVED_SECONDS", BELIEVED)
 
 
 @pytest.mark.usefixtures("_believed_for_seconds")

@@ -1,6 +1,5 @@
 """What an owner and its isolated process send each other arrives as it was."""
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -12,13 +11,11 @@ from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.isolation.isolated_messages import (
     FROM_ISOLATED,
     FROM_OWNER,
-    AskStacks,
-    Drain,
     Order,
+    Request,
     RunEnded,
     RunStacks,
     RunState,
-    StopRun,
 )
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
@@ -44,6 +41,12 @@ CLAIMED = ClaimedJob(
     stored_bytes=10,
 )
 
+REQUESTS = [
+    Request(what="stop", reason=StopReason.NO_PROGRESS),
+    Request(what="drain"),
+    Request(what="ask stacks"),
+]
+
 
 def read_by_owner(message: Message) -> Message | None:
     [read] = MessageLines(FROM_ISOLATED).feed(line_of(message))
@@ -67,7 +70,7 @@ def test_an_order_arrives_with_its_settings_and_secrets() -> None:
     assert read_by_isolated(order) == order
 
 
-@pytest.mark.parametrize("message", [StopRun(reason=StopReason.NO_PROGRESS), Drain(), AskStacks()])
+@pytest.mark.parametrize("message", REQUESTS)
 def test_requests_arrive(message: Message) -> None:
     assert read_by_isolated(message) == message
     assert read_by_owner(message) is None
@@ -98,18 +101,17 @@ def test_reports_arrive(message: Message) -> None:
     ],
 )
 def test_outcomes_arrive(outcome: Outcome) -> None:
-    sent = RunEnded(kind=type(outcome).__name__, values=asdict(outcome), completed=True)
-    read = read_by_owner(sent)
-    assert isinstance(read, RunEnded)
-    assert (read.outcome, read.completed) == (outcome, True)
+    sent = RunEnded(outcome=outcome, completed=True)
+    assert read_by_owner(sent) == sent
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        b'{"what":"ended","kind":"Sudden","values":{},"completed":true}',
-        b'{"what":"ended","kind":"Failed","values":{"error":7},"completed":true}',
-        b'{"what":"ended","kind":"Completed","values":[],"completed":true}',
+        b'{"what":"ended","outcome":{"sudden":true},"completed":true}',
+        b'{"what":"ended","outcome":{"error":7},"completed":true}',
+        b'{"what":"ended","outcome":{"result":null,"reason":"two outcomes at once"},"completed":true}',
+        b'{"what":"ended","outcome":[],"completed":true}',
         b'{"what":"state","sign_at":NaN,"quiet_seconds":0,"quiet_until":0}',
     ],
 )

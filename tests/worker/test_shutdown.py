@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,10 +76,10 @@ async def test_the_heartbeat_stops_last(client: JobClient, rows: Rows, start: St
     stop = running.worker._components.beats.stop
     seen: list[Any] = []
 
-    async def stop_and_look() -> None:
+    async def stop_and_look(*, within: float = 0.0) -> None:
         if not seen:
             seen.extend([(await rows.job(job.id))["status"], len(running.worker._context.in_flight.runs)])
-        await stop()
+        await stop(within=within)
 
     running.worker._components.beats.stop = stop_and_look  # type: ignore[method-assign]  # to look at that moment
     await running.worker.close(force=True)
@@ -255,7 +256,8 @@ async def test_what_is_published_and_buried_at_the_end_shares_one_time_out(
     monkeypatch.setattr(components.pipeline.dead_letters._letters, "flush", hang)
     components.relay.wake()
     await asyncio.wait_for(hanging.wait(), 30.0)
-    running.worker._shutdown._settings = settings.model_copy(update={"statement_timeout": seconds})
+    hurried = settings.model_copy(update={"statement_timeout": seconds})
+    components._context = replace(components._context, settings=hurried)
     began = now()
     assert await running.worker.close(force=True) == 0
     assert seconds * 0.9 < now() - began < 6 * seconds

@@ -155,13 +155,13 @@ async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The end of one quiet phase is on its way to the database while the job announces the next one."""
-    set_thresholds, taking_back, go_on = heartbeat.set_thresholds, asyncio.Event(), asyncio.Event()
+    set_thresholds, taking_back, go_on = heartbeat.set_thresholds_beside, asyncio.Event(), asyncio.Event()
 
-    async def slow_to_take_back(*arguments: Any, **named: Any) -> None:
-        if named["stale_after"] == settings.stale_threshold:
+    async def slow_to_take_back(*arguments: Any, **named: Any) -> Any:
+        if any(limits["stale_after"] == settings.stale_threshold for limits in named["thresholds"].values()):
             taking_back.set()
             await go_on.wait()
-        await set_thresholds(*arguments, **named)
+        return await set_thresholds(*arguments, **named)
 
     async def process(job: Job[Any]) -> None:
         await job.quiet(0.1)
@@ -171,7 +171,7 @@ async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
         await go_on.wait()
         await gate.process(job)
 
-    monkeypatch.setattr(heartbeat, "set_thresholds", slow_to_take_back)
+    monkeypatch.setattr(heartbeat, "set_thresholds_beside", slow_to_take_back)
     gate = Gate()
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})

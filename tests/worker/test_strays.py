@@ -58,13 +58,13 @@ async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, lo
     heartbeat._look_at = math.inf
     await rounds_pass(beats, 1)  # one that had begun
     heartbeat._search._grow(DatabaseUnavailable("it took too long"))
-    heartbeat._search._pace._rested_at = math.inf
+    heartbeat._search._rested_at = math.inf
     looks.clear()
     heartbeat.look_for_orphaned_claims()
     await rounds_pass(beats, 2)
     assert looks == []
     heartbeat._doubted_at = -math.inf
-    heartbeat._search._pace.hurry()
+    heartbeat._search.hurry()
     await rounds_pass(beats, 2)
     assert looks
 

@@ -36,8 +36,8 @@ class Alone:
 
     async def step_after(self, seconds: float) -> None:
         """Step as if the subjects were first seen so much earlier."""
-        for kind, seen in self.unconsumed._seen.items():
-            self.unconsumed._seen[kind] = module._Seen(seen.at - seconds, seen.stream_created, seen.last_seq)
+        for kind, (seen_at, state) in self.unconsumed._seen.items():
+            self.unconsumed._seen[kind] = seen_at - seconds, state
         await self.unconsumed.step()
 
     async def left(self) -> int:
@@ -142,7 +142,7 @@ async def test_where_nats_refuses_it_is_told_once(alone: Alone, js: JetStreamCon
 
 async def test_a_worker_looks(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEFT_SECONDS", 0.0)
-    monkeypatch.setattr("jsworker.worker.components.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("jsworker.worker.maintenance.watches.LOOK_SECONDS", 0.05)
     running = await start(scripted(echo))
     await running.worker._stream.publish_raw(running.worker._stream.subject_of("ghost"), b"")
     await running.stream_is_empty()

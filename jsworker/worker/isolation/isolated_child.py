@@ -7,7 +7,6 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
 from functools import partial
 from typing import Final, NoReturn
 
@@ -19,32 +18,21 @@ from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker
-from jsworker.worker.isolation.isolated_messages import (
-    FROM_OWNER,
-    AskStacks,
-    Drain,
-    FromOwner,
-    Order,
-    RunEnded,
-    RunStacks,
-    RunState,
-    StopRun,
-)
+from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
-from jsworker.worker.pipeline.in_flight import Phase, Run
+from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
 from jsworker.worker.pipeline.run_ownership import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
 _FLUSH_SECONDS: Final = 2.0
-_TICKS: Final = 4
-"""Signs of life within the owner's time-out."""
+_TICKS_A_TIMEOUT: Final = 4
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Take the order, run the job, report the outcome. The process ends with its owner, however that ends."""
     follow_parent(int(sys.argv[1]), signal.SIGKILL)
     # For the owner, which decides what becomes of the job.
@@ -52,14 +40,13 @@ def main() -> NoReturn:
     end = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(end.fileno(), False)
     asyncio.run(_work(end))
-    os._exit(0)  # threads of the job may never end, and nothing waits for them here
 
 
-async def _work(end: socket.socket) -> None:
-    messages: asyncio.Queue[FromOwner] = asyncio.Queue()
+async def _work(end: socket.socket) -> NoReturn:
+    messages: asyncio.Queue[wire.FromOwner] = asyncio.Queue()
     link = MessageLink(
         end,
-        FROM_OWNER,
+        wire.FROM_OWNER,
         on_message=messages.put_nowait,
         on_end=_end,
         on_invalid=_end,  # an owner of another version
@@ -67,7 +54,7 @@ async def _work(end: socket.socket) -> None:
     )
     link.open()
     order = await messages.get()
-    if not isinstance(order, Order):
+    if not isinstance(order, wire.Order):
         _end()
     settings = order.settings
     configure_logs(format=settings.log_format, level=settings.log_level)
@@ -79,11 +66,23 @@ async def _work(end: socket.socket) -> None:
     run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
     def send_state() -> None:
-        link.send(RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until))
+        link.send(
+            wire.RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until)
+        )
 
     async def tick() -> None:
         if not link.unsent:
             send_state()
+
+    async def obey() -> None:
+        while True:
+            match await messages.get():
+                case wire.Request(what="drain"):
+                    run.drain()
+                case wire.Request(reason=StopReason() as reason):
+                    run.signal(reason)
+                case wire.Request(what="ask stacks"):
+                    link.send(wire.RunStacks(stacks=within_bounds(of_run(run))))
 
     database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
     sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
@@ -96,24 +95,18 @@ async def _work(end: socket.socket) -> None:
         loop=asyncio.get_running_loop(),
         on_quiet=send_state,
     )
-    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS, died=_end)
+    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS_A_TIMEOUT, died=_end)
     ticks.start()
-    obeying = asyncio.create_task(_obey(messages, link, run), name="obey the owner")
+    obeying = asyncio.create_task(obey(), name="obey the owner")
     ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
-    try:
-        await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
-        outcome = ended.result()
-        await _flush()  # before it is reported: the owner ends this process as soon as it knows
-        values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
-        link.send(RunEnded(kind=type(outcome).__name__, values=values, completed=run.completed))
-        await link.flush()
-    finally:
-        obeying.cancel()
-        await ticks.stop()
-        await sessions.close()
-        await database.close()
-        link.close()
+    await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
+    outcome = ended.result()
+    obeying.cancel()
+    await _flush()  # before it is reported: the owner ends this process as soon as it knows
+    link.send(wire.RunEnded(outcome=outcome, completed=run.completed))
+    await link.flush()
+    os._exit(0)  # threads of the job may never end, and nothing waits for them here
 
 
 def _end(*_: object) -> NoReturn:
@@ -123,16 +116,16 @@ def _end(*_: object) -> NoReturn:
 
 async def _flush() -> None:
     """Write out what the job has printed, logged and traced; what no reader takes within seconds is left."""
+
+    def flush_output() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
+                stream.flush()
+
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
-    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), _flush_output)
+    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), flush_output)
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
     await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
-            stream.flush()
 
 
 async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:
@@ -152,17 +145,6 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
 
     outcome, _ = await judged(run, work())
     ended.set_result(outcome)
-
-
-async def _obey(messages: "asyncio.Queue[FromOwner]", link: MessageLink[FromOwner], run: Run) -> None:
-    while True:
-        match await messages.get():
-            case StopRun(reason=reason):
-                run.signal(reason)
-            case AskStacks():
-                link.send(RunStacks(stacks=within_bounds(of_run(run))))
-            case Drain():
-                run.drain()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,15 @@
 """What the owner of a job and the isolated process that runs it send each other."""
 
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from jsworker.core.message_link import Message
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.pipeline.in_flight import StopReason
-from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.stacks import Stack
-
-_OUTCOMES: Final[dict[str, TypeAdapter[Outcome]]] = {
-    each.__name__: TypeAdapter(each) for each in (Completed, Failed, HandedBack, Interrupted, Lost)
-}
 
 
 class Order(Message):
@@ -31,23 +27,12 @@ class Order(Message):
     claimed: ClaimedJob
 
 
-class StopRun(Message):
-    """End the run, for this reason."""
+class Request(Message):
+    """What the owner wants: that the job sees its drain, that the run ends, or to know where the run is."""
 
-    what: Literal["stop"] = "stop"
-    reason: StopReason
-
-
-class Drain(Message):
-    """The owner would like to end: the job may see it."""
-
-    what: Literal["drain"] = "drain"
-
-
-class AskStacks(Message):
-    """Answer with ``RunStacks``."""
-
-    what: Literal["ask stacks"] = "ask stacks"
+    what: Literal["drain", "stop", "ask stacks"]
+    reason: StopReason | None = None
+    """Why the run is to end."""
 
 
 class RunState(Message):
@@ -67,31 +52,19 @@ class RunStacks(Message):
 
 
 class RunEnded(Message):
-    """The last message: name and fields of the outcome's class.
+    """The last message; ``completed``: whether the job's own transaction has completed it."""
 
-    ``completed``: whether the job's own transaction has completed it.
-    """
+    # The fields tell outcomes apart: none may have those of another.
+    model_config = ConfigDict(extra="forbid")
 
     what: Literal["ended"] = "ended"
-    kind: str
-    values: dict[str, Any]
+    outcome: Outcome
     completed: bool
 
-    @property
-    def outcome(self) -> Outcome:
-        """What the run ended in."""
-        return _OUTCOMES[self.kind].validate_python(self.values)
 
-    @model_validator(mode="after")
-    def _has_outcome(self) -> Self:
-        if self.kind not in _OUTCOMES:
-            raise ValueError("no such outcome")
-        _ = self.outcome
-        return self
-
-
-FromOwner: TypeAlias = Order | StopRun | Drain | AskStacks
+FromOwner: TypeAlias = Order | Request
 FromIsolated: TypeAlias = RunState | RunStacks | RunEnded
 
-FROM_OWNER: TypeAdapter[FromOwner] = TypeAdapter(Annotated[FromOwner, Field(discriminator="what")])
-FROM_ISOLATED: TypeAdapter[FromIsolated] = TypeAdapter(Annotated[FromIsolated, Field(discriminator="what")])
+_BY_WHAT: Final = Field(discriminator="what")
+FROM_OWNER: Final = TypeAdapter[FromOwner](Annotated[FromOwner, _BY_WHAT])
+FROM_ISOLATED: Final = TypeAdapter[FromIsolated](Annotated[FromIsolated, _BY_WHAT])

@@ -6,41 +6,34 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.isolation.isolated_messages import (
-    FROM_ISOLATED,
-    AskStacks,
-    Drain,
-    FromIsolated,
-    Order,
-    RunEnded,
-    RunStacks,
-    RunState,
-    StopRun,
-)
+from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, stopped
 from jsworker.worker.stacks import Stack
 
+T = TypeVar("T")
+
 _LINE_MARGIN_BYTES: Final = 2**20
 _BYTES_A_BYTE: Final = 7
 """Bytes that one byte of a result takes at most as JSON text within JSON."""
 _GRACE_HEARTBEATS: Final = 2
-"""For so many intervals the process may go on after it was told to stop."""
+"""Intervals that the process may go on after it was told to stop."""
 _SHARED_STALLS: Final = 2
 """After so many stalls a job runs alone, however many it is allowed."""
 _START_SECONDS: Final = 120.0
-"""For so long, at least, the process may take until its event loop ticks: it imports a lot."""
+"""What the process may take, at least, until its event loop ticks: it imports a lot."""
 _STACKS_SECONDS: Final = 2.0
-"""For so long the process may take to answer: less than the caller waits."""
+"""What it may take to answer: less than the caller waits."""
 
 
 class IsolatedRunner:
@@ -55,16 +48,16 @@ class IsolatedRunner:
         if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
         if kind.origin is None:
-            self._context.complaints.report(
-                f"quarantine of kind {kind.name}",
-                "its processor cannot be made in another process: give the worker the class, at module level",
+            why = (
+                "its processor cannot be made in another process: give the worker the class, at module level"
             )
+            self._context.complaints.report(f"quarantine of kind {kind.name}", why)
         return kind.origin is not None
 
     async def run(self, run: Run) -> Outcome:
         """Run a job in a process of its own and return what it ended in; a crash is a counted stall."""
         spans = {} if run.spans is None else run.spans.context()._asdict()
-        order = Order(
+        order = wire.Order(
             origin=run.kind.origin or "",
             path=sys.path,
             worker_id=self._context.worker_id,
@@ -72,19 +65,18 @@ class IsolatedRunner:
             claimed=run.claimed._replace(**spans),
         )
         ours, theirs = socket.socketpair()
-        try:
-            process = await _start(theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        with theirs:
+            try:
+                process = await _start(theirs)
+            except BaseException:
+                ours.close()
+                raise
         isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._context.settings)
         try:
-            isolated.begin(order)
-            run.on_drain = isolated.ask_to_drain
+            isolated.send(order)
+            run.on_drain = partial(isolated.send, wire.Request(what="drain"))
             if run.should_stop:
-                isolated.ask_to_drain()
+                run.on_drain()
             return await isolated.outcome()
         finally:
             del self._processes[run]
@@ -94,38 +86,36 @@ class IsolatedRunner:
     async def ask_stacks(self, run: Run) -> list[Stack] | None:
         """Return where a run is in its process; None: the process does not answer within two seconds."""
         isolated = self._processes.get(run)
-        return None if isolated is None else await isolated.ask_stacks(_STACKS_SECONDS)
+        return None if isolated is None else await isolated.ask_stacks()
 
 
 class _IsolatedProcess:
+    """A process from its start to its end; it is watched from the beginning."""
+
     def __init__(
         self, run: Run, process: asyncio.subprocess.Process, end: socket.socket, settings: Settings
     ) -> None:
         self._run = run
         self._process = process
-        self._link = MessageLink(
-            end,
-            FROM_ISOLATED,
-            on_message=self._note,
-            on_end=self._note_end,
-            longest_line=settings.max_result_bytes * _BYTES_A_BYTE + _LINE_MARGIN_BYTES,
-        )
         self._settings = settings
         self._start_timeout = max(settings.watchdog_timeout, _START_SECONDS)
-        self._grace = _GRACE_HEARTBEATS * settings.heartbeat_interval
         self._ticks = False
         self._quiet_until = 0.0
-        self._silence: asyncio.TimerHandle | None = None
         self._limits = ExitStack()
         self._killed_because: str | None = None
-        self._last_message: asyncio.Future[RunEnded | None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._last_message: asyncio.Future[wire.RunEnded | None] = self._loop.create_future()
         self._stacks: asyncio.Future[list[Stack]] | None = None
-
-    def begin(self, order: Order) -> None:
-        """Send the order and watch the process from now on."""
+        self._link = MessageLink(
+            end,
+            wire.FROM_ISOLATED,
+            on_message=self._note,
+            on_end=partial(_resolve, self._last_message, None),
+            longest_line=settings.max_result_bytes * _BYTES_A_BYTE + _LINE_MARGIN_BYTES,
+        )
+        self.send = self._link.send
         self._link.open()
-        self._link.send(order)
-        self._watch()
+        self._silence = self._loop.call_later(self._start_timeout, self._judge_silence)
 
     async def outcome(self) -> Outcome:
         """Wait until the process reports its outcome, or ends without one."""
@@ -145,58 +135,42 @@ class _IsolatedProcess:
             ending.cancel()
             await asyncio.wait({ending})
 
-    def ask_to_drain(self) -> None:
-        """Let the job know that its worker would like to end."""
-        self._link.send(Drain())
-
-    async def ask_stacks(self, seconds: float) -> list[Stack] | None:
-        """Ask the process where its job is; None: it does not answer within ``seconds``."""
+    async def ask_stacks(self) -> list[Stack] | None:
+        """Ask the process where its job is; None: it does not answer in time."""
         if self._stacks is None or self._stacks.done():
-            self._stacks = asyncio.get_running_loop().create_future()
-            self._link.send(AskStacks())
-        await asyncio.wait({self._stacks}, timeout=seconds)
+            self._stacks = self._loop.create_future()
+            self.send(wire.Request(what="ask stacks"))
+        await asyncio.wait({self._stacks}, timeout=_STACKS_SECONDS)
         return self._stacks.result() if self._stacks.done() else None
 
     async def end(self) -> None:
         """Leave nothing of the process."""
         self._link.close()
         self._limits.close()
-        if self._silence is not None:
-            self._silence.cancel()
-        if self._process.returncode is None:
-            self._kill("it is not needed any more")
+        self._silence.cancel()
+        self._kill("it is not needed any more")
         await self._process.wait()
 
-    def _note(self, message: FromIsolated) -> None:
+    def _note(self, message: wire.FromIsolated) -> None:
         match message:
-            case RunState():
-                self._note_state(message)
-            case RunStacks(stacks=stacks):
-                if self._stacks is not None and not self._stacks.done():
-                    self._stacks.set_result(stacks)
-            case RunEnded():
-                if not self._last_message.done():
-                    self._last_message.set_result(message)
+            case wire.RunState(sign_at=sign_at, quiet_seconds=quiet_seconds, quiet_until=quiet_until):
+                if not self._ticks:  # the start of the process is not the job's own time
+                    self._ticks = True
+                    self._limits.enter_context(time_limits(self._run))
+                self._run.sign_at = max(self._run.sign_at, sign_at)
+                if quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
+                    self._quiet_until = self._run.quiet_until = quiet_until
+                    self._run.quiet_seconds = quiet_seconds
+            case wire.RunStacks(stacks=stacks) if self._stacks is not None:
+                _resolve(self._stacks, stacks)
+            case wire.RunEnded():
+                _resolve(self._last_message, message)
         self._watch()
 
-    def _note_end(self) -> None:
-        if not self._last_message.done():
-            self._last_message.set_result(None)
-
-    def _note_state(self, state: RunState) -> None:
-        if not self._ticks:  # the start of the process is not the job's own time
-            self._ticks = True
-            self._limits.enter_context(time_limits(self._run))
-        self._run.sign_at = max(self._run.sign_at, state.sign_at)
-        if state.quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
-            self._quiet_until = self._run.quiet_until = state.quiet_until
-            self._run.quiet_seconds = state.quiet_seconds
-
     def _watch(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
+        self._silence.cancel()
         limit = self._settings.watchdog_timeout if self._ticks else self._start_timeout
-        self._silence = asyncio.get_running_loop().call_later(limit, self._judge_silence)
+        self._silence = self._loop.call_later(limit, self._judge_silence)
 
     def _judge_silence(self) -> None:
         """Kill a process that does not begin, or whose event loop does not tick, unless it is quiet."""
@@ -207,11 +181,12 @@ class _IsolatedProcess:
         self._watch()
 
     def _request_stop(self, reason: StopReason) -> None:
-        self._link.send(StopRun(reason=reason))
-        # At shutdown the owner itself has no more time than this.
-        grace = self._settings.statement_timeout if reason is StopReason.SHUTDOWN else self._grace
+        self.send(wire.Request(what="stop", reason=reason))
+        grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
+        if reason is StopReason.SHUTDOWN:  # the owner itself has no more time than this
+            grace = self._settings.statement_timeout
         why = f"it went on although it was told to stop: {reason.value}"
-        asyncio.get_running_loop().call_later(grace, self._kill, why)
+        self._loop.call_later(grace, self._kill, why)
 
     def _kill(self, reason: str) -> None:
         if self._process.returncode is None:
@@ -220,12 +195,9 @@ class _IsolatedProcess:
 
     async def _wait_for_outcome(self) -> Outcome:
         ended = await self._last_message
-        if ended is None:
-            return await self._judge_end()
-        self._run.completed |= ended.completed
-        return ended.outcome
-
-    async def _judge_end(self) -> Outcome:
+        if ended is not None:
+            self._run.completed |= ended.completed
+            return ended.outcome
         code = await self._process.wait()
         if self._run.stop in {StopReason.LOST, StopReason.FENCED, StopReason.SHUTDOWN}:
             return stopped(self._run)
@@ -234,22 +206,17 @@ class _IsolatedProcess:
         if not self._ticks:
             error = f"the process in which the job was to run alone {how} before the job began{why}"
             return failed(self._run, error)  # no stall: nothing of the job has run
-        error = f"the process in which the job ran alone {how}{why}"
-        return Failed(error, None, 0.0, stalled=True)
+        return Failed(f"the process in which the job ran alone {how}{why}", None, 0.0, stalled=True)
+
+
+def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 async def _start(theirs: socket.socket) -> asyncio.subprocess.Process:
+    flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
+    module = ["-m", "jsworker.worker.isolation.isolated_child", str(os.getpid()), str(theirs.fileno())]
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *_interpreter_flags(),
-        "-m",
-        "jsworker.worker.isolation.isolated_child",
-        str(os.getpid()),
-        str(theirs.fileno()),
-        stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
+        sys.executable, *flags, *module, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
     )
-
-
-def _interpreter_flags() -> list[str]:
-    return [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])

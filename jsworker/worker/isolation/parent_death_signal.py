@@ -21,7 +21,11 @@ def main() -> None:
     """Become the program, or end with one line on stderr."""
     parent, death_signal, uid, gid = (int(text) for text in sys.argv[1:5])
     program, arguments = sys.argv[5], sys.argv[6:]
-    restore_signals()
+    # The program gets the dispositions that it would have had without this script.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         if uid >= 0:
             os.setgroups([])
@@ -33,14 +37,6 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"cannot execute {program}: {error.strerror}\n")
         sys.exit(CANNOT_EXECUTE)
-
-
-def restore_signals() -> None:
-    """Give the program the dispositions it would have had without this script."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored_by_python, signal.SIG_DFL)
 
 
 def follow_parent(parent: int, death_signal: int) -> None:
@@ -63,8 +59,8 @@ def leave_to_parent(numbers: Iterable[signal.Signals]) -> None:
     os.register_at_fork(after_in_child=_restore_usual_signals)
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    return
 
 
 def _restore_usual_signals() -> None:

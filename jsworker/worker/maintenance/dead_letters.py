@@ -1,12 +1,12 @@
 """Messages that no worker can use: first kept in the database for people, then terminated."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from jsworker.core.batching import Batcher
-from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions.dead_messages import Letter, keep
 from jsworker.stream.message import Delivery, Undecodable
 from jsworker.worker.context import WorkerContext
@@ -17,9 +17,8 @@ _REFUSED_DELAY: Final = 60.0
 _REPORT_SECONDS: Final = 1.0
 """Between two events: a flood of messages must not become a flood of log lines."""
 
-_COMPLAIN_SECONDS: Final = 60.0
-
 _Message = Delivery | Undecodable
+_Kept = tuple[str, int | None, str]
 
 
 class DeadLetters:
@@ -28,13 +27,13 @@ class DeadLetters:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._unanswered: set[_Message] = set()
-        self._unreported = 0
-        self._latest: Letter | None = None
-        self._reporting: asyncio.TimerHandle | None = None
-        self._complained_at: float | None = None
         self._letters: Batcher[tuple[_Message, str], None] = Batcher(
             "dead letters", self._keep, limit=_BATCH, died=context.died
         )
+        self._reports: Batcher[_Kept, None] = Batcher(
+            "dead messages", self._report, limit=sys.maxsize, died=context.died
+        )
+        self._ending = asyncio.Event()
 
     def keep(self, message: _Message, reason: str, answered: Callable[[], None]) -> None:
         """Keep a message with the rule it breaks, then terminate it.
@@ -46,18 +45,15 @@ class DeadLetters:
 
     async def close(self, seconds: float) -> None:
         """Wait until every message given so far is kept, for at most ``seconds``; put back the others."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._letters.flush()
-        except TimeoutError:
-            pass
         await self._letters.close()
         for message in self._unanswered:
             message.nak()
         self._unanswered.clear()
-        if self._reporting is not None:
-            self._reporting.cancel()
-        self._report()
+        self._ending.set()
+        await self._reports.flush()
 
     async def _keep(self, batch: Sequence[tuple[_Message, str]]) -> Sequence[None]:
         letters = {
@@ -65,49 +61,33 @@ class DeadLetters:
             for message, reason in batch
         }
         if self._context.health.up:  # else each batch would wait out its own time-out
-            await self._write(letters)
+            with self._context.noting("dead messages"):
+                _, refused = await keep(self._context.database, list(letters))
+                self._answer(letters, [letter for letter, _ in refused])
         for message in letters.values():
             message.nak(_DATABASE_DELAY)
         self._unanswered.difference_update(letters.values())
         return [None] * len(batch)
 
-    async def _write(self, letters: dict[Letter, _Message]) -> None:
-        """Keep and terminate what PostgreSQL takes; what is left without an answer was not kept."""
-        try:
-            _, refused = await keep(self._context.database, list(letters))
-        except (DatabaseUnavailable, DatabaseRefused) as error:
-            if isinstance(error, DatabaseRefused) and error.sqlstate is not None:
-                self._complain(str(error))  # of this statement: the others may go on
-            else:
-                self._context.health.failed(error)
-            return
-        for letter, _ in refused:
+    def _answer(self, letters: dict[Letter, _Message], refused: Sequence[Letter]) -> None:
+        for letter in refused:
             letters[letter].nak(_REFUSED_DELAY)
-            self._complain(f"PostgreSQL refuses to keep message {letter.stream_seq} on {letter.subject}")
+        if refused:
+            which = f"message {refused[0].stream_seq} on {refused[0].subject}"
+            self._context.complaints.report("dead messages", f"PostgreSQL refuses to keep {which}")
+        else:
+            self._context.complaints.end("dead messages")
         for letter, message in letters.items():
             if not message.answered:
                 message.term()
-                self._unreported += 1
-                self._latest = letter
-        if self._reporting is None:
-            self._report()
+                self._reports.post((letter.subject, letter.stream_seq, letter.reason))
 
-    def _report(self) -> None:
-        """Report what was kept since the last time; what comes within a second is reported together."""
-        self._reporting = None
-        if self._latest is not None:
-            self._context.events.emit(
-                "message.dead",
-                messages=self._unreported,
-                subject=self._latest.subject,
-                stream_seq=self._latest.stream_seq,
-                reason=self._latest.reason,
-            )
-            self._unreported, self._latest = 0, None
-            self._reporting = asyncio.get_running_loop().call_later(_REPORT_SECONDS, self._report)
-
-    def _complain(self, reason: str) -> None:
-        now = boottime()
-        if self._complained_at is None or now - self._complained_at >= _COMPLAIN_SECONDS:
-            self._complained_at = now
-            self._context.events.emit("worker.degraded", what="dead messages", reason=reason)
+    async def _report(self, kept: Sequence[_Kept]) -> Sequence[None]:
+        subject, stream_seq, reason = kept[-1]
+        self._context.events.emit(
+            "message.dead", messages=len(kept), subject=subject, stream_seq=stream_seq, reason=reason
+        )
+        with suppress(TimeoutError):  # what comes meanwhile is reported together
+            async with asyncio.timeout(_REPORT_SECONDS):
+                await self._ending.wait()
+        return [None] * len(kept)

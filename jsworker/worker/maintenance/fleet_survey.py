@@ -12,10 +12,9 @@ from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, Kin
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ScanPace
 
-INTERVAL_SECONDS: Final = 10.0
+SURVEY_SECONDS: Final = 10.0
 
-_REST_SECONDS: Final = 60.0
-"""After a count that PostgreSQL could not finish in time."""
+_LONGEST_REST_SECONDS: Final = 45.0
 _FRESH_SECONDS: Final = 60.0
 """What is older is not shown: no figure is better than an old one."""
 
@@ -26,10 +25,9 @@ class FleetSurvey:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._kinds = sorted(context.kinds)
-        self._pace = ScanPace()
+        self._pace = ScanPace(longest_rest=_LONGEST_REST_SECONDS)
         self._found: Fleet | None = None
         self._found_at = 0.0
-        self._rests_until = 0.0
 
     @property
     def latest(self) -> Fleet | None:
@@ -38,31 +36,25 @@ class FleetSurvey:
 
     async def step(self) -> None:
         """Ask once, unless PostgreSQL is silent; what is not answered is asked again the next time."""
-        if not self._context.health.up or not self._pace.is_due or boottime() < self._rests_until:
+        if not self._context.health.up or not self._pace.is_due:
             return
         try:
             with self._pace.timed():
                 found = await backlog(self._context.database, self._kinds, most=MOST_KINDS)
         except (DatabaseUnavailable, DatabaseRefused):  # a slow count says nothing about the server's health
-            self._rests_until = boottime() + _REST_SECONDS
             return
         # At once, without the stream: its silence must not hide what the table says about it.
-        self._keep(found, {})
-        self._keep(found, await self._consumer_states(found.kinds))
-
-    def _keep(self, found: Backlog, states: Mapping[str, ConsumerInfo]) -> None:
-        self._found, self._found_at = _fleet(found, states), boottime()
+        self._found, self._found_at = _fleet(found, {}), boottime()
+        self._found = _fleet(found, await self._consumer_states(found.kinds))
 
     async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, ConsumerInfo]:
         states: dict[str, ConsumerInfo] = {}
-        try:
+        with suppress(StreamUnavailable):  # the next one would not answer either
             for kind in kinds:
                 if not self._context.stream.connected:
                     break
                 with suppress(StreamRefused):  # a kind without a worker so far
                     states[kind] = await self._context.stream.consumer_state(kind)
-        except StreamUnavailable:  # the next one would not answer either
-            return states
         return states
 
 

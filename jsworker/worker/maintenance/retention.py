@@ -4,21 +4,19 @@ from datetime import datetime
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Batch, Ended, cutoff, next_limit, prune
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
 TICK_SECONDS: Final = 0.25
-"""Between two rounds."""
 
 _SHARE: Final = 0.1
 """Of the time in which all workers together have a batch in the database."""
 _PASS_SECONDS: Final = 60.0
-"""From the end of a pass through what is old to the beginning of the next."""
+"""From the end of a pass to the beginning of the next."""
 _REPORT_SECONDS: Final = 60.0
-"""Between two events of a long pass."""
 
 
 class Retention:
@@ -30,77 +28,64 @@ class Retention:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._retention = context.settings.retention
         self._limit = FIRST_LIMIT
         self._rests_until = 0.0
         self._ended: Ended | None = None
         self._since: datetime | None = None
-        self._jobs = 0
-        self._entries = 0
+        self._jobs = self._entries = 0
         self._reported_at = 0.0
 
     async def step(self) -> None:
         """Delete for its share of a tick, unless it is resting or the database does not answer."""
-        if self._retention is None or not self._context.health.up or boottime() < self._rests_until:
+        retention = self._context.settings.retention
+        if retention is None or not self._context.health.up or boottime() < self._rests_until:
             return
         try:
-            await self._work(self._retention)
+            await self._work(retention)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            self._fail(error)
+            # One that was too large says nothing about the database's health.
+            self._limit = max(self._limit // 4, 1)
+            self._end_pass()
+            self._context.events.emit("prune.failed", reason=str(error))
 
     async def _work(self, retention: float) -> None:
         began = boottime()
         if self._ended is None:
-            await self._begin(retention)
-        workers = 1
+            self._ended = Ended(await cutoff(self._context.database, older_than=retention))
+            self._since = None
+            self._reported_at = boottime()
+        fellows = 1
         while self._ended is not None and self._context.health.up:
             batch = await self._prune(self._ended)
-            workers = max(batch.workers, 1)
+            fellows = max(batch.workers, 1)
             if boottime() - began >= _SHARE * TICK_SECONDS:
                 break
-        if self._ended is not None:  # a short one means that the pass is over
-            self._rests_until = began + (boottime() - began) * workers / _SHARE
-
-    async def _begin(self, retention: float) -> None:
-        self._ended = Ended(await cutoff(self._context.database, older_than=retention))
-        self._since = None
-        self._reported_at = boottime()
+        if self._ended is not None:  # else the pass is over
+            self._rests_until = began + (boottime() - began) * fellows / _SHARE
 
     async def _prune(self, ended: Ended) -> Batch:
-        limit, began = self._limit, boottime()
+        database, began = self._context.database, boottime()
         batch = await prune(
-            self._context.database,
-            ended,
-            since=self._since,
-            limit=limit,
-            refused_rows=self._context.refused_rows,
+            database, ended, since=self._since, limit=self._limit, refused_rows=self._context.refused_rows
         )
-        self._limit = next_limit(limit, seconds=boottime() - began)
+        self._limit = next_limit(self._limit, seconds=boottime() - began)
         self._since = batch.last or self._since
         self._jobs += batch.jobs
         self._entries += batch.events
         if batch.is_last:
-            await self._end()
+            self._end_pass()
+            await workers.forget_workers(database, silent_for=FORGOTTEN_AFTER_SECONDS)
         elif boottime() - self._reported_at >= _REPORT_SECONDS:
             self._report()
         return batch
 
-    async def _end(self) -> None:
+    def _end_pass(self) -> None:
         self._ended = None
         self._rests_until = boottime() + _PASS_SECONDS
         self._report()
-        await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
 
     def _report(self) -> None:
         if self._jobs:
             self._context.events.emit("jobs.pruned", jobs=self._jobs, entries=self._entries)
         self._jobs = self._entries = 0
         self._reported_at = boottime()
-
-    def _fail(self, error: JsworkerError) -> None:
-        """Try smaller batches, later: one that was too large says nothing about the database's health."""
-        self._ended = None
-        self._limit = max(self._limit // 4, 1)
-        self._rests_until = boottime() + _PASS_SECONDS
-        self._report()
-        self._context.events.emit("prune.failed", reason=str(error))

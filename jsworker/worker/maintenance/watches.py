@@ -1,28 +1,22 @@
 """What may change below a running worker: the database by a failover, its schema, and the stream."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    MigrationMissing,
-    StreamRefused,
-    StreamUnavailable,
-)
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.core.names import is_kind
 from jsworker.ownership.database import DatabaseHistory, check_level, read_history
 from jsworker.ownership.transitions import republish
+from jsworker.stream.api import StreamState
 from jsworker.worker.context import WorkerContext
 
 SHAPE_SECONDS: Final = 30.0
-"""Between two looks at the stream's settings, at most."""
 LOOK_SECONDS: Final = 600.0
-"""Between two looks for messages that no consumer takes."""
 
+_REMOVAL: Final = "removal of messages that no consumer takes"
 _LEFT_SECONDS: Final = 3600.0
 """From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
 _WILDCARDS: Final = frozenset({"*", ">"})
@@ -30,15 +24,11 @@ _WILDCARDS: Final = frozenset({"*", ">"})
 
 
 class DatabaseWatch:
-    """Compares the database with what this process saw last; the first look only remembers it.
+    """Compares the database, and the ``revision`` of its schema, with what this process saw last.
 
     It looks again and again, not only after an outage: a standby may take over between two statements, and
-    a pooler may hide it altogether. A failover may have lost commits. Nothing is repaired from here: rows
-    that went back to an earlier state are jobs like any other, and claims, heartbeats and sweeps find them as
-    they do after a crash. ``on_failover`` is called after ``database.changed`` was emitted.
-
-    Attributes:
-        revision: of the schema; None: there is none.
+    a pooler may hide it altogether. A failover may have lost commits. Nothing is repaired from here: claims,
+    heartbeats and sweeps find rows that went back to an earlier state as they do after a crash.
     """
 
     def __init__(
@@ -61,22 +51,11 @@ class DatabaseWatch:
     async def step(self) -> None:
         """Look once; what the database does not answer leaves what is known."""
         if self._context.health.up:
-            await self._look_at_history()
+            with self._context.noting("watch over the database's history"):
+                self._compare(await read_history(self._context.database))
         # Also while the database counts as silent: so does one that refuses statements for want of tables.
-        try:
+        with suppress(DatabaseUnavailable, DatabaseRefused):  # a heartbeat meets the same, and reports it
             self.revision = await self._context.database.migrated_to()
-        except (DatabaseUnavailable, DatabaseRefused):  # a heartbeat meets the same, and reports it
-            return
-
-    async def _look_at_history(self) -> None:
-        try:
-            found = await read_history(self._context.database)
-        except DatabaseUnavailable as error:
-            self._context.health.failed(error)
-        except DatabaseRefused as error:
-            self._context.complaints.report("watch over the database's history", str(error))
-        else:
-            self._compare(found)
 
     def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
@@ -95,30 +74,11 @@ class DatabaseWatch:
 
 
 async def keep_in_shape(context: WorkerContext) -> None:
-    """Compare stream and consumers once with what the settings ask for, and put them right.
-
-    With a consumer whose ``ack_wait`` was made too short, say, messages of running jobs come again and again.
-    A server that does not answer is reported by pullers and publishers.
-    """
-    if not context.stream.connected:
-        return
-    try:
-        await context.stream.keep_in_shape(list(context.kinds))
-    except StreamUnavailable:
-        return
-    except StreamRefused as error:
-        context.complaints.report("stream settings", str(error))
-    else:
-        context.complaints.end("stream settings")
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """When a subject was first seen without a consumer, by this process's clock and the stream's numbers."""
-
-    at: float
-    stream_created: datetime
-    last_seq: int
+    """Compare stream and consumers once with what the settings ask for, and put them right."""
+    if context.stream.connected:
+        with context.complaints.of_stream("stream settings"):
+            await context.stream.keep_in_shape(list(context.kinds))
+            context.complaints.end("stream settings")
 
 
 class Unconsumed:
@@ -131,54 +91,35 @@ class Unconsumed:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[float, StreamState]] = {}
+        """When a subject was first seen without a consumer, and the stream as it was then."""
 
     async def step(self) -> None:
         """Look once, and remove what was seen for long enough."""
-        if not (self._context.health.up and self._context.stream.connected):
-            return
-        try:
-            with self._context.health.noting():
+        if self._context.health.up and self._context.stream.connected:
+            with self._context.health.noting(), self._context.complaints.of_stream(_REMOVAL):
                 await self._look()
-        except StreamUnavailable:
-            return  # the next look asks again
-        except StreamRefused as error:
-            self._complain(error)
 
     async def _look(self) -> None:
-        state = await self._context.stream.state()
-        without = await self._context.stream.unconsumed()
-        now = boottime()
-        known = {kind: seen for kind, seen in self._seen.items() if seen.stream_created == state.created}
-        self._seen = {kind: known.get(kind) or _Seen(now, state.created, state.last_seq) for kind in without}
-        due = [
-            kind
-            for kind, seen in self._seen.items()
-            if now - seen.at >= _LEFT_SECONDS and kind not in _WILDCARDS
-        ]
+        stream, now = self._context.stream, boottime()
+        state, without = await stream.state(), await stream.unconsumed()
+        known = {kind: seen for kind, seen in self._seen.items() if seen[1].created == state.created}
+        self._seen = {kind: known.get(kind, (now, state)) for kind in without}
+        due = {
+            kind: then.last_seq
+            for kind, (seen_at, then) in self._seen.items()
+            if now - seen_at >= _LEFT_SECONDS and kind not in _WILDCARDS
+        }
         names = [kind for kind in due if is_kind(kind)]
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
-        removed = [kind for kind in due if kind not in waiting and await self._remove(kind)]
-        if removed:
-            left = await self._context.stream.unconsumed()
-            for kind in removed:
-                self._report(kind, without[kind], left.get(kind, 0))
-
-    async def _remove(self, kind: str) -> bool:
-        try:
-            await self._context.stream.remove(kind, up_to=self._seen[kind].last_seq)
-        except StreamRefused as error:  # others may be removed all the same
-            self._complain(error)
-            return False
-        del self._seen[kind]
-        return True
-
-    def _complain(self, error: StreamRefused) -> None:
-        self._context.complaints.report("removal of messages that no consumer takes", str(error))
-
-    def _report(self, kind: str, was: int, now: int) -> None:
-        subject = self._context.stream.subject_of(kind)
-        what = f"messages of {subject}, which no consumer takes and no job waits for"
-        self._context.events.emit(
-            "stream.changed", **{"what": what, "setting": "messages", "was": was, "is": now}
-        )
+        removed: list[str] = []
+        for kind in [each for each in due if each not in waiting]:
+            with self._context.complaints.of_stream(_REMOVAL):  # others may be removed all the same
+                await stream.remove(kind, up_to=due[kind])
+                del self._seen[kind]
+                removed.append(kind)
+        left = await stream.unconsumed() if removed else {}
+        for kind in removed:
+            what = f"messages of {stream.subject_of(kind)}, which no consumer takes and no job waits for"
+            facts = {"what": what, "setting": "messages", "was": without[kind], "is": left.get(kind, 0)}
+            self._context.events.emit("stream.changed", **facts)
