@@ -229,7 +229,7 @@ EndedT = TypeVar("EndedT", Completion, Failure, Return)
 _SETTLED = {each.value: each for each in Settled}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Write(Generic[EndedT]):
     """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone.
 
