@@ -55,7 +55,7 @@ dev: $(VENV)/.project ## Start NATS and PostgreSQL for development. ARGS="-- COM
 
 # More processes than cores: tests wait for servers and for each other's processes more than they compute. Each
 # begins with a part of the tests in their order, and takes from the others what they have not come to yet.
-PYTEST = $(BIN)/pytest -n 4 --dist worksteal
+PYTEST = $(BIN)/pytest -n 7 --dist worksteal
 
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
 	@$(PYTEST) $(ARGS)
