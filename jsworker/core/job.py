@@ -69,6 +69,7 @@ class Job(Generic[P]):
         clear_reason: why, or None.
         deadline: when the time-out of this run strikes, database time, or None.
         checkpoint: what an earlier run or this one saved last, or None.
+        scheduled_for: the instant for which a schedule has enqueued it, or None.
     """
 
     id: UUID
@@ -81,6 +82,7 @@ class Job(Generic[P]):
     deadline: datetime | None
     checkpoint: Any
     _ownership: Ownership = field(repr=False)
+    scheduled_for: datetime | None = None
 
     @property
     def should_stop(self) -> bool:

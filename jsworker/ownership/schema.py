@@ -101,6 +101,8 @@ jobs = Table(
     _instant("finished_at"),
     _instant("progress_at"),
     Column("completed_by", Text),
+    Column("schedule", Text),
+    _instant("scheduled_for"),
     # Every new version of a row is checked. As {0,63} the length would cost twenty times as much.
     CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64", name="jobs_kind"),
     # Python decides what is printable; here, what would break a line or a terminal.
@@ -273,6 +275,32 @@ untold_resets = Table(
     Column("dispatch", BigInteger, nullable=False),
     Column("owner", Text, nullable=False),
     Column("stalls", Integer, nullable=False),
+)
+
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("rule", Text, nullable=False),
+    Column("tz", Text, nullable=False),
+    Column("missed", Text, nullable=False),
+    Column("overlap", Text, nullable=False),
+    _instant("next_at", nullable=False),
+    _instant("last_at"),
+    Column("last_job", Uuid),
+    Column("revision", BigInteger, nullable=False, server_default=text("1")),
+    Column("set_by", Text, nullable=False),
+    _flag("paused"),
+    CheckConstraint("kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64", name="schedules_kind"),
+    CheckConstraint(
+        "missed IN ('coalesce', 'skip') OR missed ~ '^catch_up=[1-9][0-9]{0,3}$'", name="schedules_missed"
+    ),
+    CheckConstraint("overlap IN ('allow', 'skip')", name="schedules_overlap"),
+    CheckConstraint("set_by IN ('code', 'operator')", name="schedules_set_by"),
+    CheckConstraint(f"next_at BETWEEN {_FIRST} AND {_LAST}", name="schedules_next_at"),
+    Index("schedules_next", "next_at", postgresql_where=text("NOT paused")),
 )
 
 GUARD_FUNCTION = """

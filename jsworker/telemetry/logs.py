@@ -22,7 +22,9 @@ _LEVELS: Final = {
     name: logging.getLevelNamesMapping()[name.upper()]
     for name in ("debug", "info", "warning", "error", "critical")
 }
-_PER_JOB: Final = frozenset({"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"})
+_PER_JOB: Final = frozenset(
+    {"job.claimed", "job.started", "job.skipped", "job.progress", "job.completed", "schedule.fired"}
+)
 _WARNINGS: Final = frozenset(
     {
         "job.error",
@@ -40,6 +42,7 @@ _WARNINGS: Final = frozenset(
         "message.refused",
         "message.republished",
         "row.refused",
+        "schedule.refused",
         "setup.slow",
         "worker.degraded",
     }

@@ -15,6 +15,7 @@ from jsworker.worker.maintenance.fleet_survey import INTERVAL_SECONDS as SURVEY_
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
+from jsworker.worker.maintenance.scheduler import Scheduler
 from jsworker.worker.maintenance.watches import (
     LOOK_SECONDS,
     SHAPE_SECONDS,
@@ -102,6 +103,8 @@ class Components:
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS)
         shape_interval = min(SHAPE_SECONDS, _SHAPE_SCANS * settings.scan_interval)
         self.shape = self._scan("shape", partial(keep_in_shape, context), shape_interval)
+        self.schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
+        self.scheduler = Scheduler(context, wake=self.schedules.wake)
         self.survey = FleetSurvey(context)
         self.surveys = self._scan("survey", self.survey.step, SURVEY_SECONDS)
         self.database_watch = DatabaseWatch(
@@ -136,6 +139,9 @@ class Components:
             await self._by_itself("events of what operators take back", reporting)
             await self.poll.step()
             await self._repair.step()
+
+    async def _fire_schedules(self) -> None:
+        await self._by_itself("schedules", self.scheduler.step())
 
     async def _by_itself(self, what: str, asking: Awaitable[None]) -> None:
         """Ask something of a table of its own: where a right is missing, say, all else may go on."""
@@ -173,7 +179,7 @@ class Components:
         recovers_by = self._context.settings.recovers_by()
         loops = [self.beats, self.fences, self.presences, self.probes, self.relay, self.repairs]
         loops += [self.scans] if recovers_by["crashed"] or recovers_by["stale"] else []
-        loops += [self.table, self.failover_watch, self.unconsumed, self.shape]
+        loops += [self.table, self.failover_watch, self.unconsumed, self.shape, self.schedules]
         loops += [self.retention] if self._context.settings.retention is not None else []
         loops += [self.surveys] if self._surveys else []
         return [*loops, self.reconciliation] if recovers_by["start"] else loops

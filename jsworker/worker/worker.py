@@ -27,6 +27,7 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import DatabaseHealth, PublishingHealth, WorkerContext, report_refused_row
+from jsworker.worker.maintenance.scheduler import write_schedules
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, stale_thresholds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
@@ -278,6 +279,8 @@ class Worker:
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
         await self._once_answered(components.heartbeat.seen)
+        await self._once_answered(partial(write_schedules, self._context))
+        self._opened.callback(components.scheduler.close)
         if self._supervision is not None:
             self._supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:

@@ -52,6 +52,7 @@ class ClaimedJob(NamedTuple):
         max_stalls: at which of them it fails.
         waited: seconds from the moment at which it was last put into the queue to this claim.
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
+        scheduled_for: the instant for which a schedule has enqueued it.
     """
 
     id: UUID
@@ -72,6 +73,7 @@ class ClaimedJob(NamedTuple):
     max_stalls: int
     waited: float | None
     stored_bytes: int
+    scheduled_for: datetime | None = None
 
 
 _stored_bytes = sa.func.pg_column_size(j.c.payload) + sa.func.coalesce(
@@ -90,7 +92,7 @@ def _columns(
         *(j.c.attempts.label("attempt"), j.c.max_attempts, j.c.cleared, j.c.clear_reason),
         *(j.c.deadline_at.label("deadline"), checkpoint.label("checkpoint")),
         *(j.c.traceparent, j.c.tracestate, j.c.cancel_requested, j.c.stalls, j.c.max_stalls),
-        *(waited.label("waited"), stored_bytes.label("stored_bytes")),
+        *(waited.label("waited"), stored_bytes.label("stored_bytes"), j.c.scheduled_for),
     )
 
 
