@@ -64,7 +64,7 @@ def enqueue(
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    request = _Request(_kind(kind), _read_payload(payload), count, options)
+    request = _Request(kind_of(kind), read_payload(payload), count, options)
     enqueued: list[Enqueued] = []
     try:
         asyncio.run(_enqueue(request, unique_key, enqueued.extend if as_json else _print_ids))
@@ -73,11 +73,13 @@ def enqueue(
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
 
 
-def _kind(given: str) -> Kind:
+def kind_of(given: str) -> Kind:
+    """Return the kind, or the processor at MODULE:CLASS."""
     return load_processor_class(given) if ":" in given else check_kind(given)
 
 
-def _read_payload(given: str) -> Any:
+def read_payload(given: str) -> Any:
+    """Return the JSON value that --payload gives, names as @FILE, or leaves to stdin."""
     text: str | bytes = given
     if given == "-":
         text = sys.stdin.buffer.read()

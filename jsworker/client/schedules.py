@@ -29,8 +29,8 @@ class Schedules:
     async def list(self) -> list[dict[str, Any]]:
         """Return all schedules by column name, the next one due first.
 
-        ``last_job`` is the job of the last instant, ``last_status`` its status; ``set_by`` says whether a class
-        or an operator has set it.
+        ``last_job`` is the job of the last instant, ``last_status`` its status; ``set_by`` is
+        ``code`` for those of classes and ``operator`` for all others.
         """
         return await schedules.list_schedules(self._database)
 
@@ -54,23 +54,23 @@ class Schedules:
         payload = payload_text(kind, schedule.payload, self._settings.max_payload_bytes)
         first = schedule.after(await schedules.database_now(self._database))
         new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first)
-        with operators_rights("schedules"):
+        with operators_rights("schedules", "schedules"):
             await schedules.add(self._database, new, replace=replace)
         return first
 
     async def pause(self, name: str) -> None:
         """Let a schedule rest until it is resumed; also through restarts and new versions of its class."""
-        with operators_rights("schedules"):
+        with operators_rights("schedules", "schedules"):
             await schedules.pause(self._database, name)
 
     async def resume(self, name: str) -> datetime:
         """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
-        with operators_rights("schedules"):
+        with operators_rights("schedules", "schedules"):
             return await schedules.resume(self._database, name)
 
     async def run_now(self, name: str) -> Enqueued:
         """Enqueue a job of a schedule besides its instants."""
-        with operators_rights("schedules"):
+        with operators_rights("schedules", "schedules"):
             job_id = await schedules.run_now(self._database, name)
         self._publisher.publish_in_background()
         return Enqueued(job_id, created=True)
@@ -81,5 +81,5 @@ class Schedules:
         One that a class has comes back with the next worker that has the class: pause it instead, or take it
         out of the class.
         """
-        with operators_rights("schedules"):
+        with operators_rights("schedules", "schedules"):
             await schedules.remove(self._database, name)

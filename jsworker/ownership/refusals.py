@@ -135,7 +135,7 @@ def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
 
 
 @contextmanager
-def operators_rights(call: str) -> Iterator[None]:
+def operators_rights(call: str, table: str = "jobs") -> Iterator[None]:
     """Name what is missing where the login of a producer or reader wants to do what operators do."""
     try:
         yield
@@ -143,7 +143,7 @@ def operators_rights(call: str) -> Iterator[None]:
         if error.sqlstate != _INSUFFICIENT_PRIVILEGE:
             raise
         refused = DatabaseRefused(
-            f"{call} needs UPDATE on jsworker.jobs, which role jsworker_worker has: {error}"
+            f"{call} needs UPDATE on jsworker.{table}, which role jsworker_worker has: {error}"
         )
         refused.sqlstate = error.sqlstate
         raise refused from None
