@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -9,7 +10,7 @@ from rich.table import Column
 
 from jsworker.cli.enqueue import kind_of, read_payload
 from jsworker.cli.options import Json, JsonObject, argument, flag, new_app, option
-from jsworker.cli.output import cell, iso, moment, print_json, print_line, print_table, remark, until
+from jsworker.cli.output import cell, iso, moment, print_json, print_line, print_table, remark, since, until
 from jsworker.client import JobClient
 from jsworker.client.schedules import Schedules
 from jsworker.core.exit_codes import WrongUsage
@@ -63,11 +64,15 @@ def _row(schedule: Mapping[str, Any]) -> list[str]:
         cell(schedule["kind"]),
         cell(rule),
         "paused" if is_paused else moment(schedule["next_at"]),
-        "" if is_paused else until(schedule["next_at"]),
+        "" if is_paused else _distance(schedule["next_at"]),
         moment(schedule["last_at"]),
         cell(schedule["last_status"]),
         cell(schedule["set_by"]),
     ]
+
+
+def _distance(due: datetime) -> str:
+    return until(due) if due > datetime.now(UTC) else f"late {since(due)}"
 
 
 @app.command()

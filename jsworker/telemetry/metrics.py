@@ -88,6 +88,15 @@ class Metrics:
         self._ran = seconds(
             "run_duration", "From the claim of a job to the end of its run, however that ended."
         )
+        self._fired = seconds(
+            "schedule_delay", "From the instant of a schedule to the moment at which its job was enqueued."
+        )
+        self._left_out = counter(
+            "schedule_instants_skipped", "Instants of schedules that got no job, by their policy.", "kind"
+        )
+        self._unfired = counter(
+            "schedules_refused", "Schedules that could not be read, or whose job PostgreSQL refused.", "kind"
+        )
         self._publishing_refused = gauge(
             "publishing_refused", "1 while JetStream stores no messages, and jobs are claimed from the table."
         )
@@ -123,6 +132,9 @@ class Metrics:
         events.on("message.republished", lambda event: self._republished.inc(event.fields["jobs"]))
         events.on("message.dead", lambda event: self._dead.inc(event.fields["messages"]))
         events.on("row.refused", self._refuse)
+        events.on("schedule.fired", self._fire)
+        events.on("schedule.skipped", lambda event: self._left_out.labels(self._kind(event)).inc())
+        events.on("schedule.refused", lambda event: self._unfired.labels(self._kind(event)).inc())
         events.on("jobs.pruned", lambda event: self._pruned.inc(event.fields["jobs"]))
         events.on("heartbeat.failed", lambda _: self._unanswered.inc())
         events.on("worker.degraded", lambda event: self._set_degraded(event, 1))
@@ -143,6 +155,9 @@ class Metrics:
         waited = event.fields.get("waited")
         if waited is not None:
             self._waited.labels(self._kind(event)).observe(waited)
+
+    def _fire(self, event: Event) -> None:
+        self._fired.labels(self._kind(event)).observe(event.fields["seconds_late"])
 
     def _end(self, outcome: str, event: Event) -> None:
         seconds = event.fields.get("seconds")
