@@ -1,4 +1,4 @@
-"""When schedules come due: daylight saving time against a table written by hand, missed instants, bad rules."""
+"""When schedules come due: time changes against a table written by hand, missed instants, bad rules."""
 
 from datetime import UTC, datetime
 from typing import Any
