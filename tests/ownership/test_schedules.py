@@ -115,6 +115,18 @@ async def test_each_predicate_of_the_guard_refuses_alone_and_is_needed(
     assert jobs(sql) == 1
 
 
+async def test_a_rule_that_was_changed_after_the_clock_went_back_fires_no_instant_twice(
+    database: Database, sql: Sql
+) -> None:
+    """The first instant of the new rule may be one that the old rule has fired."""
+    stored = await due(database, sql)
+    assert await fire(database, stored) is not None
+    sql.execute("UPDATE jsworker.schedules SET next_at = %s, revision = 2", [stored.next_at])
+    [again] = await schedules.upcoming(database)
+    assert await fire(database, again) == Fired(None)
+    assert (jobs(sql), row(sql)["next_at"]) == (1, LATER)
+
+
 async def test_a_missed_instant_that_gets_no_job_moves_the_schedule_on(database: Database, sql: Sql) -> None:
     stored = await due(database, sql)
     assert await fire(database, stored, instant=None) == Fired(None)

@@ -37,6 +37,12 @@ due_and_seen: Final = sa.and_(
 )
 """FIRE's guard: the instant is due, and nobody has fired it or changed the schedule since it was read."""
 
+
+def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Return that an instant is later than the last one: the clock may have gone back before the rule was changed."""
+    return sa.or_(s.c.last_at.is_(None), s.c.last_at < instant)
+
+
 _last_job_lives: Final = sa.select(j.c.id).where(j.c.id == s.c.last_job, live).exists()
 
 
@@ -63,7 +69,9 @@ def _fire() -> sa.TextClause:
     mine = (
         sa.select(
             s.c.name,
-            sa.and_(due.is_not(None), sa.or_(s.c.overlap == "allow", ~_last_job_lives)).label("runs"),
+            sa.and_(
+                due.is_not(None), _has_no_job(due), sa.or_(s.c.overlap == "allow", ~_last_job_lives)
+            ).label("runs"),
         )
         .where(due_and_seen)
         .with_for_update()
