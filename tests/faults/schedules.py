@@ -1,4 +1,4 @@
-"""``python -m tests.faults.schedules``: a schedule of a second under kills; each instant must have one job."""
+"""``python -m tests.faults.schedules``: a schedule of a second under kills; an instant must have one job."""
 
 import argparse
 import asyncio
