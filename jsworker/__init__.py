@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from jsworker.core.errors import Fail, JsworkerError, OwnershipLost, Retry
     from jsworker.core.job import Job
     from jsworker.core.processor import Backoff, JobProcessor
+    from jsworker.core.schedule_rules import Cron, Every
     from jsworker.core.settings import Settings, load_settings
     from jsworker.worker.worker import Worker
 
 __all__ = [
     "Backoff",
+    "Cron",
+    "Every",
     "Fail",
     "Job",
     "JobClient",
@@ -29,6 +32,8 @@ __all__ = [
 
 _HOMES = {
     "Backoff": "jsworker.core.processor",
+    "Cron": "jsworker.core.schedule_rules",
+    "Every": "jsworker.core.schedule_rules",
     "Fail": "jsworker.core.errors",
     "Job": "jsworker.core.job",
     "JobClient": "jsworker.client",

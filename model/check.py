@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-MODEL = Path(__file__).with_name("ownership.pml")
+OWNERSHIP, SCHEDULES = (Path(__file__).with_name(f"{name}.pml") for name in ("ownership", "schedules"))
 MEMORY_MB = 9000
 DEPTH = 2_000_000
 ENDS = "ltl ends { <> FINAL }"
@@ -34,13 +34,15 @@ class Variant:
         name: what is checked, or which protection is taken away.
         flags: names for the C preprocessor; ``K`` is the number of faults in all.
         passes: what must come out.
-        progress: check that every behaviour ends the job, instead of the invariants.
+        progress: check that every behaviour comes to its end, instead of the invariants.
+        model: the file.
     """
 
     name: str
     flags: str
     passes: bool
     progress: bool = False
+    model: Path = OWNERSHIP
 
 
 PROTOCOL = [
@@ -53,6 +55,8 @@ PROTOCOL = [
     Variant("two stalls at most", "K=2 MAXS=2", passes=True),
     Variant("nobody is ever suspected", "K=2 NO_LATE", passes=True),
     Variant("the outbox alone, no sweeps, a broker that keeps", f"K=2 {NO_SWEEPS}", passes=True),
+    Variant("schedules, three faults", "K=3", passes=True, model=SCHEDULES),
+    Variant("every instant of a schedule gets its job", "K=3", passes=True, progress=True, model=SCHEDULES),
 ]
 """What must hold."""
 
@@ -75,6 +79,11 @@ ABLATIONS = [
     Variant("no stale rule: no release of strays", "K=2 NO_LATE NO_STRAY", passes=False),
     Variant("no stale rule: evidence asked for once", "K=2 NO_LATE EV_ONCE=1", passes=False),
     Variant("runs that never end: cancel not heard", "K=2 HANG DEAF", passes=False),
+    Variant("FIRE of an instant that had its job", "K=2 NO_LATER", passes=False, model=SCHEDULES),
+    Variant("FIRE without the instant that was read", "K=2 NO_SEEN NO_LATER", passes=False, model=SCHEDULES),
+    Variant("FIRE without the revision", "K=2 NO_REVISION", passes=False, model=SCHEDULES),
+    Variant("FIRE as INSERT, then UPDATE", "K=2 INSERT_FIRST NO_LATER", passes=False, model=SCHEDULES),
+    Variant("FIRE as UPDATE, then INSERT", "K=2 MOVE_FIRST", passes=False, progress=True, model=SCHEDULES),
 ]
 """What must not: each takes a protection away, and where layers cover for each other, those too."""
 
@@ -104,7 +113,7 @@ def check(variant: Variant) -> Verdict:
     """
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model.pml")
-        model.write_text(MODEL.read_text() + (f"\n{ENDS}\n" if variant.progress else ""))
+        model.write_text(variant.model.read_text() + (f"\n{ENDS}\n" if variant.progress else ""))
         defines = [f"-D{flag}" for flag in variant.flags.split()]
         _run(["spin", "-a", *defines, model.name], folder)
         kind = [] if variant.progress else ["-DSAFETY"]

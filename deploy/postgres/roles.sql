@@ -121,6 +121,10 @@ BEGIN
     GRANT INSERT, DELETE ON jsworker.untold_resets TO jsworker_worker;
     GRANT UPDATE (at) ON jsworker.untold_resets TO jsworker_worker;  -- what locking an entry takes
   END IF;
+  -- What enqueues jobs by the clock.
+  IF to_regclass('jsworker.schedules') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.schedules TO jsworker_worker;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

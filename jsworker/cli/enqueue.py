@@ -52,8 +52,7 @@ def enqueue(
         )
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
-    of_kind = load_processor_class(kind) if ":" in kind else check_kind(kind)
-    content = _read_payload(payload)
+    of_kind, content = kind_of(kind), read_payload(payload)
     options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
     enqueued: list[Enqueued] = []
 
@@ -71,7 +70,13 @@ def enqueue(
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
 
 
-def _read_payload(given: str) -> Any:
+def kind_of(given: str) -> Kind:
+    """Return the kind, or the processor at MODULE:CLASS."""
+    return load_processor_class(given) if ":" in given else check_kind(given)
+
+
+def read_payload(given: str) -> Any:
+    """Return the JSON value that --payload gives, names as @FILE, or leaves to stdin."""
     text: str | bytes = given
     if given == "-":
         text = sys.stdin.buffer.read()

@@ -140,7 +140,7 @@ def new_jobs(
     texts: list[str] = []
     for payload in payloads:
         try:
-            texts.append(_payload_text(kind, payload, options.max_payload_bytes))
+            texts.append(payload_text(kind, payload, options.max_payload_bytes))
         except (InvalidJson, InvalidPayload) as error:
             if len(payloads) == 1:
                 raise
@@ -149,7 +149,8 @@ def new_jobs(
     return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
 
 
-def _payload_text(kind: Kind, payload: Any, most: int) -> str:
+def payload_text(kind: Kind, payload: Any, most: int) -> str:
+    """Return a payload as JSON text of at most ``most`` bytes, checked by the processor if one is given."""
     if isinstance(kind, str):
         text = strict_json.dumps_model(payload, what="payload")
     else:

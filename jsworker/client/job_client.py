@@ -18,6 +18,7 @@ from jsworker.client.enqueueing import (
     new_jobs,
     one_for_each,
 )
+from jsworker.client.schedules import Schedules
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -70,6 +71,11 @@ class JobClient:
         Raises SettingsError for one that is wrong or missing.
         """
         return cls(load_settings(**overrides))
+
+    @property
+    def schedules(self) -> Schedules:
+        """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
+        return Schedules(self._opened(), self._settings, self._publisher)
 
     @property
     def unpublished_because(self) -> str | None:

@@ -50,6 +50,7 @@ class Job(Generic[P]):
         clear_reason: why, or None.
         deadline: when the time-out of this run strikes, database time, or None.
         checkpoint: what an earlier run or this one saved last, or None.
+        scheduled_for: the instant for which a schedule has enqueued it, or None.
     """
 
     id: UUID
@@ -62,6 +63,7 @@ class Job(Generic[P]):
     deadline: datetime | None
     checkpoint: Any
     _ownership: _Ownership = field(repr=False)
+    scheduled_for: datetime | None = None
 
     @property
     def should_stop(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -15,6 +16,7 @@ from jsworker.core import strict_json
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
 from jsworker.core.names import check_kind, kebab_case, printable
+from jsworker.core.schedule_rules import Schedule
 
 P = TypeVar("P", default=dict[str, Any])
 
@@ -81,6 +83,7 @@ class JobProcessor(ABC, Generic[P]):
             crash threshold, after which an owner that lives has stopped the run.
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
+        schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
     """
 
     kind: ClassVar[str] = ""
@@ -91,6 +94,7 @@ class JobProcessor(ABC, Generic[P]):
     stale_threshold: ClassVar[float | FromSettings | None] = FROM_SETTINGS
     backoff: ClassVar[Backoff] = Backoff()
     concurrency: ClassVar[int | None] = None
+    schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -128,7 +128,7 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
 
 
 @contextmanager
-def operators_rights(call: str) -> Iterator[None]:
+def operators_rights(call: str, table: str = "jobs") -> Iterator[None]:
     """Name what is missing where the login of a producer or reader wants to do what operators do."""
     try:
         yield
@@ -136,7 +136,7 @@ def operators_rights(call: str) -> Iterator[None]:
         if error.sqlstate != _INSUFFICIENT_PRIVILEGE:
             raise
         refused = DatabaseRefused(
-            f"{call} needs UPDATE on jsworker.jobs, which role jsworker_worker has: {error}"
+            f"{call} needs UPDATE on jsworker.{table}, which role jsworker_worker has: {error}"
         )
         refused.sqlstate = error.sqlstate
         raise refused from None

@@ -123,6 +123,8 @@ jobs = sa.Table(
     _instant("finished_at"),
     _instant("progress_at"),
     sa.Column("completed_by", sa.Text),
+    sa.Column("schedule", sa.Text),
+    _instant("scheduled_for"),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -242,4 +244,30 @@ untold_resets = sa.Table(
     sa.Column("dispatch", sa.BigInteger, nullable=False),
     sa.Column("owner", sa.Text, nullable=False),
     sa.Column("stalls", sa.Integer, nullable=False),
+)
+
+schedules = sa.Table(
+    "schedules",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("payload", JSONB, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("tz", sa.Text, nullable=False),
+    sa.Column("missed", sa.Text, nullable=False),
+    sa.Column("overlap", sa.Text, nullable=False),
+    _instant("next_at", nullable=False),
+    _instant("last_at"),
+    sa.Column("last_job", sa.Uuid),
+    sa.Column("revision", sa.BigInteger, nullable=False, server_default=sa.text("1")),
+    sa.Column("set_by", sa.Text, nullable=False),
+    _flag("paused"),
+    sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="schedules_kind"),
+    sa.CheckConstraint(
+        "missed IN ('coalesce', 'skip') OR missed ~ '^catch_up=[1-9][0-9]{0,3}$'", name="schedules_missed"
+    ),
+    sa.CheckConstraint("overlap IN ('allow', 'skip')", name="schedules_overlap"),
+    sa.CheckConstraint("set_by IN ('code', 'operator')", name="schedules_set_by"),
+    sa.CheckConstraint(f"next_at BETWEEN {_FIRST} AND {_LAST}", name="schedules_next_at"),
+    _partial("schedules_next", "next_at", where="NOT paused"),
 )

@@ -22,10 +22,10 @@ _WARNINGS: Final = (
     *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
     *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),
     *("message.dead", "message.refused", "message.republished", "prune.failed", "setup.slow"),
-    "worker.degraded",
+    *("schedule.refused", "worker.degraded"),
 )
 _LEVELS: Final = {
-    **dict.fromkeys(_PER_JOB, logging.DEBUG),
+    **dict.fromkeys((*_PER_JOB, "schedule.fired"), logging.DEBUG),
     **dict.fromkeys(_WARNINGS, logging.WARNING),
     "job.stop_ignored": logging.ERROR,
 }

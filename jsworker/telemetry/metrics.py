@@ -63,6 +63,9 @@ class Metrics(Collector):
         self._unanswered = counter("heartbeats_failed", "Heartbeats that the database did not answer.")
         self._waited = seconds("queue_wait_seconds", "From when a job was due to its claim.")
         self._ran = seconds("run_duration_seconds", "From the claim of a job to the end of its run.")
+        self._fired = seconds("schedule_delay_seconds", "From a schedule's instant to its job.")
+        self._left_out = counter("schedule_instants_skipped", "Instants without a job, by policy.", ["kind"])
+        self._unfired = counter("schedules_refused", "Schedules that could not be fired.", ["kind"])
         self._publishing_refused = gauge("publishing_refused", "1 while JetStream stores no messages.")
         self._degraded = gauge("degraded", "1 while a server cannot be reached.", ["server"])
         for server in _SERVERS:
@@ -106,6 +109,9 @@ class Metrics(Collector):
             "message.republished": lambda event: self._republished.inc(event.fields["jobs"]),
             "message.dead": lambda event: self._dead.inc(event.fields["messages"]),
             "row.refused": self._refuse,
+            "schedule.fired": self._fire,
+            "schedule.skipped": lambda event: self._left_out.labels(self._kind(event)).inc(),
+            "schedule.refused": lambda event: self._unfired.labels(self._kind(event)).inc(),
             "jobs.pruned": lambda event: self._pruned.inc(event.fields["jobs"]),
             "heartbeat.failed": lambda _: self._unanswered.inc(),
             "worker.degraded": self._set_degraded,
@@ -127,6 +133,9 @@ class Metrics(Collector):
     def _claim(self, event: Event) -> None:
         if (waited := event.fields.get("waited")) is not None:
             self._waited.labels(self._kind(event)).observe(waited)
+
+    def _fire(self, event: Event) -> None:
+        self._fired.labels(self._kind(event)).observe(event.fields["seconds_late"])
 
     def _end(self, outcome: str, event: Event) -> None:
         seconds = event.fields.get("seconds")

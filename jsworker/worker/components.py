@@ -16,6 +16,7 @@ from jsworker.worker.maintenance import watches
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
+from jsworker.worker.maintenance.scheduler import Scheduler
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
@@ -77,6 +78,8 @@ class Components:
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context), interval)
+        self.schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
+        self.scheduler = Scheduler(context, wake=self.schedules.wake)
         self.survey = FleetSurvey(context)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
@@ -121,6 +124,10 @@ class Components:
                 await report_operators(context.database, events=context.events)
             await self.poll.step()
             await self._lost_messages.step()
+
+    async def _fire_schedules(self) -> None:
+        with self._context.noting("schedules"):
+            await self.scheduler.step()
 
     async def _take_from_the_table(self) -> None:
         await self.publisher.try_again()

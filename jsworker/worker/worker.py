@@ -30,6 +30,7 @@ from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
 from jsworker.worker.lifecycle import Loop
+from jsworker.worker.maintenance.scheduler import write_schedules
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
@@ -259,6 +260,8 @@ class Worker:
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
         await self._once_answered(components.heartbeat.seen)
+        await self._once_answered(lambda: write_schedules(self._context))
+        self._opened.callback(components.scheduler.close)
         if supervision is not None:
             supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:

@@ -25,6 +25,9 @@ PER_PROCESS = {
     "jsworker_database_connections_in_use": {"pool"},
     "jsworker_database_connections_limit": {"pool"},
     "jsworker_recovery_enabled": {"rule"},
+    "jsworker_schedule_delay_seconds_bucket": {"kind", "le"},
+    "jsworker_schedule_instants_skipped_total": {"kind"},
+    "jsworker_schedules_refused_total": {"kind"},
 }
 FLEET_WIDE = {
     "jsworker_jobs": {"kind", "status"},
@@ -59,6 +62,7 @@ VALUES = {
     "status": {"scheduled", "queued", "processing"},
     "rule": {"supervisor", "start", "crashed", "stale"},
     "how": {"killed", "hung", "exited"},
+    "le": {"60.0", "+Inf"},
 }
 """Labels whose values are known beforehand."""
 

@@ -38,10 +38,11 @@ def statements() -> list[str]:
 def test_commands_and_their_options_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command in _COMMANDS
     typed = [words for words in typed_commands() if words[0] == command]
-    subcommand = ["current"] if command == "db" else []
-    shown = Cli(capsys)(command, *subcommand, "--help").ok().out
-    options = {word for words in typed for word in words if word.startswith("--")}
-    assert options <= set(re.findall(r"--[a-z-]+", shown))
+    for words in typed:
+        subcommand = words[1:2] if command in ("db", "schedules") else []
+        shown = Cli(capsys)(command, *subcommand, "--help").ok().out
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(re.findall(r"--[a-z-]+", shown))
 
 
 @pytest.mark.parametrize("statement", statements())

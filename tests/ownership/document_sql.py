@@ -19,6 +19,7 @@ from jsworker.ownership.transitions import (
     publish,
     republish,
     reset,
+    schedules,
     settle,
 )
 
@@ -55,6 +56,7 @@ STATEMENTS: dict[str, TextClause] = {
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,
+    "FIRE": schedules.FIRE,
 }
 _CLAUSE = re.compile(r" (?=(?:SET|FROM|WHERE|ORDER BY|RETURNING|SELECT|VALUES|FOR NO KEY UPDATE|FOR SHARE) )")
 

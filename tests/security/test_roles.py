@@ -36,6 +36,11 @@ def insert(**columns: str) -> str:
     return f"INSERT INTO jsworker.jobs ({', '.join(row)}) VALUES ({', '.join(row.values())})"  # noqa: S608 -- constants of this file
 
 
+SCHEDULE = (
+    "INSERT INTO jsworker.schedules (name, kind, payload, rule, tz, missed, overlap, next_at, set_by)"
+    " VALUES ('s', 'echo', '{}', 'every 60 s', 'UTC', 'skip', 'allow', clock_timestamp(), 'operator')"
+)
+
 MAY: dict[str, list[str]] = {
     "owner": [
         "CREATE TABLE jsworker.extra (id int)",
@@ -53,6 +58,9 @@ MAY: dict[str, list[str]] = {
         "DELETE FROM jsworker.refused_rows",
         "UPDATE jsworker.refused_rows SET tries = 2",
         "DELETE FROM jsworker.untold_resets",
+        SCHEDULE,
+        "UPDATE jsworker.schedules SET paused = true",
+        "DELETE FROM jsworker.schedules",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -74,6 +82,7 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.workers",
         "SELECT * FROM jsworker.dead_messages",
         "SELECT * FROM jsworker.refused_rows",
+        "SELECT * FROM jsworker.schedules",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
@@ -100,6 +109,7 @@ MAY_NOT: dict[str, list[str]] = {
         "SET ROLE jsworker_owner",
     ],
     "producer": [
+        SCHEDULE,
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",
@@ -133,12 +143,14 @@ MAY_NOT: dict[str, list[str]] = {
         "SET ROLE jsworker_worker",
     ],
     "publisher": [
+        SCHEDULE,
         "UPDATE jsworker.jobs SET status = 'cancelled'",
         "UPDATE jsworker.jobs SET dispatch = dispatch + 1",
         "SELECT payload FROM jsworker.jobs",
         "DELETE FROM jsworker.jobs",
     ],
     "reader": [
+        SCHEDULE,
         insert(),
         "UPDATE jsworker.jobs SET payload = '{}'",
         "DELETE FROM jsworker.jobs",
@@ -147,6 +159,7 @@ MAY_NOT: dict[str, list[str]] = {
         "CREATE TABLE jsworker.extra (id int)",
     ],
     "metrics": [
+        SCHEDULE,
         *(
             f"SELECT {column} FROM jsworker.jobs"  # noqa: S608 -- constants
             for column in (

@@ -256,7 +256,17 @@ class TestLevels:
     @pytest.mark.parametrize(
         ("level", "names"),
         [
-            ("debug", ["job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"]),
+            (
+                "debug",
+                [
+                    "job.claimed",
+                    "job.started",
+                    "job.skipped",
+                    "job.progress",
+                    "job.completed",
+                    "schedule.fired",
+                ],
+            ),
             (
                 "info",
                 [
@@ -270,6 +280,7 @@ class TestLevels:
                     "jobs.pruned",
                     "job.cancelled",
                     "stream.changed",
+                    "schedule.skipped",
                 ],
             ),
             (
@@ -288,6 +299,7 @@ class TestLevels:
                     "prune.failed",
                     "recovery.off",
                     "row.refused",
+                    "schedule.refused",
                     "setup.slow",
                     "worker.degraded",
                     "stale.detected",

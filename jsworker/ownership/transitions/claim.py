@@ -31,6 +31,7 @@ class ClaimedJob(NamedTuple):
         dispatch: at which it was claimed: copies of messages up to it are spent.
         waited: seconds since it was last put into the queue.
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
+        scheduled_for: the instant for which a schedule has enqueued it.
     """
 
     id: UUID
@@ -51,6 +52,7 @@ class ClaimedJob(NamedTuple):
     max_stalls: int
     waited: float | None
     stored_bytes: int
+    scheduled_for: datetime | None = None
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

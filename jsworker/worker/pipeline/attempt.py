@@ -36,6 +36,7 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
         clear_reason=claimed.clear_reason,
         deadline=claimed.deadline,
         checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
+        scheduled_for=claimed.scheduled_for,
         _ownership=RunLease(run, services),
     )
 

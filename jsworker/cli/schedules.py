@@ -1,0 +1,159 @@
+"""``jsworker schedules``: what enqueues jobs by the clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.table import Column
+
+from jsworker.cli.enqueue import kind_of, read_payload
+from jsworker.cli.options import Json, JsonObject, argument, flag, new_app, option
+from jsworker.cli.output import cell, iso, moment, print_json, print_line, print_table, remark, since, until
+from jsworker.client import JobClient
+from jsworker.client.schedules import Schedules
+from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.schedule_rules import Cron, Every, Schedule
+
+T = TypeVar("T")
+
+app = new_app()
+
+Name = Annotated[str, argument("NAME", "What the schedule is called.")]
+
+
+@app.callback(invoke_without_command=True)
+def _schedules(context: typer.Context) -> None:
+    """List, add, pause, resume, run or remove what enqueues jobs by the clock.
+
+    Schedules of processors' classes are written by workers when they start; others are added here. Any worker
+    fires them, each instant once.
+    """
+    if context.invoked_subcommand is None:
+        list_schedules()
+
+
+@app.command("list")
+def list_schedules(*, as_json: Json = False) -> None:
+    """List schedules, the next one due first."""
+    found = _call(lambda schedules: schedules.list())
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("NAME", overflow="fold", max_width=30),
+        Column("KIND", overflow="fold", max_width=30),
+        Column("RULE", no_wrap=True),
+        Column("NEXT", no_wrap=True),
+        Column("IN", no_wrap=True, justify="right"),
+        Column("LAST", no_wrap=True),
+        Column("LAST JOB", no_wrap=True),
+        Column("SET BY", no_wrap=True),
+    ]
+    print_table(columns, map(_row, found))
+    if not found:
+        remark("there are no schedules")
+
+
+def _row(schedule: Mapping[str, Any]) -> list[str]:
+    is_paused = schedule["paused"]
+    rule = schedule["rule"] if schedule["tz"] == "UTC" else f"{schedule['rule']} ({schedule['tz']})"
+    return [
+        cell(schedule["name"]),
+        cell(schedule["kind"]),
+        cell(rule),
+        "paused" if is_paused else moment(schedule["next_at"]),
+        "" if is_paused else _distance(schedule["next_at"]),
+        moment(schedule["last_at"]),
+        cell(schedule["last_status"]),
+        cell(schedule["set_by"]),
+    ]
+
+
+def _distance(due: datetime) -> str:
+    return until(due) if due > datetime.now(UTC) else f"late {since(due)}"
+
+
+@app.command()
+def add(
+    name: Name,
+    kind: Annotated[str, argument("KIND", "The jobs' kind, or MODULE:CLASS of its processor.")],
+    *,
+    cron: Annotated[
+        str | None, option("RULE", "Minute, hour, day, month, weekday, as in '0 3 * * MON-FRI'.")
+    ] = None,
+    tz: Annotated[
+        str, typer.Option(metavar="ZONE", help="In which --cron is read, as in Europe/Berlin.")
+    ] = "UTC",
+    every: Annotated[float | None, option("SECONDS", "Instead of --cron: in equal steps.")] = None,
+    payload: Annotated[
+        str, typer.Option(metavar="JSON", help="What each job gets; @FILE reads a file, - reads stdin.")
+    ] = "{}",
+    missed: Annotated[
+        Literal["coalesce", "skip"],
+        typer.Option(
+            metavar="POLICY", help="Of instants missed by over a minute: coalesce runs the latest, skip none."
+        ),
+    ] = "coalesce",
+    catch_up: Annotated[
+        int, typer.Option(metavar="N", help="Run the latest N missed instants, each once.")
+    ] = 0,
+    overlap: Annotated[
+        Literal["allow", "skip"],
+        typer.Option(metavar="POLICY", help="skip leaves an instant out while the last job waits or runs."),
+    ] = "allow",
+    replace: Annotated[bool, flag("Take the place of a schedule of that name.", "--replace")] = False,
+    as_json: JsonObject = False,
+) -> None:
+    """Add a schedule, and say when it is due first."""
+    policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
+    schedule = _rule(cron, tz, every, policies)
+    first = _call(lambda schedules: schedules.add(name, kind_of(kind), schedule, replace=replace))
+    if as_json:
+        print_json({"name": name, "next_at": first})
+    else:
+        print_line(f"{cell(name)} is due at {iso(first)}")
+
+
+def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str, Any]) -> Schedule:
+    if (cron is None) == (every is None):
+        raise WrongUsage("schedules add takes either --cron RULE or --every SECONDS")
+    try:
+        return Cron(cron, tz, **policies) if cron is not None else Every(seconds=every or 0.0, **policies)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+
+
+@app.command()
+def pause(name: Name) -> None:
+    """Let a schedule rest until it is resumed, also when its workers start anew."""
+    _call(lambda schedules: schedules.pause(name))
+    print_line(f"{cell(name)} is paused")
+
+
+@app.command()
+def resume(name: Name) -> None:
+    """Let a schedule go on; instants of the pause are left out."""
+    print_line(f"{cell(name)} is due at {iso(_call(lambda schedules: schedules.resume(name)))}")
+
+
+@app.command("run-now")
+def run_now(name: Name) -> None:
+    """Enqueue a job of a schedule besides its instants, and print its id."""
+    print_line(str(_call(lambda schedules: schedules.run_now(name)).id))
+
+
+@app.command()
+def remove(name: Name) -> None:
+    """Remove a schedule; its jobs stay. One of a class comes back with the next worker that has the class."""
+    _call(lambda schedules: schedules.remove(name))
+    print_line(f"{cell(name)} is removed")
+
+
+def _call(act: Callable[[Schedules], Awaitable[T]]) -> T:
+    async def call() -> T:
+        async with JobClient.from_env() as client:
+            return await act(client.schedules)
+
+    return asyncio.run(call())

@@ -1,0 +1,85 @@
+"""Schedules for those without code: add, list, pause, resume, run now, remove."""
+
+from datetime import datetime
+from typing import Any
+
+from jsworker.client.client_publisher import ClientPublisher
+from jsworker.client.enqueueing import Kind, kind_name, payload_text
+from jsworker.core.names import shown
+from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions import schedules
+from jsworker.ownership.transitions.enqueue import Enqueued
+from jsworker.ownership.transitions.schedules import NewSchedule
+
+
+class Schedules:
+    """The schedules of an installation; any worker fires them.
+
+    Calls with a name that there is not raise TransitionRefused.
+    """
+
+    def __init__(self, database: Database, settings: Settings, publisher: ClientPublisher) -> None:
+        self._database = database
+        self._settings = settings
+        self._publisher = publisher
+
+    async def list(self) -> list[dict[str, Any]]:
+        """Return all schedules by column name, the next one due first.
+
+        ``last_job`` is the job of the last instant, ``last_status`` its status; ``set_by`` is
+        ``code`` for those of classes and ``operator`` for all others.
+        """
+        return await schedules.list_schedules(self._database)
+
+    async def add(self, name: str, kind: Kind, schedule: Schedule, *, replace: bool = False) -> datetime:
+        """Add a schedule, and return when it is due first.
+
+        Args:
+            name: what it is called, 1 to 100 printable characters.
+            kind: the kind of its jobs, or the processor, which checks the payload.
+            schedule: a ``Cron`` or an ``Every``, with the payload.
+            replace: take the place of a schedule of that name; else it is refused.
+
+        Raises:
+            TransitionRefused: there is one of that name.
+            InvalidName, InvalidPayload, InvalidJson: the kind or the payload cannot be used.
+            ValueError: the name cannot be used.
+            TypeError: ``schedule`` is none.
+        """
+        if not isinstance(schedule, Cron | Every):
+            raise TypeError(f"schedule={shown(schedule)} must be a Cron or an Every")
+        payload = payload_text(kind, schedule.payload, self._settings.max_payload_bytes)
+        first = schedule.after(await schedules.database_now(self._database))
+        new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first)
+        with operators_rights("schedules", "schedules"):
+            await schedules.add(self._database, new, replace=replace)
+        return first
+
+    async def pause(self, name: str) -> None:
+        """Let a schedule rest until it is resumed; also through restarts and new versions of its class."""
+        with operators_rights("schedules", "schedules"):
+            await schedules.pause(self._database, name)
+
+    async def resume(self, name: str) -> datetime:
+        """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
+        with operators_rights("schedules", "schedules"):
+            return await schedules.resume(self._database, name)
+
+    async def run_now(self, name: str) -> Enqueued:
+        """Enqueue a job of a schedule besides its instants."""
+        with operators_rights("schedules", "schedules"):
+            job_id = await schedules.run_now(self._database, name)
+        self._publisher.publish_in_background()
+        return Enqueued(job_id, created=True)
+
+    async def remove(self, name: str) -> None:
+        """Remove a schedule; its jobs stay.
+
+        One that a class has comes back with the next worker that has the class: pause it instead, or take it
+        out of the class.
+        """
+        with operators_rights("schedules", "schedules"):
+            await schedules.remove(self._database, name)

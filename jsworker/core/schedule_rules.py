@@ -1,0 +1,255 @@
+"""When schedules are due: rules in cron's language or in equal steps, and what becomes of missed instants."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from typing import Any, Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from jsworker.core.names import shown
+
+ON_TIME_SECONDS: Final = 60.0
+"""An instant that is fired within this time is on time; later it counts as missed."""
+
+_MOST_CAUGHT_UP: Final = 1000
+_SHORTEST_STEP: Final = 1.0
+_LONGEST_STEP: Final = 366 * 86400.0
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_NAME: Final = 100
+_EVERY: Final = "every "
+_CATCH_UP: Final = "catch_up="
+_FIRST_WINDOW: Final = timedelta(hours=1)
+_WINDOW_GROWTH: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policies:
+    payload: Any = field(default_factory=dict)
+    missed: Literal["coalesce", "skip"] = "coalesce"
+    catch_up: int = 0
+    overlap: Literal["allow", "skip"] = "allow"
+
+    def check_policies(self) -> None:
+        """Raise ``ValueError`` for a policy that there is not."""
+        if self.missed not in ("coalesce", "skip"):
+            raise ValueError(f"missed={shown(self.missed)} must be coalesce or skip")
+        if self.overlap not in ("allow", "skip"):
+            raise ValueError(f"overlap={shown(self.overlap)} must be allow or skip")
+        if type(self.catch_up) is not int or not 0 <= self.catch_up <= _MOST_CAUGHT_UP:
+            rule = f"must be a whole number from 0 to {_MOST_CAUGHT_UP}"
+            raise ValueError(f"catch_up={shown(self.catch_up)} {rule}")
+        if self.catch_up and self.missed == "skip":
+            raise ValueError("missed='skip' and catch_up contradict each other")
+
+    @property
+    def missed_text(self) -> str:
+        """What becomes of missed instants, as it is stored."""
+        return f"{_CATCH_UP}{self.catch_up}" if self.catch_up else self.missed
+
+
+@dataclass(frozen=True, slots=True)
+class Cron(_Policies):
+    """Due at the times of a cron rule of five fields, read in a time zone.
+
+    Fields, names (``MON``, ``JAN``), ranges, steps, ``L`` and ``#`` are those of the library cronsim. A time
+    that daylight saving time leaves out is due at the next one that exists, one that comes twice is due once;
+    rules whose minute or hour begins with ``*`` follow the hours as they come.
+
+    Attributes:
+        rule: minute, hour, day of the month, month, day of the week.
+        tz: name of a time zone of the IANA database.
+        payload: what each job gets.
+        missed: of instants that no worker fired within a minute, ``coalesce`` runs the latest one,
+            ``skip`` none.
+        catch_up: run the latest so many missed instants, each with a job of its own, at most 1,000.
+        overlap: ``skip`` leaves an instant out while the job of the last one waits or runs.
+
+    Raises:
+        ValueError: there is no such rule, time zone or policy, or the rule never comes due.
+    """
+
+    rule: str
+    tz: str = "UTC"
+
+    def __post_init__(self) -> None:
+        self.check_policies()
+        if not isinstance(self.rule, str) or len(self.rule.split()) != 5:
+            fields = "minute, hour, day of the month, month, day of the week"
+            hint = f"{fields}; for seconds there is Every(seconds=…)"
+            raise ValueError(f"cron rule {shown(self.rule)} must have five fields: {hint}")
+        try:
+            ZoneInfo(self.tz)
+        except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+            raise ValueError(f"tz={shown(self.tz)} must be a time zone, for example Europe/Berlin") from None
+        self.after(datetime.now(UTC))
+
+    @property
+    def text(self) -> str:
+        """The rule as it is stored."""
+        return " ".join(self.rule.split())
+
+    def after(self, instant: datetime) -> datetime:
+        """Return the first due instant after this one, in UTC.
+
+        Raises:
+            ValueError: the rule cannot be read, or is due no more.
+        """
+        try:
+            due = next(CronSim(self.rule, instant.astimezone(ZoneInfo(self.tz))), None)
+        except CronSimError as error:
+            raise ValueError(f"cron rule {shown(self.rule)}: {str(error).lower()}") from None
+        if due is None:
+            raise ValueError(f"cron rule {shown(self.rule)} never comes due")
+        return due.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Every(_Policies):
+    """Due in equal steps, at the multiples of the step since 1970-01-01 00:00 UTC: restarts move nothing.
+
+    Attributes:
+        seconds, minutes, hours, days: the step is their sum, from a second to 366 days.
+        payload, missed, catch_up, overlap: as ``Cron`` says.
+
+    Raises:
+        ValueError: the step is out of range, or there is no such policy.
+    """
+
+    seconds: float = 0
+    minutes: float = 0
+    hours: float = 0
+    days: float = 0
+
+    def __post_init__(self) -> None:
+        self.check_policies()
+        try:
+            length = self._step.total_seconds()
+        except (TypeError, ValueError, OverflowError):
+            length = 0.0
+        if not _SHORTEST_STEP <= length <= _LONGEST_STEP:
+            given = ", ".join(
+                f"{name}={shown(value)}"
+                for name in ("seconds", "minutes", "hours", "days")
+                if (value := getattr(self, name))
+            )
+            raise ValueError(f"Every({given}) must be a step from 1 second to 366 days")
+
+    @property
+    def _step(self) -> timedelta:
+        return timedelta(seconds=self.seconds, minutes=self.minutes, hours=self.hours, days=self.days)
+
+    @property
+    def text(self) -> str:
+        """The rule as it is stored."""
+        length = self._step.total_seconds()
+        return f"{_EVERY}{int(length) if length.is_integer() else length} s"
+
+    @property
+    def tz(self) -> str:
+        """The time zone; equal steps know none."""
+        return "UTC"
+
+    def after(self, instant: datetime) -> datetime:
+        """Return the first due instant after this one, in UTC."""
+        step = self._step
+        return _EPOCH + ((instant - _EPOCH) // step + 1) * step
+
+
+Schedule = Cron | Every
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done about a schedule that is due.
+
+    Attributes:
+        run: the instants that get a job, the earliest first.
+        then: when it is due next.
+    """
+
+    run: tuple[datetime, ...]
+    then: datetime
+
+
+def due(schedule: Schedule, first: datetime, now: datetime) -> Due:
+    """Return which instants from ``first`` on, which is due, get a job at the present time.
+
+    Within a minute all of them; later, what the schedule says of missed ones.
+    """
+    if (now - first).total_seconds() <= ON_TIME_SECONDS:
+        run = [first, *_between(schedule, first, now)]
+    elif schedule.missed == "skip":
+        run = []
+    else:
+        run = _latest(schedule, first, now, schedule.catch_up or 1)
+    return Due(tuple(run), schedule.after(max(now, first)))
+
+
+def read_schedule(rule: str, tz: str, missed: str, **policies: Any) -> Schedule:
+    """Return a schedule as it was stored.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    if missed.startswith(_CATCH_UP):
+        policies["catch_up"] = int(missed.removeprefix(_CATCH_UP))
+    else:
+        policies["missed"] = missed
+    if rule.startswith(_EVERY):
+        return Every(seconds=float(rule.removeprefix(_EVERY).removesuffix(" s")), **policies)
+    return Cron(rule, tz, **policies)
+
+
+def check_schedule_name(name: str) -> str:
+    """Return ``name`` when it may name a schedule: 1 to 100 printable characters.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
+        rule = f"must be text of 1 to {_LONGEST_NAME} printable characters"
+        raise ValueError(f"name {shown(name)} of a schedule {rule}")
+    return name
+
+
+def named_schedules(kind: str, given: Any) -> dict[str, Schedule]:
+    """Return the schedules of a processor by their names; a single one is called as its kind.
+
+    Raises:
+        ValueError: a name is none.
+        TypeError: something is no schedule.
+    """
+    if given is None:
+        return {}
+    named = given if isinstance(given, Mapping) else {kind: given}
+    for name, schedule in named.items():
+        check_schedule_name(name)
+        if not isinstance(schedule, Cron | Every):
+            raise TypeError(f"must be a Cron, an Every, or several by name, not {type(schedule).__name__}")
+    return dict(named)
+
+
+def _between(schedule: Schedule, first: datetime, now: datetime) -> Iterator[datetime]:
+    """Yield the instants after ``first`` up to now."""
+
+    def following() -> Iterator[datetime]:
+        instant = first
+        while True:
+            instant = schedule.after(instant)
+            yield instant
+
+    return takewhile(lambda instant: instant <= now, following())
+
+
+def _latest(schedule: Schedule, first: datetime, now: datetime, number: int) -> list[datetime]:
+    """Return the latest instants from ``first`` up to now, without going through all of a long outage."""
+    window = _FIRST_WINDOW
+    while now - window > first:
+        found = list(_between(schedule, now - window, now))
+        if len(found) >= number:
+            return found[-number:]
+        window *= _WINDOW_GROWTH
+    return [first, *_between(schedule, first, now)][-number:]

@@ -1,0 +1,357 @@
+"""FIRE: a schedule's due instant becomes a job, once, whoever comes first; and how schedules are written.
+
+The next instant stands in the row. Who fires it moves it on in the same statement that inserts the job, so a
+worker that dies before has done nothing, one that dies after has done all, and of two that come at once one finds
+the row moved.
+"""
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, insert
+
+from jsworker.core.errors import TransitionRefused
+from jsworker.core.schedule_rules import Schedule, read_schedule
+from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import live
+from jsworker.ownership.schema import jobs, schedules
+from jsworker.ownership.statements import NOW, compiled, given, j
+from jsworker.ownership.transitions.enqueue import new_job_id
+
+s: Final = typing.cast("sa.Alias", schedules.alias("s"))
+
+_TIME: Final = sa.DateTime(timezone=True)
+_MOST_READ: Final = 100
+
+due_and_seen: Final = sa.and_(
+    s.c.name == sa.bindparam("name"),
+    s.c.next_at == given("seen", _TIME),
+    s.c.revision == sa.bindparam("revision"),
+    s.c.next_at <= NOW,
+    ~s.c.paused,
+)
+"""FIRE's guard: the instant is due, and nobody has fired it or changed the schedule since it was read."""
+
+
+def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Return that an instant is later than the last one: the clock may have gone back before the rule was changed."""
+    return sa.or_(s.c.last_at.is_(None), s.c.last_at < instant)
+
+
+_last_job_lives: Final = sa.select(j.c.id).where(j.c.id == s.c.last_job, live).exists()
+
+
+def _job_of(source: sa.FromClause, instant: sa.ColumnElement[Any]) -> sa.Insert:
+    """Return the INSERT of the job of each row of ``source``, as ENQUEUE makes jobs that are due at once."""
+    values: dict[str, Any] = {
+        "id": given("job_id", sa.Uuid),
+        "kind": source.c.kind,
+        "payload": source.c.payload,
+        "status": sa.literal("queued"),
+        "run_at": NOW,
+        "dispatch": sa.literal(1),
+        "needs_publish": sa.true(),
+        "publish_after": NOW,
+        "queued_at": NOW,
+        "schedule": source.c.name,
+        "scheduled_for": instant,
+    }
+    return sa.insert(jobs).from_select(list(values), sa.select(*values.values()).select_from(source))
+
+
+def _fire() -> sa.TextClause:
+    due = given("due", _TIME)
+    mine = (
+        sa.select(
+            s.c.name,
+            sa.and_(
+                due.is_not(None), _has_no_job(due), sa.or_(s.c.overlap == "allow", ~_last_job_lives)
+            ).label("runs"),
+        )
+        .where(due_and_seen)
+        .with_for_update()
+        .cte("mine")
+    )
+    moved = (
+        sa.update(s)
+        .values(
+            next_at=given("then", _TIME),
+            last_at=sa.case((mine.c.runs, due), else_=s.c.last_at),
+            last_job=sa.case((mine.c.runs, given("job_id", sa.Uuid)), else_=s.c.last_job),
+        )
+        .where(s.c.name == mine.c.name, due_and_seen)
+        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs)
+        .cte("moved")
+    )
+    runs = sa.select(moved).where(moved.c.runs).cte("runs")
+    created = _job_of(runs, due).cte("created")
+    return compiled(sa.select(moved.c.runs).add_cte(created))
+
+
+def _run_now() -> sa.TextClause:
+    chosen = (
+        sa.update(s)
+        .values(last_job=given("job_id", sa.Uuid))
+        .where(s.c.name == sa.bindparam("name"))
+        .returning(s.c.name, s.c.kind, s.c.payload)
+        .cte("chosen")
+    )
+    created = _job_of(chosen, NOW).cte("created")
+    return compiled(sa.select(chosen.c.kind).add_cte(created))
+
+
+def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
+    """Return the statement that writes a schedule: the code's, unless an operator has one of that name; or an operator's."""
+    given_values = {
+        "name": sa.bindparam("name"),
+        "kind": sa.bindparam("kind"),
+        "payload": given("payload", JSONB),
+        "rule": sa.bindparam("rule"),
+        "tz": sa.bindparam("tz"),
+        "missed": sa.bindparam("missed"),
+        "overlap": sa.bindparam("overlap"),
+    }
+    new = insert(schedules).values(next_at=given("next_at", _TIME), set_by=set_by, **given_values)
+    same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
+    described = list(given_values)[1:]
+    is_same = sa.and_(*(schedules.c[name] == new.excluded[name] for name in described))
+    if set_by == "code":
+        may = sa.and_(schedules.c.set_by == "code", schedules.c.kind == new.excluded.kind, ~is_same)
+    else:
+        may = given("replace", sa.Boolean)
+    return compiled(
+        new.on_conflict_do_update(
+            index_elements=[schedules.c.name],
+            set_={name: new.excluded[name] for name in described}
+            | {
+                # The instant at which an unchanged rule is due next stays, missed or not.
+                "next_at": sa.case((same_rule, schedules.c.next_at), else_=new.excluded.next_at),
+                "set_by": set_by,
+                "revision": schedules.c.revision + 1,
+            },
+            where=may,
+        ).returning(schedules.c.name)
+    )
+
+
+FIRE = _fire()
+RUN_NOW = _run_now()
+WRITE_CODE = _write("code")
+WRITE_OPERATOR = _write("operator")
+
+# What the code of a kind has no more; a worker of an older version writes nothing back while it runs.
+FORGET = compiled(
+    sa.delete(schedules).where(
+        schedules.c.set_by == "code",
+        schedules.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))),
+        schedules.c.name != sa.all_(given("names", sa.ARRAY(sa.Text))),
+    )
+)
+KIND_OF = compiled(
+    sa.select(s.c.name, s.c.kind).where(s.c.name == sa.any_(given("names", sa.ARRAY(sa.Text))))
+)
+
+# In the order in which they come due: the first that is not due says how long there is nothing to do.
+_read = [
+    s.c[name] for name in ("name", "kind", "rule", "tz", "missed", "overlap", "next_at", "revision", "paused")
+]
+NEXT = compiled(
+    sa.select(*_read, NOW.label("now"))
+    .where(~s.c.paused, s.c.name != sa.all_(given("besides", sa.ARRAY(sa.Text))))
+    .order_by(s.c.next_at)
+    .limit(_MOST_READ)
+)
+
+LIST = compiled(
+    sa.select(
+        *(
+            s.c[name]
+            for name in ("name", "kind", "rule", "tz", "next_at", "last_at", "last_job", "missed", "overlap")
+        ),
+        *(s.c[name] for name in ("paused", "set_by", "revision", "payload")),
+        sa.select(j.c.status).where(j.c.id == s.c.last_job).scalar_subquery().label("last_status"),
+    ).order_by(s.c.next_at, s.c.name)
+)
+ONE = compiled(sa.select(*_read, NOW.label("now")).where(s.c.name == sa.bindparam("name")))
+PRESENT = compiled(sa.select(NOW.label("now")))
+
+PAUSE = compiled(sa.update(s).values(paused=True).where(s.c.name == sa.bindparam("name")).returning(s.c.name))
+# What came due meanwhile is not run.
+RESUME = compiled(
+    sa.update(s)
+    .values(paused=False, next_at=given("then", _TIME))
+    .where(s.c.name == sa.bindparam("name"), s.c.revision == sa.bindparam("revision"), s.c.paused)
+    .returning(s.c.name)
+)
+REMOVE = compiled(
+    sa.delete(schedules).where(schedules.c.name == sa.bindparam("name")).returning(schedules.c.name)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSchedule:
+    """A schedule to write: ``payload`` is JSON text, ``first`` its first instant."""
+
+    name: str
+    kind: str
+    payload: str
+    schedule: Schedule
+    first: datetime
+
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of the statements that write it."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "payload": self.payload,
+            "rule": self.schedule.text,
+            "tz": self.schedule.tz,
+            "missed": self.schedule.missed_text,
+            "overlap": self.schedule.overlap,
+            "next_at": self.first,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchedule:
+    """A schedule as it was read at ``now``, the database's time."""
+
+    name: str
+    kind: str
+    rule: str
+    tz: str
+    missed: str
+    overlap: str
+    next_at: datetime
+    revision: int
+    paused: bool
+    now: datetime
+
+    def read(self) -> Schedule:
+        """Return its rule and policies.
+
+        Raises:
+            ValueError: they cannot be read here.
+        """
+        return read_schedule(self.rule, self.tz, self.missed, overlap=self.overlap)
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What became of an instant: the id of its job; None: it has none."""
+
+    job_id: UUID | None
+
+
+async def upcoming(database: Database, *, besides: Sequence[str] = ()) -> list[StoredSchedule]:
+    """Return schedules that are not paused in the order in which they come due, at most 100."""
+    return [StoredSchedule(*row) for row in await database.run(NEXT, {"besides": list(besides)})]
+
+
+async def fire(
+    database: Database, schedule: StoredSchedule, *, seen: datetime, instant: datetime | None, then: datetime
+) -> Fired | None:
+    """Enqueue the job of an instant and move the schedule on; None: another worker was faster.
+
+    Args:
+        database: where.
+        schedule: as it was read.
+        seen: the instant at which it stands.
+        instant: what the job is for; None: no job, the schedule is only moved on.
+        then: the instant to which it is moved.
+    """
+    job_id = new_job_id()
+    values = {
+        "name": schedule.name,
+        "revision": schedule.revision,
+        "seen": seen,
+        "due": instant,
+        "then": then,
+    }
+    rows = await database.run(FIRE, values | {"job_id": job_id})
+    return Fired(job_id if rows[0].runs else None) if rows else None
+
+
+async def database_now(database: Database) -> datetime:
+    """Return the database's time, by which schedules come due."""
+    [row] = await database.run(PRESENT)
+    now: datetime = row.now
+    return now
+
+
+async def write_code(
+    database: Database, *, kinds: Sequence[str], new: Sequence[NewSchedule]
+) -> dict[str, str]:
+    """Make the table hold the schedules that the code of these kinds has.
+
+    What an operator has set under a name stays.
+
+    Returns:
+        Names that another kind has, with that kind; nothing was written for them.
+    """
+    names = [each.name for each in new]
+    for each in new:
+        await database.run(WRITE_CODE, each.values())
+    await database.run(FORGET, {"kinds": list(kinds), "names": names})
+    rows = await database.run(KIND_OF, {"names": names}) if new else ()
+    kind_of = {each.name: each.kind for each in new}
+    return {row.name: row.kind for row in rows if row.kind != kind_of[row.name]}
+
+
+async def add(database: Database, new: NewSchedule, *, replace: bool) -> None:
+    """Write an operator's schedule.
+
+    Raises:
+        TransitionRefused: there is one of that name, and ``replace`` is not set.
+    """
+    if not await database.run(WRITE_OPERATOR, new.values() | {"replace": replace}):
+        raise TransitionRefused(f"there is a schedule {new.name!r} already")
+
+
+async def list_schedules(database: Database) -> list[dict[str, Any]]:
+    """Return all schedules by column name, the next one due first, with the status of the last one's job."""
+    return [row._asdict() for row in await database.run(LIST)]
+
+
+async def pause(database: Database, name: str) -> None:
+    """Let a schedule rest until it is resumed."""
+    _found(name, await database.run(PAUSE, {"name": name}))
+
+
+async def resume(database: Database, name: str) -> datetime:
+    """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
+    [row] = _found(name, await database.run(ONE, {"name": name}))
+    stored = StoredSchedule(*row)
+    if not stored.paused:
+        return stored.next_at
+    try:
+        then = stored.read().after(stored.now)
+    except ValueError as error:
+        raise TransitionRefused(f"schedule {name!r}: {error}") from None
+    values = {"name": name, "revision": stored.revision, "then": then}
+    if not await database.run(RESUME, values):
+        raise TransitionRefused(f"schedule {name!r} was changed this very moment; look at it again")
+    return then
+
+
+async def run_now(database: Database, name: str) -> UUID:
+    """Enqueue a job of a schedule besides its instants, and return its id."""
+    job_id = new_job_id()
+    _found(name, await database.run(RUN_NOW, {"name": name, "job_id": job_id}))
+    return job_id
+
+
+async def remove(database: Database, name: str) -> None:
+    """Delete a schedule; its jobs stay. One of the code comes back with the next worker that has it."""
+    _found(name, await database.run(REMOVE, {"name": name}))
+
+
+def _found(name: str, rows: Sequence[Any]) -> Sequence[Any]:
+    if not rows:
+        raise TransitionRefused(f"there is no schedule {name!r}")
+    return rows

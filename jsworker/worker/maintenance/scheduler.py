@@ -1,0 +1,142 @@
+"""Schedules: any worker fires what is due, also for kinds that others run; each instant at most once."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, SettingsError
+from jsworker.core.processor import write_payload
+from jsworker.core.schedule_rules import due, named_schedules
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import schedules
+from jsworker.ownership.transitions.schedules import NewSchedule, StoredSchedule
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.kinds import Kind
+
+_SPREAD_SECONDS: Final = 0.2
+"""By which workers look after an instant has come: the first one fires it, the others find it done."""
+_ASIDE_SECONDS: Final = 60.0
+"""For so long a schedule that cannot be fired is left alone."""
+
+
+async def write_schedules(context: WorkerContext) -> None:
+    """Write the schedules of this worker's classes into the table, at its start.
+
+    Raises:
+        SettingsError: a schedule, its payload or its name cannot be used.
+        DatabaseUnavailable, DatabaseRefused: they were not written, or not all.
+    """
+    new: dict[str, NewSchedule] = {}
+    now = await schedules.database_now(context.database)
+    for kind in context.kinds.values():
+        try:
+            found = _schedules_of(kind, now)
+        except (ValueError, TypeError) as error:
+            of = f"of kind {kind.name} ({type(kind.processor).__qualname__})"
+            raise SettingsError(f"schedule {of}: {error}") from None
+        for twin in new.keys() & found.keys():
+            raise SettingsError(
+                f"schedule {twin!r} of kind {kind.name}: kind {new[twin].kind} has one of that name"
+            )
+        new |= found
+    try:
+        taken = await schedules.write_code(
+            context.database, kinds=list(context.kinds), new=list(new.values())
+        )
+    except DatabaseRefused as error:  # rights that an older installation has not granted yet
+        if new:
+            raise
+        context.complaints.report("schedules", str(error))
+        return
+    for name, other in taken.items():
+        raise SettingsError(f"schedule {name!r} of kind {new[name].kind}: kind {other} has one of that name")
+
+
+def _schedules_of(kind: Kind, now: datetime) -> dict[str, NewSchedule]:
+    processor = type(kind.processor)
+    return {
+        name: NewSchedule(name, kind.name, write_payload(processor, each.payload), each, each.after(now))
+        for name, each in named_schedules(kind.name, kind.processor.schedule).items()
+    }
+
+
+class Scheduler:
+    """Fires what is due. What one worker misses another one finds, or the next look."""
+
+    def __init__(self, context: WorkerContext, *, wake: Callable[[], None]) -> None:
+        """Prepare; ``wake`` begins a step."""
+        self._context = context
+        self._wake = wake
+        self._timer: asyncio.TimerHandle | None = None
+        self._aside: dict[str, float] = {}
+
+    async def step(self) -> None:
+        """Fire what is due, and see that the next step begins when something else is."""
+        if not self._context.health.up:
+            return
+        self._aside = {name: until for name, until in self._aside.items() if boottime() < until}
+        read_at = boottime()
+        nexts: list[datetime] = []
+        for schedule in await schedules.upcoming(self._context.database, besides=list(self._aside)):
+            now = schedule.now
+            if schedule.next_at > now:
+                nexts.append(schedule.next_at)
+                break
+            nexts += await self._fire(schedule)
+        if nexts:
+            self._wake_in((min(nexts) - now).total_seconds() - (boottime() - read_at))
+
+    def close(self) -> None:
+        """Begin no step by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wake_in(self, seconds: float) -> None:
+        self.close()
+        spread = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 -- spreads load, hides nothing
+        self._timer = asyncio.get_running_loop().call_later(max(seconds, 0) + spread, self._wake)
+
+    async def _fire(self, schedule: StoredSchedule) -> list[datetime]:
+        """Fire a schedule's instants, and return when it is due next, if that is known."""
+        try:
+            found = due(schedule.read(), schedule.next_at, schedule.now)
+        except ValueError as error:  # of a newer version, or of a time zone that this system does not know
+            return self._set_aside(schedule, str(error))
+        seen = schedule.next_at
+        instants: list[datetime | None] = [*found.run] or [None]
+        for instant, then in zip(instants, [*found.run[1:], found.then], strict=True):
+            try:
+                fired = await schedules.fire(
+                    self._context.database, schedule, seen=seen, instant=instant, then=then
+                )
+            except RowRefused as error:
+                return self._set_aside(schedule, str(error))
+            if fired is None:  # another worker was faster
+                break
+            self._report(schedule, instant, fired)
+            seen = then
+        return [found.then]
+
+    def _report(self, schedule: StoredSchedule, instant: datetime | None, fired: schedules.Fired) -> None:
+        facts = {"schedule": schedule.name, "kind": schedule.kind}
+        late = round(max(0.0, (schedule.now - (instant or schedule.next_at)).total_seconds()), 3)
+        if fired.job_id is not None:
+            facts["job_id"] = str(fired.job_id)
+            self._context.events.emit("schedule.fired", **facts, scheduled_for=instant, seconds_late=late)
+            self._context.requeued.notify()
+            return
+        reason = (
+            f"it was missed by {late:.0f} s" if instant is None else "the job of the last one still lives"
+        )
+        scheduled_for = instant or schedule.next_at
+        self._context.events.emit("schedule.skipped", **facts, scheduled_for=scheduled_for, reason=reason)
+
+    def _set_aside(self, schedule: StoredSchedule, reason: str) -> list[datetime]:
+        self._aside[schedule.name] = boottime() + _ASIDE_SECONDS
+        self._context.events.emit(
+            "schedule.refused", schedule=schedule.name, kind=schedule.kind, reason=reason
+        )
+        return []

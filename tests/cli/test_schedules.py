@@ -1,0 +1,72 @@
+"""``jsworker schedules``: what is added, listed, paused and run; wrong rules are told in one line."""
+
+import pytest
+
+from tests.ownership.rows import Sql, read_value
+
+from .commands import Cli
+
+
+@pytest.fixture(autouse=True)
+def _no_schedules(sql: Sql) -> None:
+    sql.execute("DELETE FROM jsworker.schedules")
+
+
+def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:
+    added = cli(
+        "schedules", "add", "nightly", "tidy", "--cron", "0 3 * * MON-FRI", "--tz", "Europe/Berlin"
+    ).ok()
+    assert added.lines[0].startswith("nightly is due at 20")
+    cli(
+        "schedules", "add", "often", "tidy", "--every", "90", "--payload", '{"n": 1}', "--overlap", "skip"
+    ).ok()
+    listed = {each["name"]: each for each in cli("schedules", "list", "--json").ok().json}
+    assert (listed["nightly"]["rule"], listed["nightly"]["tz"]) == ("0 3 * * MON-FRI", "Europe/Berlin")
+    assert (listed["often"]["payload"], listed["often"]["overlap"]) == ({"n": 1}, "skip")
+    table = cli("schedules").ok().lines
+    assert table[0].split()[:3] == ["NAME", "KIND", "RULE"]
+    assert any("0 3 * * MON-FRI (Europe/Berlin)" in line for line in table)
+    assert cli("schedules", "pause", "nightly").ok().lines == ["nightly is paused"]
+    assert any("paused" in line for line in cli("schedules", "list").ok().lines)
+    assert cli("schedules", "resume", "nightly").ok().lines[0].startswith("nightly is due at 20")
+    [job_id] = cli("schedules", "run-now", "often").ok().lines
+    assert str(read_value(sql, "SELECT id FROM jsworker.jobs WHERE schedule = 'often'")) == job_id
+    assert cli("schedules", "remove", "often").ok().lines == ["often is removed"]
+    assert [each["name"] for each in cli("schedules", "list", "--json").ok().json] == ["nightly"]
+
+
+def test_what_is_overdue_says_so(cli: Cli, sql: Sql) -> None:
+    cli("schedules", "add", "nightly", "tidy", "--every", "60").ok()
+    sql.execute("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '2 hours'")
+    assert any("late 2h" in line for line in cli("schedules", "list").ok().lines)
+
+
+def test_a_name_that_is_taken(cli: Cli) -> None:
+    cli("schedules", "add", "nightly", "tidy", "--every", "60").ok()
+    assert cli("schedules", "add", "nightly", "tidy", "--every", "90").refused(1) == (
+        "there is a schedule 'nightly' already"
+    )
+    cli("schedules", "add", "nightly", "tidy", "--every", "90", "--replace").ok()
+    assert cli("schedules", "list", "--json").ok().json[0]["rule"] == "every 90 s"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cron", "0 0 30 2 *"], "bad day-of-month"),
+        (["--cron", "* * * * * *"], "must have five fields"),
+        (["--every", "0"], "must be a step from 1 second to 366 days"),
+        (["--every", "nan"], "must be a step from 1 second to 366 days"),
+        (["--cron", "0 3 * * *", "--tz", "Mars/Olympus"], "must be a time zone"),
+        (["--every", "60", "--catch-up", "-1"], "from 0 to 1000"),
+        ([], "takes either --cron RULE or --every SECONDS"),
+        (["--every", "60", "--cron", "0 3 * * *"], "takes either --cron RULE or --every SECONDS"),
+    ],
+)
+def test_wrong_rules(cli: Cli, arguments: list[str], said: str) -> None:
+    assert said in cli("schedules", "add", "nightly", "tidy", *arguments).refused(2)
+
+
+def test_unknown_names(cli: Cli) -> None:
+    for action in ("pause", "resume", "run-now", "remove"):
+        assert cli("schedules", action, "x").refused(1) == "there is no schedule 'x'"

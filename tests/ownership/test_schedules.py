@@ -1,0 +1,288 @@
+"""FIRE: each instant once, whoever comes first; and what writes, pauses and resumes schedules."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+from uuid import UUID
+
+import pytest
+from psycopg.sql import SQL
+from sqlalchemy import Engine
+
+from jsworker.core.errors import TransitionRefused
+from jsworker.core.schedule_rules import Cron, Every, Schedule
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import schedules
+from jsworker.ownership.transitions.schedules import Fired, NewSchedule, StoredSchedule
+
+from .rows import KIND, Sql, change_job, insert_job, read_job, read_value
+from .transitions import without
+
+NAME = "nightly"
+LATER = datetime(2090, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _no_schedules(sql: Sql) -> None:
+    sql.execute("DELETE FROM jsworker.schedules")
+
+
+async def added(database: Database, schedule: Schedule = Every(days=1), name: str = NAME) -> None:  # noqa: B008 -- frozen
+    new = NewSchedule(name, KIND, '{"n": 1}', schedule, LATER)
+    await schedules.add(database, new, replace=False)
+
+
+def change(sql: Sql, what: LiteralString) -> None:
+    sql.execute(SQL("UPDATE jsworker.schedules SET {}").format(SQL(what)))
+
+
+async def due(database: Database, sql: Sql, **policies: Any) -> StoredSchedule:
+    """Add a schedule that has been due for a second, and read it."""
+    await added(database, Every(days=1, **policies))
+    change(sql, "next_at = date_trunc('second', clock_timestamp()) - interval '1 second'")
+    [stored] = await schedules.upcoming(database)
+    assert stored.next_at < stored.now
+    return stored
+
+
+async def fire(database: Database, stored: StoredSchedule, **changes: Any) -> Fired | None:
+    values = {"seen": stored.next_at, "instant": stored.next_at, "then": LATER} | changes
+    return await schedules.fire(database, stored, **values)
+
+
+def row(sql: Sql, name: str = NAME) -> dict[str, Any]:
+    [found] = sql.execute("SELECT * FROM jsworker.schedules WHERE name = %s", [name]).fetchall()
+    return dict(found)
+
+
+def jobs(sql: Sql) -> int:
+    return int(read_value(sql, "SELECT count(*) FROM jsworker.jobs"))
+
+
+async def test_an_instant_becomes_a_job_that_is_due_at_once(database: Database, sql: Sql) -> None:
+    stored = await due(database, sql)
+    fired = await fire(database, stored)
+    assert fired is not None
+    assert fired.job_id is not None
+    job = read_job(sql, fired.job_id)
+    assert (job["status"], job["kind"], job["payload"]) == ("queued", KIND, {"n": 1})
+    assert (job["dispatch"], job["needs_publish"], job["attempts"]) == (1, True, 0)
+    assert (job["schedule"], job["scheduled_for"]) == (NAME, stored.next_at)
+    assert (row(sql)["next_at"], row(sql)["last_at"]) == (LATER, stored.next_at)
+    assert row(sql)["last_job"] == fired.job_id
+
+
+async def test_of_many_at_once_one_fires(database: Database, sql: Sql) -> None:
+    stored = await due(database, sql)
+    fired = await asyncio.gather(*(fire(database, stored) for _ in range(30)))
+    assert len([each for each in fired if each is not None]) == 1
+    assert jobs(sql) == 1
+
+
+async def test_twice_and_late_it_is_fired_once(database: Database, sql: Sql) -> None:
+    """A worker whose answer was lost asks again; a clock that went back makes nothing due again."""
+    stored = await due(database, sql)
+    assert await fire(database, stored) is not None
+    assert await fire(database, stored) is None
+    change(sql, "next_at = clock_timestamp() - interval '1 hour'")  # as if somebody had set the clock on
+    assert await fire(database, stored) is None
+    assert jobs(sql) == 1
+
+
+GUARD: dict[str, LiteralString] = {
+    r"s\.next_at = CAST\(:seen AS TIMESTAMP WITH TIME ZONE\)": "next_at = next_at - interval '1 s'",
+    r"s\.next_at <= clock_timestamp\(\)": "next_at = '2080-01-01Z'",
+    r"s\.revision = :revision": "revision = 7",
+    r"NOT s\.paused": "paused = true",
+}
+
+
+@pytest.mark.parametrize("guard", GUARD)
+async def test_each_predicate_of_the_guard_refuses_alone_and_is_needed(
+    database: Database, sql: Sql, engine: Engine, guard: str
+) -> None:
+    stored = await due(database, sql)
+    change(sql, GUARD[guard])
+    before = row(sql)
+    seen = before["next_at"] if "<=" in guard else stored.next_at
+    assert await fire(database, stored, seen=seen) is None
+    assert (row(sql), jobs(sql)) == (before, 0)
+    mutant = without(schedules.FIRE, guard)
+    values = {"name": NAME, "revision": stored.revision, "seen": seen, "due": stored.next_at, "then": LATER}
+    with engine.begin() as connection:
+        assert len(connection.execute(mutant, values | {"job_id": UUID(int=1)}).all()) == 1
+    assert jobs(sql) == 1
+
+
+async def test_a_rule_that_was_changed_after_the_clock_went_back_fires_no_instant_twice(
+    database: Database, sql: Sql
+) -> None:
+    """The first instant of the new rule may be one that the old rule has fired."""
+    stored = await due(database, sql)
+    assert await fire(database, stored) is not None
+    sql.execute("UPDATE jsworker.schedules SET next_at = %s, revision = 2", [stored.next_at])
+    [again] = await schedules.upcoming(database)
+    assert await fire(database, again) == Fired(None)
+    assert (jobs(sql), row(sql)["next_at"]) == (1, LATER)
+
+
+async def test_a_missed_instant_that_gets_no_job_moves_the_schedule_on(database: Database, sql: Sql) -> None:
+    stored = await due(database, sql)
+    assert await fire(database, stored, instant=None) == Fired(None)
+    assert (row(sql)["next_at"], row(sql)["last_at"], jobs(sql)) == (LATER, None, 0)
+
+
+@pytest.mark.parametrize(
+    "status", ["scheduled", "queued", "processing", "completed", "failed", "cancelled", None]
+)
+@pytest.mark.parametrize("overlap", ["skip", "allow"])
+async def test_overlap(database: Database, sql: Sql, overlap: str, status: str | None) -> None:
+    """None: the last job has been pruned."""
+    stored = await due(database, sql, overlap=overlap)
+    last = UUID(int=5) if status is None else insert_job(sql, status)
+    sql.execute("UPDATE jsworker.schedules SET last_job = %s", [last])
+    before = jobs(sql)
+    fired = await fire(database, stored)
+    assert fired is not None
+    left_out = overlap == "skip" and status in ("scheduled", "queued", "processing")
+    assert (fired.job_id is None) is left_out
+    assert jobs(sql) - before == (0 if left_out else 1)
+    assert row(sql)["next_at"] == LATER
+    assert (row(sql)["last_job"] == last) is left_out
+
+
+async def test_a_job_that_is_refused_leaves_the_schedule_where_it_stands(
+    database: Database, sql: Sql
+) -> None:
+    stored = await due(database, sql)
+    sql.execute("ALTER TABLE jsworker.jobs ADD CONSTRAINT no_such_jobs CHECK (schedule IS NULL)")
+    try:
+        with pytest.raises(RowRefused, match="no_such_jobs"):
+            await fire(database, stored)
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT no_such_jobs")
+    assert row(sql)["next_at"] == stored.next_at
+    assert await fire(database, stored) is not None
+
+
+# --- What classes have ---
+
+
+def of_code(name: str, schedule: Schedule, kind: str = KIND, payload: str = "{}") -> NewSchedule:
+    return NewSchedule(name, kind, payload, schedule, LATER)
+
+
+async def test_the_code_of_the_worker_that_started_last_wins(database: Database, sql: Sql) -> None:
+    one, other = of_code("a", Every(hours=1)), of_code("b", Every(hours=2))
+    assert await schedules.write_code(database, kinds=[KIND], new=[one, other]) == {}
+    assert (row(sql, "a")["rule"], row(sql, "a")["set_by"], row(sql, "a")["revision"]) == (
+        "every 3600 s",
+        "code",
+        1,
+    )
+    changed = of_code("a", Cron("0 3 * * *", tz="Europe/Berlin"))
+    assert await schedules.write_code(database, kinds=[KIND], new=[changed]) == {}
+    assert (row(sql, "a")["rule"], row(sql, "a")["tz"], row(sql, "a")["revision"]) == (
+        "0 3 * * *",
+        "Europe/Berlin",
+        2,
+    )
+    assert await read_names(database) == ["a"]
+
+
+async def read_names(database: Database) -> list[str]:
+    return [each["name"] for each in await schedules.list_schedules(database)]
+
+
+async def test_a_restart_with_the_same_code_changes_nothing(database: Database, sql: Sql) -> None:
+    """Neither what is due nor what was missed is forgotten, and nobody's revision is in vain."""
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1))])
+    change(sql, "next_at = clock_timestamp() - interval '1 hour', paused = true")
+    before = row(sql, "a")
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1))])
+    assert row(sql, "a") == before
+
+
+async def test_another_payload_keeps_the_instant_and_the_pause(database: Database, sql: Sql) -> None:
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1))])
+    change(sql, "next_at = '2030-01-01', paused = true")
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1), payload='{"n": 2}')])
+    after = row(sql, "a")
+    assert (after["payload"], after["revision"], after["paused"]) == ({"n": 2}, 2, True)
+    assert after["next_at"].year == 2030
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=2), payload='{"n": 2}')])
+    assert row(sql, "a")["next_at"] == LATER
+
+
+async def test_what_was_read_before_a_change_fires_nothing(database: Database, sql: Sql) -> None:
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1))])
+    change(sql, "next_at = clock_timestamp() - interval '1 second'")
+    [stored] = await schedules.upcoming(database)
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1), payload='{"n": 2}')])
+    assert await fire(database, stored) is None
+    assert jobs(sql) == 0
+
+
+async def test_other_kinds_and_operators_schedules_stay(database: Database, sql: Sql) -> None:
+    await added(database, name="by hand")
+    await schedules.write_code(database, kinds=["other"], new=[of_code("o", Every(hours=1), kind="other")])
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("by hand", Every(hours=7))])
+    await schedules.write_code(database, kinds=[KIND], new=[])
+    assert sorted(await read_names(database)) == ["by hand", "o"]
+    assert (row(sql, "by hand")["set_by"], row(sql, "by hand")["rule"]) == ("operator", "every 86400 s")
+
+
+async def test_a_name_that_another_kind_has_is_named(database: Database, sql: Sql) -> None:
+    await schedules.write_code(database, kinds=["other"], new=[of_code("a", Every(hours=1), kind="other")])
+    taken = await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=2))])
+    assert taken == {"a": "other"}
+    assert row(sql, "a")["rule"] == "every 3600 s"
+
+
+# --- What operators do ---
+
+
+async def test_two_schedules_of_one_name(database: Database, sql: Sql) -> None:
+    await added(database)
+    with pytest.raises(TransitionRefused, match="there is a schedule 'nightly' already"):
+        await added(database)
+    new = NewSchedule(NAME, "other", "{}", Every(hours=1), LATER)
+    await schedules.add(database, new, replace=True)
+    assert (row(sql)["kind"], row(sql)["revision"]) == ("other", 2)
+
+
+async def test_a_pause_ends_with_the_next_instant(database: Database, sql: Sql) -> None:
+    stored = await due(database, sql)
+    await schedules.pause(database, NAME)
+    assert await schedules.upcoming(database) == []
+    assert await fire(database, stored) is None
+    then = await schedules.resume(database, NAME)
+    assert then == row(sql)["next_at"] == Every(days=1).after(stored.now)
+    assert await schedules.resume(database, NAME) == then
+    assert await fire(database, stored) is None
+    assert jobs(sql) == 0
+
+
+async def test_run_now_is_a_job_besides(database: Database, sql: Sql) -> None:
+    await added(database)
+    job = read_job(sql, await schedules.run_now(database, NAME))
+    assert (job["status"], job["schedule"], job["needs_publish"]) == ("queued", NAME, True)
+    assert abs(job["scheduled_for"] - job["created_at"]) < timedelta(seconds=5)
+    assert (row(sql)["next_at"], row(sql)["last_job"]) == (LATER, job["id"])
+    [listed] = await schedules.list_schedules(database)
+    assert (listed["last_job"], listed["last_status"]) == (job["id"], "queued")
+    change_job(sql, job["id"], status="cancelled", finished_at=job["created_at"], needs_publish=False)
+
+
+async def test_names_that_there_are_not(database: Database) -> None:
+    for act in (schedules.pause, schedules.resume, schedules.run_now, schedules.remove):
+        with pytest.raises(TransitionRefused, match="there is no schedule 'x'"):
+            await act(database, "x")
+
+
+async def test_what_cannot_be_read_cannot_be_resumed(database: Database, sql: Sql) -> None:
+    await added(database)
+    change(sql, "paused = true, rule = 'once in a blue moon'")
+    with pytest.raises(TransitionRefused, match=r"schedule 'nightly': cron rule .* bad minute"):
+        await schedules.resume(database, NAME)

@@ -1,0 +1,212 @@
+"""When schedules come due: time changes against a table written by hand, missed instants, bad rules."""
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jsworker import Cron, Every
+from jsworker.core.schedule_rules import Schedule, due, named_schedules, read_schedule
+
+BERLIN, SAO_PAULO, LORD_HOWE = "Europe/Berlin", "America/Sao_Paulo", "Australia/Lord_Howe"
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tz", "after", "local"),
+    [
+        # Germany, 29 March 2026: 02:00 becomes 03:00. 25 October: 03:00 becomes 02:00.
+        ("30 2 * * *", BERLIN, "2026-03-28T12:00", ["2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"]),
+        ("30 2 * * *", BERLIN, "2026-10-24T12:00", ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]),
+        ("0 3 * * *", BERLIN, "2026-03-28T12:00", ["2026-03-29T03:00+02:00", "2026-03-30T03:00+02:00"]),
+        (
+            "*/30 * * * *",
+            BERLIN,
+            "2026-03-29T01:00",
+            ["2026-03-29T01:30+01:00", "2026-03-29T03:00+02:00", "2026-03-29T03:30+02:00"],
+        ),
+        (
+            "*/30 * * * *",
+            BERLIN,
+            "2026-10-25T01:40",
+            [
+                "2026-10-25T02:00+02:00",
+                "2026-10-25T02:30+02:00",
+                "2026-10-25T02:00+01:00",
+                "2026-10-25T02:30+01:00",
+                "2026-10-25T03:00+01:00",
+            ],
+        ),
+        # Brazil, 4 November 2018: 00:00 becomes 01:00. 18 February: 00:00 becomes 23:00 of the day before.
+        ("0 0 * * *", SAO_PAULO, "2018-11-03T12:00", ["2018-11-04T01:00-02:00", "2018-11-05T00:00-02:00"]),
+        ("30 23 * * *", SAO_PAULO, "2018-02-17T12:00", ["2018-02-17T23:30-02:00", "2018-02-18T23:30-03:00"]),
+        # Lord Howe moves by half an hour: 4 October 2026 02:00 becomes 02:30, 5 April 02:00 becomes 01:30.
+        ("15 2 * * *", LORD_HOWE, "2026-10-03T12:00", ["2026-10-04T02:30+11:00", "2026-10-05T02:15+11:00"]),
+        ("45 1 * * *", LORD_HOWE, "2026-04-04T12:00", ["2026-04-05T01:45+11:00", "2026-04-06T01:45+10:30"]),
+        # Names, the last day of the month, the third Friday.
+        ("0 9 * JAN MON", "UTC", "2026-01-01T00:00", ["2026-01-05T09:00+00:00", "2026-01-12T09:00+00:00"]),
+        ("0 0 L * *", "UTC", "2026-02-01T00:00", ["2026-02-28T00:00+00:00", "2026-03-31T00:00+00:00"]),
+        ("0 0 * * FRI#3", "UTC", "2026-02-01T00:00", ["2026-02-20T00:00+00:00", "2026-03-20T00:00+00:00"]),
+        ("0 0 29 2 *", "UTC", "2026-02-01T00:00", ["2028-02-29T00:00+00:00", "2032-02-29T00:00+00:00"]),
+    ],
+)
+def test_cron_rules_in_time_zones(rule: str, tz: str, after: str, local: list[str]) -> None:
+    schedule, instant = Cron(rule, tz=tz), datetime.fromisoformat(after).replace(tzinfo=ZoneInfo(tz))
+    found = []
+    for _ in local:
+        instant = schedule.after(instant)
+        found.append(instant.astimezone(ZoneInfo(tz)).isoformat(timespec="minutes"))
+    assert found == local
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "said"),
+    [
+        ("0 0 30 2 *", {}, "bad day-of-month"),
+        ("0 0 31 4,6 *", {}, "bad day-of-month"),
+        ("*/5 * * * * *", {}, "must have five fields.*for seconds there is Every"),
+        ("@daily", {}, "must have five fields"),
+        ("", {}, "must have five fields"),
+        ("61 * * * *", {}, "bad minute"),
+        ("* * * * FOO", {}, "bad day-of-week"),
+        (None, {}, "must have five fields"),
+        ("0 3 * * *", {"tz": "Mars/Olympus"}, "tz='Mars/Olympus' must be a time zone"),
+        ("0 3 * * *", {"tz": "../../etc/passwd"}, "must be a time zone"),
+        ("0 3 * * *", {"tz": ""}, "must be a time zone"),
+        ("0 3 * * *", {"tz": None}, "must be a time zone"),
+        ("0 3 * * *", {"missed": "all"}, "must be coalesce or skip"),
+        ("0 3 * * *", {"overlap": "queue"}, "must be allow or skip"),
+        ("0 3 * * *", {"catch_up": -1}, "from 0 to 1000"),
+        ("0 3 * * *", {"catch_up": 1001}, "from 0 to 1000"),
+        ("0 3 * * *", {"catch_up": True}, "from 0 to 1000"),
+        ("0 3 * * *", {"catch_up": 2, "missed": "skip"}, "contradict"),
+    ],
+)
+def test_bad_cron_rules(rule: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Cron(rule, **options)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {},
+        {"seconds": 0},
+        {"seconds": 0.5},
+        {"seconds": -5},
+        {"days": 367},
+        {"hours": float("nan")},
+        {"hours": float("inf")},
+        {"seconds": 1e300},
+        {"seconds": "5"},
+        {"minutes": None},
+    ],
+)
+def test_bad_steps(step: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^Every\(.*\) must be a step from 1 second to 366 days$"):
+        Every(**step)
+
+
+def test_equal_steps_are_multiples_since_1970_whenever_a_worker_starts() -> None:
+    assert Every(minutes=5).after(utc("2026-03-01T10:02:03")) == utc("2026-03-01T10:05:00")
+    assert Every(minutes=5).after(utc("2026-03-01T10:05:00")) == utc("2026-03-01T10:10:00")
+    assert Every(days=7).after(utc("2026-11-24T00:00:00")) == utc(
+        "2026-11-26T00:00:00"
+    )  # a Thursday, as 1970-01-01
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Every(seconds=1),
+        Every(seconds=1.5, overlap="skip"),
+        Every(days=300, catch_up=7),
+        Cron("0 3 * * MON-FRI", tz=BERLIN, missed="skip"),
+    ],
+)
+def test_what_is_stored_is_read_again(schedule: Schedule) -> None:
+    stored = schedule.text, schedule.tz, schedule.missed_text
+    assert read_schedule(*stored, overlap=schedule.overlap) == schedule or schedule.text.startswith("every")
+    assert read_schedule(*stored, overlap=schedule.overlap).text == schedule.text
+    assert read_schedule(*stored).missed_text == schedule.missed_text
+
+
+FIRST = utc("2026-03-01T10:00:00")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "now", "runs", "then"),
+    [
+        # Within a minute nothing has been missed.
+        (Every(seconds=20), "10:00:45", ["10:00:00", "10:00:20", "10:00:40"], "10:01:00"),
+        (Every(seconds=20, missed="skip"), "10:00:45", ["10:00:00", "10:00:20", "10:00:40"], "10:01:00"),
+        (Every(seconds=20), "10:00:00", ["10:00:00"], "10:00:20"),
+        # Later it is up to the schedule.
+        (Every(seconds=20), "10:02:05", ["10:02:00"], "10:02:20"),
+        (Every(seconds=20, missed="skip"), "10:02:05", [], "10:02:20"),
+        (Every(seconds=20, catch_up=2), "10:02:05", ["10:01:40", "10:02:00"], "10:02:20"),
+        (
+            Every(seconds=20, catch_up=1000),
+            "10:01:05",
+            ["10:00:00", "10:00:20", "10:00:40", "10:01:00"],
+            "10:01:20",
+        ),
+        (Cron("0 10 * * *"), "10:30:00", ["10:00:00"], "+10:00:00"),
+        (Cron("0 10 * * *", missed="skip"), "10:30:00", [], "+10:00:00"),
+    ],
+)
+def test_missed_instants(schedule: Schedule, now: str, runs: list[str], then: str) -> None:
+    found = due(schedule, FIRST, utc(f"2026-03-01T{now}"))
+    assert [f"{each:%H:%M:%S}" for each in found.run] == runs
+    assert found.then == utc(f"2026-03-0{2 if then[0] == '+' else 1}T{then.removeprefix('+')}")
+
+
+def test_a_clock_that_went_back_changes_nothing() -> None:
+    """What is due by a read of the row is due; the next instant lies behind it all the same."""
+    found = due(Every(minutes=1), FIRST, utc("2026-03-01T09:00:00"))
+    assert (found.run, found.then) == ((FIRST,), utc("2026-03-01T10:01:00"))
+
+
+def test_an_outage_of_years_is_not_gone_through_minute_by_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[datetime] = []
+    after = Every.after
+
+    def counted(schedule: Every, instant: datetime) -> datetime:
+        asked.append(instant)
+        return after(schedule, instant)
+
+    monkeypatch.setattr(Every, "after", counted)
+    found = due(Every(seconds=1), utc("2020-01-01T00:00:00"), FIRST)
+    assert found.run == (FIRST,)
+    assert len(asked) < 10_000
+
+
+@given(st.integers(1, 10_000), st.integers(0, 400_000), st.integers(1, 20))
+def test_instants_rise_and_none_is_run_twice(step: int, late: int, catch_up: int) -> None:
+    schedule = Every(seconds=step, catch_up=catch_up)
+    first = schedule.after(FIRST)
+    now = datetime.fromtimestamp(first.timestamp() + late, UTC)
+    found = due(schedule, first, now)
+    assert list(found.run) == sorted(set(found.run))
+    assert all(first <= each <= now for each in found.run)
+    assert found.then > now
+    assert found.run[-1] == max(each for each in found.run)
+    assert (found.then - found.run[-1]).total_seconds() == step
+
+
+def test_schedules_of_a_class() -> None:
+    every = Every(minutes=1)
+    assert named_schedules("tidy", None) == {}
+    assert named_schedules("tidy", every) == {"tidy": every}
+    assert named_schedules("tidy", {"a": every, "b": every}) == {"a": every, "b": every}
+    with pytest.raises(TypeError, match="must be a Cron, an Every, or several by name, not str"):
+        named_schedules("tidy", "0 3 * * *")
+    for name in ("", "x" * 101, "a\0b", 5):
+        with pytest.raises(ValueError, match="must be text of 1 to 100 printable characters"):
+            named_schedules("tidy", {name: every})

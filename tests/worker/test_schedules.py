@@ -1,0 +1,166 @@
+"""Workers write the schedules of their classes, and fire what is due, theirs or not, each instant once."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from jsworker import Cron, Every
+from jsworker.client import JobClient
+from jsworker.core.errors import SettingsError
+from jsworker.core.job import Job
+from jsworker.ownership.database import Database
+from tests.support.polling import eventually
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+MAKE_DUE = "UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 second'"
+JOBS = "SELECT kind, schedule, scheduled_for, status FROM jsworker.jobs ORDER BY scheduled_for"
+
+
+async def test_each_instant_is_run_once_by_three_workers(rows: Rows, start: StartWorker) -> None:
+    seen: list[datetime | None] = []
+
+    async def process(job: Job[Any]) -> dict[str, Any]:
+        seen.append(job.scheduled_for)
+        return {}
+
+    workers = [await start(scripted(process, schedule=Every(seconds=1))) for _ in range(3)]
+
+    async def five() -> None:
+        assert len(seen) >= 5
+
+    await eventually(five)
+    [schedule] = await rows.query("SELECT * FROM jsworker.schedules")
+    assert (schedule["name"], schedule["kind"], schedule["set_by"]) == (KIND, KIND, "code")
+    instants = sorted(each for each in seen if each is not None)
+    assert len(instants) == len(seen)
+    assert [each - instants[0] for each in instants] == [timedelta(seconds=n) for n in range(len(instants))]
+    fired = [event for running in workers for event in running.events.of("schedule.fired")]
+    assert len({event["scheduled_for"] for event in fired}) == len(fired)
+
+
+async def test_a_worker_fires_the_schedules_of_kinds_that_others_run(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    await client.schedules.add("nightly", "elsewhere", Cron("0 3 * * *", payload={"n": 1}))
+    await rows.query(MAKE_DUE)
+    running.worker._components.schedules.wake()
+    [fired] = await running.events.told("schedule.fired")
+    [job] = await rows.query("SELECT * FROM jsworker.jobs")
+    assert (job["kind"], job["payload"], job["schedule"]) == ("elsewhere", {"n": 1}, "nightly")
+    assert (fired["job_id"], fired["scheduled_for"]) == (str(job["id"]), job["scheduled_for"])
+    assert fired["seconds_late"] >= 1
+
+
+async def test_what_was_missed_is_left_out_and_told(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    await client.schedules.add("nightly", KIND, Every(days=1, missed="skip"))
+    await rows.query("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 hour'")
+    running.worker._components.schedules.wake()
+    [skipped] = await running.events.told("schedule.skipped")
+    assert skipped["reason"].startswith("it was missed by 360")
+    assert await rows.query("SELECT id FROM jsworker.jobs") == []
+    assert await rows.value("SELECT next_at > clock_timestamp() FROM jsworker.schedules") is True
+
+
+async def test_an_instant_is_left_out_while_the_last_job_lives(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    await client.schedules.add("slow", "elsewhere", Every(days=1, overlap="skip"))
+    for name in ("schedule.fired", "schedule.skipped"):
+        await rows.query(MAKE_DUE)
+        running.worker._components.schedules.wake()
+        await running.events.told(name)
+    assert len(await rows.query(JOBS)) == 1
+    assert running.events.of("schedule.skipped")[0]["reason"] == "the job of the last one still lives"
+
+
+async def test_one_that_cannot_be_fired_is_told_and_stops_no_other(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(echo))
+    for name in ("unreadable", "refused", "sound"):
+        await client.schedules.add(name, name, Every(days=1))
+    await rows.query("UPDATE jsworker.schedules SET rule = 'at noon, more or less' WHERE name = 'unreadable'")
+    await rows.query("ALTER TABLE jsworker.jobs ADD CONSTRAINT odd CHECK (kind <> 'refused')")
+    await rows.query(MAKE_DUE)
+    running.worker._components.schedules.wake()
+    await running.events.told("schedule.fired")
+    told = await running.events.told("schedule.refused", times=2)
+    reasons = {event["schedule"]: event["reason"] for event in told}
+    assert "must have five fields" in reasons["unreadable"] or "bad minute" in reasons["unreadable"]
+    assert "odd" in reasons["refused"]
+    assert [job["kind"] for job in await rows.query(JOBS)] == ["sound"]
+    # Set aside, they are tried again; repaired, one is fired.
+    await rows.query("ALTER TABLE jsworker.jobs DROP CONSTRAINT odd")
+    running.worker._components.scheduler._aside.clear()
+    running.worker._components.schedules.wake()
+    await running.events.told("schedule.fired", times=2)
+    assert running.events.of("worker.degraded") == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        (
+            {"schedule": "0 3 * * *"},
+            r"schedule of kind scripted \(Made\): must be a Cron, an Every, or several",
+        ),
+        ({"schedule": {"": Every(days=1)}}, "must be text of 1 to 100 printable characters"),
+        ({"schedule": Every(days=1, payload=[1])}, "payload of kind scripted"),
+        ({"schedule": Every(days=1, payload={"at": object()})}, "payload"),
+    ],
+)
+async def test_a_schedule_that_cannot_be_used_ends_the_start(
+    start: StartWorker, attributes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        await start(scripted(echo, **attributes))
+
+
+async def test_two_schedules_of_one_name_end_the_start(client: JobClient, start: StartWorker) -> None:
+    one = scripted(echo, schedule={"nightly": Every(days=1)})
+    two = scripted(echo, kind="second", schedule={"nightly": Every(days=2)})
+    with pytest.raises(SettingsError, match="'nightly' of kind second: kind scripted has one of that name"):
+        await start(one, two)
+    await start(one)
+    with pytest.raises(SettingsError, match="'nightly' of kind second: kind scripted has one of that name"):
+        await start(two)
+
+
+async def test_without_rights_to_schedules_a_worker_works_all_the_same(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation whose roles are older than its tables."""
+    await rows.query("ALTER TABLE jsworker.schedules RENAME TO gone")
+    running = await start(scripted(echo))
+    job = await client.enqueue(KIND, {"n": 1})
+    await rows.becomes(job.id, "completed")
+    degraded = await running.events.told("worker.degraded")
+    assert {event["what"] for event in degraded} == {"schedules"}
+
+
+async def test_the_schedules_of_a_client(client: JobClient, database: Database) -> None:
+    assert await client.schedules.list() == []
+    first = await client.schedules.add("nightly", KIND, Cron("0 3 * * *", tz="Europe/Berlin"))
+    [listed] = await client.schedules.list()
+    assert (listed["name"], listed["rule"], listed["next_at"]) == ("nightly", "0 3 * * *", first)
+    await client.schedules.pause("nightly")
+    assert (await client.schedules.list())[0]["paused"] is True
+    assert await client.schedules.resume("nightly") == first
+    job = await client.schedules.run_now("nightly")
+    assert (await client.get(job.id))["schedule"] == "nightly"
+    await client.schedules.remove("nightly")
+    assert await client.schedules.list() == []
+    with pytest.raises(TypeError, match="must be a Cron or an Every"):
+        await client.schedules.add("x", KIND, "0 3 * * *")  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(ValueError, match="must match"):
+        await client.schedules.add("x", "No Kind", Every(days=1))
