@@ -8,7 +8,9 @@ from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
 _PREFETCH_SECONDS = 0.1  # only what should start so soon is prefetched; the rest is left to other workers
-_PREFETCH_JOBS = 200  # never more than this
+_PREFETCH_JOBS = 200  # never more than this, unless so many have just ended within that time
+_MOST_PREFETCH_JOBS = 4000
+_COUNT_SECONDS = 0.5  # for so long ended runs are counted before they say how many may be prefetched
 _SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
 _WEIGHT = 0.05  # of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
@@ -28,11 +30,15 @@ class Slots:
         self._unsettled = 0  # runs that wait or run
         self._mean_seconds: dict[str, float] = {}
         self._closed = False
+        self._most_ahead = _PREFETCH_JOBS
+        self._ended = 0
+        self._counted_from = boottime()
 
     def room(self, kind: Kind, *, claiming: int) -> int:
         """Return how many more jobs of a kind may be claimed, ``claiming`` of it being on their way."""
         if self._closed or self._settling() >= _SETTLING_JOBS:
             return 0
+        self._count_ended()
         prefetch = self._prefetch(kind)
         in_line = claiming + len(self._waiting.get(kind.name, ()))
         free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
@@ -69,6 +75,7 @@ class Slots:
         self._running[name] -= 1
         self._taken -= 1
         self._unsettled -= 1
+        self._ended += 1
         mean = self._mean_seconds.get(name, seconds)
         self._mean_seconds[name] = max(mean + _WEIGHT * (seconds - mean), _SHORTEST_SECONDS)
 
@@ -102,17 +109,24 @@ class Slots:
         for name, running in self._running.items():
             free -= running
             per_second += running / self._mean_seconds.get(name, math.inf)
-        return _soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
+        return self._soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
 
     def _most_of(self, kind: Kind, prefetch: int) -> int:
         """Return how many jobs of a kind its own concurrency allows, prefetched ones included."""
-        own_prefetch = _soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf))
+        own_prefetch = self._soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf))
         return kind.concurrency + min(prefetch, own_prefetch)
 
     def _share(self, kind: Kind, prefetch: int) -> int:
         known = kind.name in self._mean_seconds  # else one run shows how long they take
         return max(1, prefetch // self._kinds) if known else 1
 
+    def _soon(self, per_second: float) -> int:
+        return int(min(self._most_ahead, per_second * _PREFETCH_SECONDS))
 
-def _soon(per_second: float) -> int:
-    return int(min(_PREFETCH_JOBS, per_second * _PREFETCH_SECONDS))
+    def _count_ended(self) -> None:
+        """Let more be prefetched where as many have ended; a starved process does less than runs could."""
+        now = boottime()
+        if (passed := now - self._counted_from) >= _COUNT_SECONDS:
+            ended = int(self._ended / passed * _PREFETCH_SECONDS)
+            self._most_ahead = min(_MOST_PREFETCH_JOBS, max(_PREFETCH_JOBS, ended))
+            self._ended, self._counted_from = 0, now
