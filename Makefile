@@ -59,7 +59,6 @@ PYTEST = $(BIN)/pytest -n 7 --dist worksteal
 
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
 	@$(PYTEST) $(ARGS)
-	@$(if $(ARGS),,$(MAKE) test-oldest)
 
 # Most applications bring SQLAlchemy 2.0: the oldest that pyproject.toml allows hides the locked one.
 ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)"
@@ -87,7 +86,7 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
-verify-quick: $(VENV)/.project ## Run what takes minutes: mutants, short fault runs, the guard of speed.
+verify-quick: test-oldest ## Run what takes minutes: mutants, short fault runs, the guard of speed, the oldest SQLAlchemy.
 	@$(PYTEST) -m thorough tests $(ARGS)
 
 verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin and gcc.

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from jsworker.core.names import printable
+from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import served_kinds
@@ -102,6 +103,23 @@ def owners(rows: Rows) -> Iterator[Finding]:
         )
 
 
+def schedules(rows: Rows) -> Iterator[Finding]:
+    """Every schedule is fired in time, and workers are for the kinds of its jobs."""
+    served = served_kinds(rows)
+    for each in rows.schedules:
+        name, kind = printable(each.name, 100), printable(each.kind, 64)
+        if each.seconds_late > ON_TIME_SECONDS:
+            yield warning(
+                f"schedule {name} of kind {kind} has been due for {seconds(each.seconds_late)}",
+                "Run a worker, for each fires schedules; look for schedule.refused in the workers' logs.",
+            )
+        elif each.kind not in served:
+            yield warning(
+                f"schedule {name} enqueues jobs of kind {kind}, which no worker that is alive is for",
+                f"{_RUN_A_WORKER} Or `jsworker schedules pause {name}`.",
+            )
+
+
 def dead_messages(rows: Rows) -> Iterator[Finding]:
     """There are no messages that no worker could use."""
     if rows.newest_dead_message is None:
@@ -161,4 +179,7 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
         )
 
 
-CHECKS: Final = (workers, time_limits, outbox, queues, owners, refused_rows, failures, pruning, dead_messages)
+CHECKS: Final = (
+    *(workers, time_limits, outbox, queues, schedules, owners),
+    *(refused_rows, failures, pruning, dead_messages),
+)

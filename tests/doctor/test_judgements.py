@@ -11,7 +11,7 @@ from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Finding, counted, listed, seconds
 from jsworker.doctor.gather import Facts
-from jsworker.ownership.queries.job_report import EndedSample, Late, RegisteredWorker, Rows
+from jsworker.ownership.queries.job_report import EndedSample, Late, NextInstant, RegisteredWorker, Rows
 from jsworker.ownership.queries.server_report import Link, Server
 from jsworker.stream.diagnostics import NatsServer, StreamReport
 
@@ -273,3 +273,24 @@ def test_kinds_without_a_time_out_of_their_own_are_named(limit: float | None, le
     assert remark.level == level
     assert remark.says == f"no timeout or progress_timeout of their own: resize; {says}"
     assert list(job_checks.time_limits(replace(ROWS, workers=()), given)) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        (NextInstant("nightly", "resize", 7200.0), "schedule nightly of kind resize has been due for 2 h"),
+        (NextInstant("nightly", "other", 7200.0), "schedule nightly of kind other has been due for 2 h"),
+        (
+            NextInstant("nightly", "other", -60.0),
+            "enqueues jobs of kind other, which no worker that is alive",
+        ),
+        (NextInstant("nightly", "resize", 5.0), None),
+        (NextInstant("nightly", "resize", -60.0), None),
+    ],
+)
+def test_schedules_that_are_late_or_of_kinds_that_nobody_works_on(
+    schedule: NextInstant, says: str | None
+) -> None:
+    found = list(job_checks.schedules(replace(ROWS, workers=(worker(),), schedules=(schedule,))))
+    assert [each.level for each in found] == ([] if says is None else ["warning"])
+    assert says is None or says in found[0].says

@@ -63,6 +63,11 @@ SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT 1000
 """)  # noqa: S608 -- a constant
 
+SCHEDULES = text("""
+SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS seconds_late
+FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
+""")
+
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
 SELECT held.worker_id, count(*) AS jobs, max(held.seconds) AS seconds_silent, w.id IS NOT NULL AS registered,
@@ -181,6 +186,14 @@ class RefusalGroup(NamedTuple):
     oldest: float
 
 
+class NextInstant(NamedTuple):
+    """A schedule that is not paused, and for how many seconds it has been due; negative: it is not yet."""
+
+    name: str
+    kind: str
+    seconds_late: float
+
+
 class EndedSample(NamedTuple):
     """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
@@ -211,6 +224,7 @@ class Rows:
     newest_dead_message: float | None
     ended: EndedSample
     refused: Sequence[RefusalGroup] = ()
+    schedules: Sequence[NextInstant] = ()
 
 
 @dataclass(slots=True)
@@ -259,6 +273,7 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         silent_owners=[SilentOwner(*row) for row in await database.run(SILENT_OWNERS)],
         ended=EndedSample(*ended),
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
+        schedules=[NextInstant(*row) for row in await database.run(SCHEDULES)],
     )
 
 

@@ -26,6 +26,7 @@ _NEEDED_RIGHTS: Final = {
     "dead_messages": "SELECT INSERT DELETE",
     "refused_rows": "SELECT INSERT UPDATE DELETE",
     "untold_resets": "SELECT INSERT DELETE",
+    "schedules": "SELECT INSERT UPDATE DELETE",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""
