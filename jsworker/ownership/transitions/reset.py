@@ -42,7 +42,7 @@ def _reset(
     )
     decided = sa.select(*taken.c["id", "owner", "counted"], next_status.label("next")).cte("decided")
     queued, again = decided.c.next == "queued", decided.c.next == "scheduled"
-    told = ("kind", "status", "fencing_token", "dispatch", "owner", "stalls")
+    reported = ("kind", "status", "fencing_token", "dispatch", "owner", "stalls")
     reset = (
         sa.update(j)
         .values(
@@ -61,7 +61,7 @@ def _reset(
             **statements.NO_OWNER,
         )
         .where(j.c.id == decided.c.id, predicates.processing)
-        .returning(*j.c["id", *told[:4]], *decided.c["owner", "counted"], j.c.stalls)
+        .returning(*j.c["id", *reported[:4]], *decided.c["owner", "counted"], j.c.stalls)
         .cte("reset")
     )
     what = reset.c
@@ -71,8 +71,8 @@ def _reset(
     logged = statements.entry(reset, "reset", worker_id=worker_id, detail=statements.json_object(**detail))
     answer = sa.select(*reset.c).add_cte(logged)
     if not is_reported:
-        values = sa.select(reset.c.id, *reset.c[told])
-        untold = sa.insert(untold_resets).from_select(["job_id", *told], values)
+        values = sa.select(reset.c.id, *reset.c[reported])
+        untold = sa.insert(untold_resets).from_select(["job_id", *reported], values)
         answer = answer.add_cte(untold.cte("unreported"))
     return compiled(answer)
 

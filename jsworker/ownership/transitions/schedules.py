@@ -1,4 +1,4 @@
-"""FIRE: a schedule's due instant becomes a job, once, whoever comes first; and how schedules are written.
+"""FIRE: a schedule's due instant becomes a job, once, by the first worker; and how schedules are written.
 
 The next instant stands in the row. Who fires it moves it on in the same statement that inserts the job, so a
 worker that dies before has done nothing, one that dies after has done all, and of two that come at once one finds
@@ -35,7 +35,7 @@ due_and_seen: Final = sa.and_(
     s.c.next_at <= NOW,
     ~s.c.paused,
 )
-"""FIRE's guard: the instant is due, and nobody has fired it or changed the schedule since it was read."""
+"""FIRE's guard: the instant is due, and was neither fired nor changed since it was read."""
 
 
 def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
