@@ -497,12 +497,13 @@ class TestEmbeddedPostgres:
         (prepared / "postgres" / "password").unlink()
         seen: list[str] = []
         done = threading.Event()
+        known = set(psutil.pids())
 
         def look() -> None:
-            while not done.is_set():
-                for process in psutil.process_iter():
+            while not done.is_set():  # new processes alone: on a busy machine there are hundreds of others
+                for pid in set(psutil.pids()) - known:
                     with suppress(psutil.Error):
-                        seen.extend(process.cmdline())
+                        seen.extend(psutil.Process(pid).cmdline())
 
         watcher = threading.Thread(target=look)
         watcher.start()

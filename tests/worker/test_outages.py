@@ -329,6 +329,7 @@ async def test_a_run_whose_row_stays_locked_is_stopped_before_others_may_take_it
     assert await rows.told(job.id) == ["fenced", "released", "claimed"]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_transactions_that_take_every_connection_silence_no_heartbeat(
     client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
