@@ -260,7 +260,7 @@ class Worker:
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
         await self._once_answered(components.heartbeat.seen)
-        await self._once_answered(lambda: write_schedules(self._context))
+        await self._once_answered(self._write_schedules)
         self._opened.callback(components.scheduler.close)
         if supervision is not None:
             supervision.registered(self.id)
@@ -287,6 +287,13 @@ class Worker:
             if self._settings.recovery == "on":
                 reason = "by JSWORKER_RECOVER_ON_START=false"
             self.events.emit("recovery.off", rules=off, reason=reason)
+
+    async def _write_schedules(self) -> None:
+        try:
+            await write_schedules(self._context)
+        except SettingsError:
+            await self._components.heartbeat.seen("stopped")
+            raise
 
     async def _refuse_duplicate(self, name: str) -> None:
         try:

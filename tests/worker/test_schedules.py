@@ -18,6 +18,14 @@ from tests.worker.running import StartWorker
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 MAKE_DUE = "UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 second'"
+FORBID = """
+CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'not for you' USING ERRCODE = 'insufficient_privilege'; END $$
+"""
+TRIGGER = """
+CREATE TRIGGER forbid BEFORE INSERT ON jsworker.jobs FOR EACH ROW WHEN (NEW.kind = 'forbidden')
+EXECUTE FUNCTION forbid()
+"""
 JOBS = "SELECT kind, schedule, scheduled_for, status FROM jsworker.jobs ORDER BY scheduled_for"
 
 
@@ -87,17 +95,20 @@ async def test_one_that_cannot_be_fired_is_told_and_stops_no_other(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start(scripted(echo))
-    for name in ("unreadable", "refused", "sound"):
+    for name in ("unreadable", "refused", "forbidden", "sound"):
         await client.schedules.add(name, name, Every(days=1))
     await rows.query("UPDATE jsworker.schedules SET rule = 'at noon, more or less' WHERE name = 'unreadable'")
     await rows.query("ALTER TABLE jsworker.jobs ADD CONSTRAINT odd CHECK (kind <> 'refused')")
+    await rows.query(FORBID)
+    await rows.query(TRIGGER)
     await rows.query(MAKE_DUE)
     running.worker._components.schedules.wake()
     await running.events.told("schedule.fired")
-    told = await running.events.told("schedule.refused", times=2)
+    told = await running.events.told("schedule.refused", times=3)
     reasons = {event["schedule"]: event["reason"] for event in told}
     assert "must have five fields" in reasons["unreadable"] or "bad minute" in reasons["unreadable"]
     assert "odd" in reasons["refused"]
+    assert "42501" in reasons["forbidden"]
     assert [job["kind"] for job in await rows.query(JOBS)] == ["sound"]
     # Set aside, they are tried again; repaired, one is fired.
     await rows.query("ALTER TABLE jsworker.jobs DROP CONSTRAINT odd")

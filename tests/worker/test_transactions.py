@@ -13,6 +13,7 @@ from jsworker.client import JobClient
 from jsworker.core.errors import OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -194,6 +195,30 @@ async def test_a_run_that_goes_on_after_its_transaction_is_neither_lost_nor_stop
     assert finished == [False]
     assert processor.lost == []
     assert not running.events.of("job.lost")
+
+
+async def test_nor_is_it_fenced_however_long_it_goes_on(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """No heartbeat renews it any more: its row is nobody's."""
+    committed, enough = asyncio.Event(), asyncio.Event()
+
+    async def process(job: Job[Any]) -> None:
+        await coroutine(job)
+        committed.set()
+        await enough.wait()
+        finished.append(job.should_stop)
+
+    finished: list[bool] = []
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await committed.wait()
+    running.worker._context.in_flight.runs[job.id].beaten_at -= 1e6
+    await rounds_pass(count_rounds(running.worker._components.fences), 3)
+    enough.set()
+    await running.events.told("job.completed")
+    assert finished == [False]
+    assert not running.events.of("job.fenced")
 
 
 async def test_the_completing_statement_works_in_the_processors_own_session(

@@ -10,7 +10,6 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, SettingsError
 from jsworker.core.processor import write_payload
 from jsworker.core.schedule_rules import due, named_schedules
-from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import schedules
 from jsworker.ownership.transitions.schedules import NewSchedule, StoredSchedule
 from jsworker.worker.context import WorkerContext
@@ -112,7 +111,9 @@ class Scheduler:
                 fired = await schedules.fire(
                     self._context.database, schedule, seen=seen, instant=instant, then=then
                 )
-            except RowRefused as error:
+            except DatabaseRefused as error:
+                if error.sqlstate is None:  # the login
+                    raise
                 return self._set_aside(schedule, str(error))
             if fired is None:  # another worker was faster
                 break

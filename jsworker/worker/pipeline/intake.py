@@ -212,7 +212,8 @@ class Consumer:
             taken = await ask(worker_id=self._context.worker_id, kind=self.kind.name, limits=limits)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
-            self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
+            if not seen:
+                self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
             taken = Taken(await self._read_back(ids), {})
             self._put_off(set(ids).difference(row.id for row in taken.claimed))
         else:

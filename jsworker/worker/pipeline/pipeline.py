@@ -9,6 +9,7 @@ from uuid import UUID
 
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
@@ -152,7 +153,11 @@ class Pipeline:
 
     async def _process(self, run: Run) -> Outcome:
         if run.claimed.payload is None and run.stop is None:
-            await fetch_content(run, self._services)
+            try:
+                await fetch_content(run, self._services)
+            except (DatabaseUnavailable, DatabaseRefused):
+                if run.stop is None:
+                    raise
         if run.claimed.payload is not None:
             run.job = open_job(run, self._services)
         if run.job is None or run.stop is not None:
@@ -271,11 +276,16 @@ class Pipeline:
         return left
 
     def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
-        run.task = self._services.loop.create_task(steps)
+        run.task = self._services.loop.create_task(self._watched(steps))
         self._tasks.add(run.task)
-        run.task.add_done_callback(self._note_end)
+        run.task.add_done_callback(self._tasks.discard)
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+    async def _watched(self, steps: Coroutine[Any, Any, None]) -> None:
+        try:
+            await steps
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 -- reported to the worker, which stops in order
             self._context.died("executor", error)
+        finally:
+            steps.close()  # one that never began
