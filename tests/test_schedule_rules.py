@@ -1,6 +1,6 @@
 """When schedules come due: time changes against a table written by hand, missed instants, bad rules."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -63,6 +63,15 @@ def test_cron_rules_in_time_zones(rule: str, tz: str, after: str, local: list[st
         instant = schedule.after(instant)
         found.append(instant.astimezone(ZoneInfo(tz)).isoformat(timespec="minutes"))
     assert found == local
+
+
+def test_within_an_hour_that_comes_twice_no_instant_is_over() -> None:
+    for minute in range(0, 120, 10):
+        now = utc("2026-10-25T00:00:00") + timedelta(minutes=minute)
+        for rule in ("30 2 * * *", "0,30 2 * * *", "15 1-3 * * *"):
+            assert Cron(rule, tz=BERLIN).after(now) > now
+    now = utc("2026-10-25T01:10:00")  # 02:10 for the second time
+    assert Cron("30 2 * * *", tz=BERLIN).after(now) == utc("2026-10-26T01:30:00")
 
 
 @pytest.mark.parametrize(

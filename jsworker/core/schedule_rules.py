@@ -98,12 +98,13 @@ class Cron(_Policies):
             ValueError: the rule cannot be read, or is due no more.
         """
         try:
-            due = next(CronSim(self.rule, instant.astimezone(ZoneInfo(self.tz))), None)
+            for due in CronSim(self.rule, instant.astimezone(ZoneInfo(self.tz))):
+                # Of a time that comes twice the library names the first, which may be over.
+                if (found := due.astimezone(UTC)) > instant:
+                    return found
         except CronSimError as error:
             raise ValueError(f"cron rule {shown(self.rule)}: {str(error).lower()}") from None
-        if due is None:
-            raise ValueError(f"cron rule {shown(self.rule)} never comes due")
-        return due.astimezone(UTC)
+        raise ValueError(f"cron rule {shown(self.rule)} never comes due")
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,8 +229,8 @@ class Heartbeat:
         for run in self._in_flight.runs.values():
             if run.is_overdue(now):
                 run.signal(StopReason.TIMEOUT)
-            # Heartbeats have no answer, or its row is locked. A run whose own transaction has completed the job
-            # gets none any more and rightly goes on; one that has lost the job was stopped.
+            # Heartbeats have no answer, or its row is locked. A run whose own transaction has completed the
+            # job gets none any more and rightly goes on; one that has lost the job was stopped.
             has_job = not run.completed and run.stop is not StopReason.LOST
             if has_job and now - min(run.beaten_at, self.heard_at) > 1.5 * self._interval:
                 self._check(run, gone=gone)

@@ -260,12 +260,12 @@ class Worker:
         # Proven before it is registered: also an owner that dies in its first seconds is found by witnesses.
         await components.presence.step()
         await self._once_answered(components.heartbeat.seen)
-        await self._once_answered(self._write_schedules)
-        self._opened.callback(components.scheduler.close)
         if supervision is not None:
             supervision.registered(self.id)
         if (name := self._settings.worker_id) is not None:
             await self._once_answered(lambda: self._refuse_duplicate(name))
+        await self._once_answered(self._write_schedules)
+        self._opened.callback(components.scheduler.close)
         if supervision is None:  # else the supervisor watches, and kills
             self._opened.push_async_callback(components.watchdog.stop)
             components.watchdog.start()

@@ -143,8 +143,10 @@ async def test_two_schedules_of_one_name_end_the_start(client: JobClient, start:
     with pytest.raises(SettingsError, match="'nightly' of kind second: kind scripted has one of that name"):
         await start(one, two)
     await start(one)
-    with pytest.raises(SettingsError, match="'nightly' of kind second: kind scripted has one of that name"):
-        await start(two)
+    other = await start(two)  # perhaps of another application
+    [told] = await other.events.told("worker.degraded")
+    assert told["what"] == "schedule nightly"
+    assert "kind scripted has one of that name" in told["reason"]
 
 
 async def test_without_rights_to_schedules_a_worker_works_all_the_same(

@@ -7,8 +7,8 @@ the row moved.
 
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -26,7 +26,7 @@ from jsworker.ownership.transitions.enqueue import new_job_id
 s: Final = typing.cast("sa.Alias", schedules.alias("s"))
 
 _TIME: Final = sa.DateTime(timezone=True)
-_MOST_READ: Final = 100
+MOST_READ: Final = 100
 
 due_and_seen: Final = sa.and_(
     s.c.name == sa.bindparam("name"),
@@ -44,6 +44,9 @@ def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
 
 
 _last_job_lives: Final = sa.select(j.c.id).where(j.c.id == s.c.last_job, live).exists()
+
+
+_is_held_up: Final = sa.and_(s.c.overlap == "skip", _last_job_lives)
 
 
 def _job_of(source: sa.FromClause, instant: sa.ColumnElement[Any]) -> sa.Insert:
@@ -69,12 +72,11 @@ def _fire() -> sa.TextClause:
     mine = (
         sa.select(
             s.c.name,
-            sa.and_(
-                due.is_not(None), _has_no_job(due), sa.or_(s.c.overlap == "allow", ~_last_job_lives)
-            ).label("runs"),
+            sa.and_(due.is_not(None), _has_no_job(due), ~_is_held_up).label("runs"),
+            _is_held_up.label("held_up"),
         )
         .where(due_and_seen)
-        .with_for_update()
+        .with_for_update(skip_locked=True)  # another worker fires it, or somebody holds it for long
         .cte("mine")
     )
     moved = (
@@ -85,22 +87,16 @@ def _fire() -> sa.TextClause:
             last_job=sa.case((mine.c.runs, given("job_id", sa.Uuid)), else_=s.c.last_job),
         )
         .where(s.c.name == mine.c.name, due_and_seen)
-        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs)
+        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs, mine.c.held_up)
         .cte("moved")
     )
     runs = sa.select(moved).where(moved.c.runs).cte("runs")
     created = _job_of(runs, due).cte("created")
-    return compiled(sa.select(moved.c.runs).add_cte(created))
+    return compiled(sa.select(moved.c.runs, moved.c.held_up).add_cte(created))
 
 
 def _run_now() -> sa.TextClause:
-    chosen = (
-        sa.update(s)
-        .values(last_job=given("job_id", sa.Uuid))
-        .where(s.c.name == sa.bindparam("name"))
-        .returning(s.c.name, s.c.kind, s.c.payload)
-        .cte("chosen")
-    )
+    chosen = sa.select(s.c.name, s.c.kind, s.c.payload).where(s.c.name == sa.bindparam("name")).cte("chosen")
     created = _job_of(chosen, NOW).cte("created")
     return compiled(sa.select(chosen.c.kind).add_cte(created))
 
@@ -121,7 +117,9 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     described = list(given_values)[1:]
     is_same = sa.and_(*(schedules.c[name] == new.excluded[name] for name in described))
     if set_by == "code":
-        may = sa.and_(schedules.c.set_by == "code", schedules.c.kind == new.excluded.kind, ~is_same)
+        # A kind of this worker's own: its schedule moves to the class that has the name now.
+        of_mine = schedules.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text)))
+        may = sa.and_(schedules.c.set_by == "code", of_mine, ~is_same)
     else:
         may = given("replace", sa.Boolean)
     return compiled(
@@ -131,6 +129,8 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
             | {
                 # The instant at which an unchanged rule is due next stays, missed or not.
                 "next_at": sa.case((same_rule, schedules.c.next_at), else_=new.excluded.next_at),
+                # A clock that was ahead for a while must not silence it until then.
+                "last_at": sa.case((schedules.c.last_at <= NOW, schedules.c.last_at)),
                 "set_by": set_by,
                 "revision": schedules.c.revision + 1,
             },
@@ -164,7 +164,7 @@ NEXT = compiled(
     sa.select(*_read, NOW.label("now"))
     .where(~s.c.paused, s.c.name != sa.all_(given("besides", sa.ARRAY(sa.Text))))
     .order_by(s.c.next_at)
-    .limit(_MOST_READ)
+    .limit(MOST_READ)
 )
 
 LIST = compiled(
@@ -184,7 +184,7 @@ PAUSE = compiled(sa.update(s).values(paused=True).where(s.c.name == sa.bindparam
 # What came due meanwhile is not run.
 RESUME = compiled(
     sa.update(s)
-    .values(paused=False, next_at=given("then", _TIME))
+    .values(paused=False, next_at=given("then", _TIME), last_at=sa.case((s.c.last_at <= NOW, s.c.last_at)))
     .where(s.c.name == sa.bindparam("name"), s.c.revision == sa.bindparam("revision"), s.c.paused)
     .returning(s.c.name)
 )
@@ -243,14 +243,15 @@ class StoredSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What became of an instant: the id of its job; None: it has none."""
+    """What became of an instant: the id of its job, or None; ``held_up``: because the job of the last one lives."""
 
     job_id: UUID | None
+    held_up: bool = False
 
 
 async def upcoming(database: Database, *, besides: Sequence[str] = ()) -> list[StoredSchedule]:
     """Return schedules that are not paused in the order in which they come due, at most 100."""
-    return [StoredSchedule(*row) for row in await database.run(NEXT, {"besides": list(besides)})]
+    return [_stored(row) for row in await database.run(NEXT, {"besides": list(besides)})]
 
 
 async def fire(
@@ -274,14 +275,14 @@ async def fire(
         "then": then,
     }
     rows = await database.run(FIRE, values | {"job_id": job_id})
-    return Fired(job_id if rows[0].runs else None) if rows else None
+    return Fired(job_id if rows[0].runs else None, rows[0].held_up) if rows else None
 
 
 async def database_now(database: Database) -> datetime:
     """Return the database's time, by which schedules come due."""
     [row] = await database.run(PRESENT)
     now: datetime = row.now
-    return now
+    return now.astimezone(UTC)
 
 
 async def write_code(
@@ -296,7 +297,7 @@ async def write_code(
     """
     names = [each.name for each in new]
     for each in new:
-        await database.run(WRITE_CODE, each.values())
+        await database.run(WRITE_CODE, each.values() | {"kinds": list(kinds)})
     await database.run(FORGET, {"kinds": list(kinds), "names": names})
     rows = await database.run(KIND_OF, {"names": names}) if new else ()
     kind_of = {each.name: each.kind for each in new}
@@ -326,7 +327,7 @@ async def pause(database: Database, name: str) -> None:
 async def resume(database: Database, name: str) -> datetime:
     """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
     [row] = _found(name, await database.run(ONE, {"name": name}))
-    stored = StoredSchedule(*row)
+    stored = _stored(row)
     if not stored.paused:
         return stored.next_at
     try:
@@ -355,3 +356,9 @@ def _found(name: str, rows: Sequence[Any]) -> Sequence[Any]:
     if not rows:
         raise TransitionRefused(f"there is no schedule {name!r}")
     return rows
+
+
+def _stored(row: Any) -> StoredSchedule:
+    # In the session's time zone differences would be those of wall clocks.
+    stored = StoredSchedule(*row)
+    return replace(stored, next_at=stored.next_at.astimezone(UTC), now=stored.now.astimezone(UTC))

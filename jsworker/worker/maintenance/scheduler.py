@@ -51,7 +51,11 @@ async def write_schedules(context: WorkerContext) -> None:
         context.complaints.report("schedules", str(error))
         return
     for name, other in taken.items():
-        raise SettingsError(f"schedule {name!r} of kind {new[name].kind}: kind {other} has one of that name")
+        context.complaints.report(
+            f"schedule {name}",
+            f"kind {other} has one of that name, so kind {new[name].kind} goes without: rename it, or "
+            "`jsworker schedules remove` the other and start this worker again",
+        )
 
 
 def _schedules_of(kind: Kind, now: datetime) -> dict[str, NewSchedule]:
@@ -79,12 +83,17 @@ class Scheduler:
         self._aside = {name: until for name, until in self._aside.items() if boottime() < until}
         read_at = boottime()
         nexts: list[datetime] = []
-        for schedule in await schedules.upcoming(self._context.database, besides=list(self._aside)):
+        found = await schedules.upcoming(self._context.database, besides=list(self._aside))
+        for schedule in found:
             now = schedule.now
             if schedule.next_at > now:
                 nexts.append(schedule.next_at)
                 break
             nexts += await self._fire(schedule)
+        else:
+            if len(found) == schedules.MOST_READ:  # more may be due
+                self._wake()
+                return
         if nexts:
             self._wake_in((min(nexts) - now).total_seconds() - (boottime() - read_at))
 
@@ -130,7 +139,11 @@ class Scheduler:
             self._context.requeued.notify()
             return
         reason = (
-            f"it was missed by {late:.0f} s" if instant is None else "the job of the last one still lives"
+            "the job of the last one still lives"
+            if fired.held_up
+            else f"it was missed by {late:.0f} s"
+            if instant is None
+            else "it had its job before the clock went back"
         )
         scheduled_for = instant or schedule.next_at
         self._context.events.emit("schedule.skipped", **facts, scheduled_for=scheduled_for, reason=reason)
