@@ -45,12 +45,14 @@ class Stream(JetStreamApi):
             await self.stream_info()  # which a worker must be permitted anyway; it need not exist
         except NotThere:
             return
-        except BaseException as fault:
-            await self.close()
-            # In a cluster another server may have it, and be silent just now.
-            if isinstance(fault, StreamUnavailable) and not client.server_info.get("jetstream"):
+        except StreamUnavailable as silent:
+            # Offered and silent: a cluster elects its leaders, say, which ``ensure`` waits for.
+            if not client.server_info.get("jetstream"):
+                await self.close()
                 servers = self.settings.redacted_nats_url()
-                raise StreamRefused(f"NATS at {servers} has JetStream disabled") from fault
+                raise StreamRefused(f"NATS at {servers} has JetStream disabled") from silent
+        except BaseException:
+            await self.close()
             raise
 
     async def flush(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 -- as above

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.stream.api import JetStreamApi
 from jsworker.stream.topology import INSTALLATION, stream_config, stream_differences
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.nats_server import HOST, NatsServer
@@ -391,3 +392,23 @@ async def test_ensure_waits_for_a_server_that_is_just_restarted(
     await server.start()
     await ensuring
     assert (await stream.state()).messages == 0
+
+
+async def test_a_start_waits_for_a_jetstream_that_is_offered_and_silent(
+    open_stream: OpenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a cluster elects its leaders: the first request alone goes unanswered here."""
+    asked: list[float] = []
+    answered = JetStreamApi.stream_info
+
+    async def silent_once(api: JetStreamApi) -> Any:
+        asked.append(1.0)
+        if len(asked) == 1:
+            raise StreamUnavailable("stream JOBS: no answer")
+        return await answered(api)
+
+    monkeypatch.setattr(JetStreamApi, "stream_info", silent_once)
+    stream = await open_stream()
+    assert stream.connected
+    await stream.ensure(["resize"], WAITS)
+    assert len(asked) > 1
