@@ -41,8 +41,8 @@ _COMMANDS = {
     "schedules": _Entry("schedules", _JOBS, "What enqueues jobs by the clock: list, add, pause, run now."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
-    "db": _Entry("servers", _CARE, "Create or migrate jsworker's tables."),
-    "stream": _Entry("servers", _CARE, "Make the stream and its consumers, or bring them into shape."),
+    "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),
+    "stream": _Entry("db_and_stream", _CARE, "Make the stream and its consumers, or bring them into shape."),
     "doctor": _Entry("doctor", _CARE, "Check settings, servers, tables and streams, and say what to do."),
 }
 
