@@ -154,7 +154,8 @@ async def try_to_kill(workers: Sequence[WorkerProcess], client: JobClient) -> Ki
         return None
     finally:
         for worker in workers:
-            worker.send(signal.SIGCONT)
+            if not worker.killed:  # sending a signal would take its exit code from asyncio
+                worker.send(signal.SIGCONT)
 
 
 async def _held_by(
