@@ -11,6 +11,7 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
+from jsworker.embedded import resources
 from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
 from tests.support.servers import (
@@ -25,6 +26,11 @@ TEMPLATE = "jsworker_template"
 
 # Collecting thousands of tests makes hardly any garbage; that is looked for again once they are collected.
 gc.disable()
+
+# A stopped server's port is free for any other until it is started again: each process has ports of its own.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    resources.PORTS = resources.PORTS[number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
 
 # Started in the background, a process ignores Ctrl-C, and so would every command that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -145,6 +145,17 @@ class Command:
         return self.environment["JSWORKER_DATABASE_URL"]
 
 
+def test_a_process_is_given_each_port_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "PORTS", range(20_000, 20_300))
+    monkeypatch.setattr(resources, "_TRIES", 300)
+    monkeypatch.setattr(resources, "_given_ports", set())
+    monkeypatch.setattr(resources, "is_free", lambda port: port >= 20_290)
+
+    assert {free_port() for _ in range(10)} == set(range(20_290, 20_300))
+    with pytest.raises(OSError, match="no free TCP port"):
+        free_port()
+
+
 def wait_until(condition: Callable[[], Any], what: str) -> None:
     give_up_at = time.monotonic() + DEADLINE
     while not condition():

