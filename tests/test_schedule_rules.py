@@ -95,6 +95,7 @@ def test_within_an_hour_that_comes_twice_no_instant_is_over() -> None:
         ("0 3 * * *", {"catch_up": 1001}, "from 0 to 1000"),
         ("0 3 * * *", {"catch_up": True}, "from 0 to 1000"),
         ("0 3 * * *", {"catch_up": 2, "missed": "skip"}, "contradict"),
+        ("0 3 * * *", {"catch_up": 2, "overlap": "skip"}, "contradict each other: the first job"),
     ],
 )
 def test_bad_cron_rules(rule: Any, options: dict[str, Any], said: str) -> None:

@@ -43,6 +43,10 @@ class _Policies:
             raise ValueError(f"catch_up={shown(self.catch_up)} {rule}")
         if self.catch_up and self.missed == "skip":
             raise ValueError("missed='skip' and catch_up contradict each other")
+        if self.catch_up and self.overlap == "skip":
+            raise ValueError(
+                "overlap='skip' and catch_up contradict each other: the first job holds up the others"
+            )
 
     @property
     def missed_text(self) -> str:

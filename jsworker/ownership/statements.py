@@ -109,7 +109,7 @@ def given_array(name: str, type_: type[TypeEngine[Any]] | TypeEngine[Any]) -> sa
     return sa.cast(sa.bindparam(name), sa.ARRAY(type_))
 
 
-def given_rows(name: str, **columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
+def given_rows(name: str, /, **columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
     """Return rows that a statement is given as arrays of equal length, one for each column."""
     each = [sa.column(key, array.type.item_type) for key, array in columns.items()]  # type: ignore[attr-defined] # arrays
     return sa.func.unnest(*columns.values()).table_valued(*each, name=name).render_derived(name=name)

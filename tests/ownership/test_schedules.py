@@ -9,7 +9,7 @@ import pytest
 from psycopg.sql import SQL
 from sqlalchemy import Engine
 
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.core.schedule_rules import Cron, Every, Schedule
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
@@ -250,6 +250,13 @@ async def test_a_schedule_moves_with_its_name_to_another_kind_of_the_same_worker
         await schedules.write_code(database, kinds=[KIND, "other"], new=[of_code("a", Every(hours=1))]) == {}
     )
     assert row(sql, "a")["kind"] == KIND
+
+
+async def test_the_schedules_of_a_start_are_written_all_or_none(database: Database, sql: Sql) -> None:
+    bad = of_code("b", Every(hours=1), kind="no kind")
+    with pytest.raises(DatabaseRefused, match="schedules_kind"):
+        await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1)), bad])
+    assert await read_names(database) == []
 
 
 async def test_a_locked_schedule_holds_up_nobody(database: Database, sql: Sql, engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Workers write the schedules of their classes, and fire what is due, theirs or not, each instant once."""
 
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -128,6 +129,7 @@ async def test_one_that_cannot_be_fired_is_told_and_stops_no_other(
         ({"schedule": {"": Every(days=1)}}, "must be text of 1 to 100 printable characters"),
         ({"schedule": Every(days=1, payload=[1])}, "payload of kind scripted"),
         ({"schedule": Every(days=1, payload={"at": object()})}, "payload"),
+        ({"schedule": Every(days=1, payload={"text": "x" * 2**20})}, "exceeds JSWORKER_MAX_PAYLOAD_BYTES"),
     ],
 )
 async def test_a_schedule_that_cannot_be_used_ends_the_start(
@@ -135,6 +137,22 @@ async def test_a_schedule_that_cannot_be_used_ends_the_start(
 ) -> None:
     with pytest.raises(SettingsError, match=said):
         await start(scripted(echo, **attributes))
+
+
+async def test_a_long_outage_of_one_schedule_holds_up_no_other(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    await client.schedules.add("frequent", "elsewhere", Every(seconds=30, catch_up=120))
+    await client.schedules.add("nightly", "nightly", Every(days=1))
+    await rows.query("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '2 hours'")
+    running.worker._components.schedules.wake()
+    fired = await running.events.told("schedule.fired", times=121)
+    names = [event["schedule"] for event in fired]
+    assert "nightly" in names[:51]
+    instants = [event["scheduled_for"] for event in fired if event["schedule"] == "frequent"]
+    assert len(instants) >= 120
+    assert {later - earlier for earlier, later in pairwise(instants)} == {timedelta(seconds=30)}
 
 
 async def test_two_schedules_of_one_name_end_the_start(client: JobClient, start: StartWorker) -> None:

@@ -13,14 +13,14 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.dialects.postgresql import insert
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.schedule_rules import Schedule, read_schedule
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live
 from jsworker.ownership.schema import jobs, schedules
-from jsworker.ownership.statements import NOW, compiled, given, j
+from jsworker.ownership.statements import NOW, compiled, given, given_array, given_rows, j
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 s: Final = typing.cast("sa.Alias", schedules.alias("s"))
@@ -102,23 +102,23 @@ def _run_now() -> sa.TextClause:
 
 
 def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
-    """Return the statement that writes a schedule: the code's, unless an operator has one of that name; or an operator's."""
-    given_values = {
-        "name": sa.bindparam("name"),
-        "kind": sa.bindparam("kind"),
-        "payload": given("payload", JSONB),
-        "rule": sa.bindparam("rule"),
-        "tz": sa.bindparam("tz"),
-        "missed": sa.bindparam("missed"),
-        "overlap": sa.bindparam("overlap"),
-    }
-    new = insert(schedules).values(next_at=given("next_at", _TIME), set_by=set_by, **given_values)
+    """Return the statement that writes schedules: the code's, unless an operator has one of that name; or an operator's."""
+    texts = ("name", "kind", "payload", "rule", "tz", "missed", "overlap")
+    each = given_rows(
+        "each",
+        **{name: given_array(f"{name}s", sa.Text) for name in texts},
+        next_at=given_array("next_ats", _TIME),
+    )
+    columns = [sa.cast(each.c[name], schedules.c[name].type) for name in (*texts, "next_at")]
+    # In one order, so that two workers that start wait for each other at most.
+    rows = sa.select(*columns, sa.literal(set_by)).order_by(each.c.name)
+    new = insert(schedules).from_select([*texts, "next_at", "set_by"], rows)
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
-    described = list(given_values)[1:]
+    described = texts[1:]
     is_same = sa.and_(*(schedules.c[name] == new.excluded[name] for name in described))
     if set_by == "code":
         # A kind of this worker's own: its schedule moves to the class that has the name now.
-        of_mine = schedules.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text)))
+        of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
         may = sa.and_(schedules.c.set_by == "code", of_mine, ~is_same)
     else:
         may = given("replace", sa.Boolean)
@@ -148,13 +148,11 @@ WRITE_OPERATOR = _write("operator")
 FORGET = compiled(
     sa.delete(schedules).where(
         schedules.c.set_by == "code",
-        schedules.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))),
-        schedules.c.name != sa.all_(given("names", sa.ARRAY(sa.Text))),
+        schedules.c.kind == sa.any_(given_array("kinds", sa.Text)),
+        schedules.c.name != sa.all_(given_array("names", sa.Text)),
     )
 )
-KIND_OF = compiled(
-    sa.select(s.c.name, s.c.kind).where(s.c.name == sa.any_(given("names", sa.ARRAY(sa.Text))))
-)
+KIND_OF = compiled(sa.select(s.c.name, s.c.kind).where(s.c.name == sa.any_(given_array("names", sa.Text))))
 
 # In the order in which they come due: the first that is not due says how long there is nothing to do.
 _read = [
@@ -162,7 +160,7 @@ _read = [
 ]
 NEXT = compiled(
     sa.select(*_read, NOW.label("now"))
-    .where(~s.c.paused, s.c.name != sa.all_(given("besides", sa.ARRAY(sa.Text))))
+    .where(~s.c.paused, s.c.name != sa.all_(given_array("besides", sa.Text)))
     .order_by(s.c.next_at)
     .limit(MOST_READ)
 )
@@ -203,18 +201,19 @@ class NewSchedule:
     schedule: Schedule
     first: datetime
 
-    def values(self) -> dict[str, Any]:
-        """Return the parameters of the statements that write it."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "payload": self.payload,
-            "rule": self.schedule.text,
-            "tz": self.schedule.tz,
-            "missed": self.schedule.missed_text,
-            "overlap": self.schedule.overlap,
-            "next_at": self.first,
-        }
+
+def _values(new: Sequence[NewSchedule]) -> dict[str, Any]:
+    """Return the parameters of the statements that write schedules."""
+    return {
+        "names": [each.name for each in new],
+        "kinds": [each.kind for each in new],
+        "payloads": [each.payload for each in new],
+        "rules": [each.schedule.text for each in new],
+        "tzs": [each.schedule.tz for each in new],
+        "misseds": [each.schedule.missed_text for each in new],
+        "overlaps": [each.schedule.overlap for each in new],
+        "next_ats": [each.first for each in new],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +295,8 @@ async def write_code(
         Names that another kind has, with that kind; nothing was written for them.
     """
     names = [each.name for each in new]
-    for each in new:
-        await database.run(WRITE_CODE, each.values() | {"kinds": list(kinds)})
+    if new:
+        await database.run(WRITE_CODE, _values(new) | {"served": list(kinds)})
     await database.run(FORGET, {"kinds": list(kinds), "names": names})
     rows = await database.run(KIND_OF, {"names": names}) if new else ()
     kind_of = {each.name: each.kind for each in new}
@@ -310,7 +309,7 @@ async def add(database: Database, new: NewSchedule, *, replace: bool) -> None:
     Raises:
         TransitionRefused: there is one of that name, and ``replace`` is not set.
     """
-    if not await database.run(WRITE_OPERATOR, new.values() | {"replace": replace}):
+    if not await database.run(WRITE_OPERATOR, _values([new]) | {"replace": replace}):
         raise TransitionRefused(f"there is a schedule {new.name!r} already")
 
 

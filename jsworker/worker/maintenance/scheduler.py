@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
+from jsworker.client.enqueueing import payload_text
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, SettingsError
-from jsworker.core.processor import write_payload
 from jsworker.core.schedule_rules import due, named_schedules
 from jsworker.ownership.transitions import schedules
 from jsworker.ownership.transitions.schedules import NewSchedule, StoredSchedule
@@ -17,6 +17,8 @@ from jsworker.worker.pipeline.kinds import Kind
 
 _SPREAD_SECONDS: Final = 0.2
 """By which workers look after an instant has come: the first one fires it, the others find it done."""
+_MOST_AT_ONCE: Final = 50
+"""Instants of one schedule in a step: those of a long outage hold up no other schedule."""
 _ASIDE_SECONDS: Final = 60.0
 """For so long a schedule that cannot be fired is left alone."""
 
@@ -32,7 +34,7 @@ async def write_schedules(context: WorkerContext) -> None:
     now = await schedules.database_now(context.database)
     for kind in context.kinds.values():
         try:
-            found = _schedules_of(kind, now)
+            found = _schedules_of(kind, now, context.settings.max_payload_bytes)
         except (ValueError, TypeError) as error:
             of = f"of kind {kind.name} ({type(kind.processor).__qualname__})"
             raise SettingsError(f"schedule {of}: {error}") from None
@@ -58,10 +60,12 @@ async def write_schedules(context: WorkerContext) -> None:
         )
 
 
-def _schedules_of(kind: Kind, now: datetime) -> dict[str, NewSchedule]:
+def _schedules_of(kind: Kind, now: datetime, most_bytes: int) -> dict[str, NewSchedule]:
     processor = type(kind.processor)
     return {
-        name: NewSchedule(name, kind.name, write_payload(processor, each.payload), each, each.after(now))
+        name: NewSchedule(
+            name, kind.name, payload_text(processor, each.payload, most_bytes), each, each.after(now)
+        )
         for name, each in named_schedules(kind.name, kind.processor.schedule).items()
     }
 
@@ -115,7 +119,8 @@ class Scheduler:
             return self._set_aside(schedule, str(error))
         seen = schedule.next_at
         instants: list[datetime | None] = [*found.run] or [None]
-        for instant, then in zip(instants, [*found.run[1:], found.then], strict=True):
+        steps = list(zip(instants, [*found.run[1:], found.then], strict=True))[:_MOST_AT_ONCE]
+        for instant, then in steps:
             try:
                 fired = await schedules.fire(
                     self._context.database, schedule, seen=seen, instant=instant, then=then
@@ -128,7 +133,7 @@ class Scheduler:
                 break
             self._report(schedule, instant, fired)
             seen = then
-        return [found.then]
+        return [steps[-1][1]]
 
     def _report(self, schedule: StoredSchedule, instant: datetime | None, fired: schedules.Fired) -> None:
         facts = {"schedule": schedule.name, "kind": schedule.kind}
