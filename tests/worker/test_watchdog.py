@@ -64,7 +64,8 @@ async def test_a_loop_that_stands_still_as_announced_is_not_told(
     running = await start(scripted(block), with_settings=make_settings(watchdog_timeout=0.2))
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
-    assert running.events.of("worker.degraded") == []
+    # On a busy machine the loop stands still elsewhere, too.
+    assert [told["reason"] for told in running.events.of("worker.degraded") if HERE in told["reason"]] == []
 
 
 @pytest.mark.parametrize("blocks", [True, False])
