@@ -19,7 +19,7 @@ from jsworker.core.errors import (
     UsageError,
     may_answer_later,
 )
-from jsworker.core.names import shown
+from jsworker.core.names import printable, shown
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.slot import kinds_of_slot
 from jsworker.ownership.database import Database
@@ -37,6 +37,7 @@ _READ_AT_ONCE: Final = 5000
 _LARGE_AT_ONCE: Final = 3
 _MOST_HINTS: Final = 10
 """For one job; a worker sends one. Behind forged ones it is looked at by the clock alone."""
+_LINE_CHARACTERS: Final = 300
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
@@ -291,7 +292,8 @@ def _result_of(end: JobEnd) -> Any:
     error: JobFailed | JobCancelled | JobGone
     if end.status == "failed":
         reason = f" ({end.reason})" if end.reason else ""
-        error = JobFailed(f"job {end.id} failed{reason}{': ' if lines else ''}{lines[0] if lines else ''}")
+        line = f": {printable(lines[0], _LINE_CHARACTERS)}" if lines else ""
+        error = JobFailed(f"job {end.id} failed{reason}{line}")
     elif end.status == "cancelled":
         error = JobCancelled(f"job {end.id} was cancelled")
     else:

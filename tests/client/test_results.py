@@ -46,8 +46,8 @@ async def silent(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -
 async def end(rows: Rows, job_id: UUID, *, result: str = "null") -> None:
     """Complete a job in the table alone: no worker hints at it."""
     await rows.query(
-        "UPDATE jsworker.jobs SET status = 'completed', needs_publish = false, finished_at = clock_timestamp(),"
-        " attempts = 1, result = %s::jsonb WHERE id = %s",
+        "UPDATE jsworker.jobs SET status = 'completed', needs_publish = false, attempts = 1,"
+        " finished_at = clock_timestamp(), result = %s::jsonb WHERE id = %s",
         result,
         job_id,
     )
@@ -114,8 +114,8 @@ class TestWhatIsReturned:
         await rows.query(
             "UPDATE jsworker.jobs SET status = 'completed', needs_publish = false, attempts = 1,"
             " finished_at = clock_timestamp(),"
-            " result = (SELECT to_jsonb(string_agg(gen_random_uuid()::text, '')) FROM generate_series(1, 20000))"
-            " WHERE id = %s",
+            " result = (SELECT to_jsonb(string_agg(gen_random_uuid()::text, ''))"
+            " FROM generate_series(1, 20000)) WHERE id = %s",
             handles[1].id,
         )
         assert await handles[0].result(WITHIN) is None
