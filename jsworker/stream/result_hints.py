@@ -5,17 +5,13 @@ them says so to that client; for a job that nobody waits for it says nothing. A 
 forged costs time: the client reads the row. So nothing is confirmed here, and everything is bounded.
 """
 
-import asyncio
 import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID
 
-import nats.errors
-
 from jsworker.core.clock import boottime
-from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.connection import Connection
 from jsworker.stream.nats_client import Client
 
@@ -34,7 +30,6 @@ _MOST_AWAITED: Final = 50_000  # some 10 MB
 _MOST_CLIENTS: Final = 8  # for one job
 _MOST_A_SECOND: Final = 2**20  # bytes, each message counted as ``_MESSAGE_BYTES`` more
 _MESSAGE_BYTES: Final = 512
-_CHECK_SECONDS: Final = 5.0
 
 
 class HintSender:
@@ -45,12 +40,12 @@ class HintSender:
     many messages the worker does not listen until the next ``step``.
 
     Attributes:
-        awaited: whether any job is waited for; without one there is nothing to ``tell``.
+        somebody_waits: whether any job is waited for; without one there is nothing to ``tell``.
     """
 
     def __init__(self, connection: Connection, *, on_flood: Callable[[str], None]) -> None:
         """Prepare; ``on_flood`` is called with what was too much."""
-        self.awaited = False
+        self.somebody_waits = False
         self._connection = connection
         self._on_flood = on_flood
         self._recent: dict[bytes, tuple[str, ...]] = {}
@@ -65,8 +60,8 @@ class HintSender:
     async def step(self) -> None:
         """Forget what clients have not said again, and listen; to be called every ``FORGET_SECONDS``."""
         self._earlier, self._recent = self._recent, {}
-        self.awaited = bool(self._earlier)
-        self._is_flooded = False
+        self.somebody_waits = bool(self._earlier)
+        self._is_flooded, self._counted = False, 0
         self._listen()
 
     def tell(self, job_id: UUID) -> None:
@@ -101,7 +96,7 @@ class HintSender:
                 recent[name] = (token,)
             elif token not in clients and len(clients) < _MOST_CLIENTS:
                 recent[name] = (*clients, token)
-        self.awaited = bool(recent or self._earlier)
+        self.somebody_waits = bool(recent or self._earlier)
 
     def _is_too_much(self, size: int) -> bool:
         """Count a message; behind too many in a second listen no more until the next step."""
@@ -131,9 +126,9 @@ class HintReceiver:
         self._connection = connection
         self._token = secrets.token_hex(8)
         self._listening: Client | None = None
-        self._checking: asyncio.Task[None] | None = None
         self._is_denied = False
         connection.lost_callbacks.append(self._forget)
+        connection.denied_callbacks.append(self._on_denied)
 
     def announce(self, ids: Sequence[UUID]) -> None:
         """Say that these jobs are waited for; without a connection nothing is said."""
@@ -143,7 +138,6 @@ class HintReceiver:
         if self._listening is not client:
             self._listening = client
             client.open_inbox(ENDED + self._token, self._on_hint)
-            self._checking = asyncio.create_task(self._check(client), name="jsworker result hints")
         if not self._is_denied:
             for start in range(0, len(ids), _IDS):
                 client.post(
@@ -154,19 +148,9 @@ class HintReceiver:
         self._listening = None
         self._is_denied = False
 
-    async def _check(self, client: Client) -> None:
-        """Find out whether the server permits both subjects, for it logs each message that it does not."""
-        try:
-            await asyncio.gather(
-                *(
-                    self._connection.answered(subject + self._token, client.flush(_CHECK_SECONDS))
-                    for subject in (AWAITED, ENDED)
-                )
-            )
-        except StreamRefused:
-            self._is_denied = True
-        except (StreamUnavailable, TimeoutError, nats.errors.Error, OSError):
-            return
+    def _on_denied(self, reason: str) -> None:
+        """Say nothing more on this connection: the server would log each message."""
+        self._is_denied |= self._token in reason
 
     def _on_hint(self, _subject: str, _reply: bytes, content: bytes, _status: dict[str, str] | None) -> None:
         if len(content) == _ID_BYTES:

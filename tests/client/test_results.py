@@ -5,10 +5,12 @@ import copy
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from nats.js import JetStreamContext
 
 import jsworker
 from jsworker import (
@@ -443,3 +445,97 @@ class TestInsideJobs:
 
         await start(Twice)
         assert await (await client.enqueue(Twice, {"n": 4})).result(WITHIN) == 8
+
+
+class TestHints:
+    @pytest.fixture(autouse=True)
+    def _hints_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Read once, and then when a hint says so."""
+        for name in ("_FIRST_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
+            monkeypatch.setattr(f"jsworker.client.results.{name}", 10_000.0)
+
+    async def test_a_worker_says_that_it_has_ended_a_job(self, client: JobClient, start: StartWorker) -> None:
+        gate = Gate()
+
+        async def process(job: Job[Any]) -> Any:
+            await gate.process(job)
+            if job.payload["fails"]:
+                raise Fail("no")
+            return job.payload
+
+        await start(scripted(process))
+        handles = await client.enqueue_many(KIND, [{"fails": False}, {"fails": True}])
+        waiting = [asyncio.create_task(each.result(WITHIN)) for each in handles]
+        for _ in handles:
+            await gate.met()
+        await is_awaited(client, 2)
+        await eventually(partial(announced, client))
+        gate.open()
+        done, failed = await asyncio.gather(*waiting, return_exceptions=True)
+        assert done == {"fails": False}
+        assert isinstance(failed, JobFailed)
+
+    async def test_also_after_the_worker_has_found_the_client_later(
+        self, client: JobClient, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("jsworker.client.results.RENEW_SECONDS", 0.1)
+        handle = await client.enqueue(KIND, {"n": 1})
+        waiting = asyncio.create_task(handle.result(WITHIN))
+        await is_awaited(client, 1)
+        gate = Gate()
+        running = await start(scripted(gate.process))
+        await gate.met()
+
+        async def knows() -> None:
+            assert running.worker._components.pipeline.hints.somebody_waits
+
+        await eventually(knows)
+        gate.open()
+        assert await waiting == {"n": 1}
+
+    async def test_jobs_that_nobody_waits_for_say_nothing(
+        self, client: JobClient, start: StartWorker, js: JetStreamContext, rows: Rows
+    ) -> None:
+        said = await js._nc.subscribe("jsworker.>")
+        await js._nc.flush()
+        await start(scripted(echo))
+        for each in await client.enqueue_many(KIND, [{}] * 50):
+            await rows.becomes(each.id, "completed")
+        await js._nc.flush()
+        subjects = {(await said.next_msg()).subject for _ in range(said.pending_msgs)}
+        assert not [each for each in subjects if not each.startswith("jsworker.worker.")]
+
+    async def test_forged_ones_make_few_reads(
+        self, client: JobClient, js: JetStreamContext, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = reads_of(monkeypatch)
+        handle = await client.enqueue(KIND, {})
+        waiting = asyncio.create_task(handle.result(WITHIN))
+        await is_awaited(client, 1)
+        await eventually(partial(announced, client))
+        hints = client._results._hints
+        assert hints is not None
+        for _ in range(200):
+            await js._nc.publish(f"jsworker.ended.{hints._token}", handle.id.bytes)
+            await js._nc.publish(f"jsworker.ended.{hints._token}", uuid4().bytes)
+        await js._nc.flush()
+
+        async def used_up() -> None:
+            assert client._results._awaited[handle.id].hints == 10
+
+        await eventually(used_up)
+        assert len(made) <= 12
+        assert {len(ids) for ids in made} == {1}
+        waiting.cancel()
+        await end(rows, handle.id, result="7")
+        assert await handle.result(WITHIN) == 7
+
+
+async def announced(client: JobClient) -> None:
+    """Check that the server has what the client said."""
+    hints, stream = client._results._hints, client._publisher.stream
+    assert hints is not None
+    assert stream is not None
+    assert hints._listening is not None
+    assert not client._results._unannounced
+    assert await stream.flush(10)

@@ -211,7 +211,7 @@ class Pipeline:
             self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
-        if self.hints.awaited and settled in ENDED:
+        if self.hints.somebody_waits and settled in ENDED:
             self.hints.tell(run.id)
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
