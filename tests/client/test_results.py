@@ -26,9 +26,10 @@ from jsworker import (
     Settings,
 )
 from jsworker.client import Enqueued
-from jsworker.core.errors import DatabaseUnavailable, UsageError
+from jsworker.core.errors import UsageError
 from jsworker.ownership.queries.results import JobEnd, read_ends
 from tests.support.polling import eventually
+from tests.support.proxy import proxied
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -342,32 +343,26 @@ class TestOutages:
             assert await waiting == {"n": 1}
 
     async def test_a_database_that_is_away_for_a_while(
-        self, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+        self, make_settings: MakeSettings, database_url: str, rows: Rows
     ) -> None:
-        handle = await client.enqueue(KIND, {})
-        tries = 0
-        is_away = True
+        async with (
+            proxied(database_url) as (proxy, url),
+            JobClient(make_settings(database_url=url)) as client,
+        ):
+            handle = await client.enqueue(KIND, {})
+            waiting = asyncio.create_task(handle.result(WITHIN))
+            await is_awaited(client, 1)
+            proxy.cut()
+            with pytest.raises(TimeoutError, match=r"within 1 s: PostgreSQL at .* is not available"):
+                await handle.result(1)
 
-        async def away(database: Any, ids: Sequence[UUID]) -> list[JobEnd]:
-            nonlocal tries
-            tries += 1
-            if is_away:
-                raise DatabaseUnavailable("PostgreSQL at x did not answer within 3 s")
-            return await read_ends(database, ids)
+            async def is_troubled() -> None:
+                assert client._results._trouble is not None
 
-        monkeypatch.setattr("jsworker.client.results.read_ends", away)
-        with pytest.raises(TimeoutError, match=r"within 0.2 s: PostgreSQL at x did not answer"):
-            await handle.result(0.2)
-        waiting = asyncio.create_task(handle.result(WITHIN))
-        seen = tries
-
-        async def tried_again() -> None:
-            assert tries > seen + 1
-
-        await eventually(tried_again)
-        await end(rows, handle.id, result="7")
-        is_away = False
-        assert await waiting == 7
+            await eventually(is_troubled)
+            await end(rows, handle.id, result="7")
+            proxy.restore()
+            assert await waiting == 7
 
     async def test_an_error_of_the_reader_is_told_to_all_who_wait(
         self, client: JobClient, monkeypatch: pytest.MonkeyPatch
