@@ -287,6 +287,20 @@ def test_tables_of_later_migrations_are_open_to_readers_and_workers_at_once(guar
             connection.execute("SELECT * FROM jsworker.later")
 
 
+def test_a_function_that_a_later_migration_makes_anew_stays_with_producers(guarded: Guarded) -> None:
+    with psycopg.connect(guarded.url("owner"), autocommit=True) as connection:
+        definition = connection.execute("SELECT pg_get_functiondef('jsworker.enqueue'::regproc)").fetchone()
+        assert definition is not None
+        connection.execute("DROP FUNCTION jsworker.enqueue")
+        connection.execute(definition[0].encode())
+    for role in ("worker", "producer", "publisher"):
+        with rolled_back(guarded.url(role)) as connection:
+            connection.execute(ENQUEUE.encode())
+    for role in ("reader", "metrics"):
+        with rolled_back(guarded.url(role)) as connection, pytest.raises(errors.InsufficientPrivilege):
+            connection.execute(ENQUEUE.encode())
+
+
 def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestServers) -> None:
     """As on a managed server, whose roles nobody has made yet."""
     name = f"managed_{secrets.token_hex(4)}"
