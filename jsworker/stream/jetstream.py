@@ -75,9 +75,9 @@ class Stream(JetStreamApi):
         """Return what answers for a worker on this connection, and asks about others; see ``Witness``."""
         return Witness(self.connection, worker_id=worker_id, read_stacks=read_stacks)
 
-    def hint_sender(self, on_flood: Callable[[str], None]) -> HintSender:
+    def hint_sender(self, report: Callable[[str | None], None]) -> HintSender:
         """Return what hints on this connection at the ends of jobs; see ``HintSender``."""
-        return HintSender(self.connection, on_flood=on_flood)
+        return HintSender(self.connection, report=report)
 
     def hint_receiver(self) -> HintReceiver:
         """Return what asks on this connection for hints, and takes them; see ``HintReceiver``."""

@@ -28,8 +28,9 @@ _IDS: Final = 2000  # in one message: half of the 64 KB that servers are told to
 _TOKEN: Final = re.compile(r"[0-9a-f]{16}")
 _MOST_AWAITED: Final = 50_000  # some 10 MB
 _MOST_CLIENTS: Final = 8  # for one job
-_MOST_A_SECOND: Final = 2**20  # bytes, each message counted as ``_MESSAGE_BYTES`` more
+_MOST_A_SECOND: Final = 2**22  # bytes, each message counted as ``_MESSAGE_BYTES`` more
 _MESSAGE_BYTES: Final = 512
+_MOST_STEPS_OF_REST: Final = 63
 
 
 class HintSender:
@@ -37,32 +38,38 @@ class HintSender:
 
     Anybody who may publish to ``AWAITED`` can name jobs at will. So a client's subject is made of its token
     here: a reply subject might be one of JetStream's, which workers may use and others may not. Behind too
-    many messages the worker does not listen until the next ``step``.
+    many messages the worker does not listen until the next ``step``, and longer after each flood.
 
     Attributes:
         somebody_waits: whether any job is waited for; without one there is nothing to ``tell``.
     """
 
-    def __init__(self, connection: Connection, *, on_flood: Callable[[str], None]) -> None:
-        """Prepare; ``on_flood`` is called with what was too much."""
+    def __init__(self, connection: Connection, *, report: Callable[[str | None], None]) -> None:
+        """Prepare; ``report`` is called with what was too much, and with None when that has passed."""
         self.somebody_waits = False
         self._connection = connection
-        self._on_flood = on_flood
+        self._report = report
         self._recent: dict[bytes, tuple[str, ...]] = {}
         self._earlier: dict[bytes, tuple[str, ...]] = {}
         self._listening: tuple[Client, int] | None = None
-        self._is_flooded = False
+        self._rest = self._last_rest = 0
         self._counted_from = 0.0
         self._counted = 0
         connection.lost_callbacks.append(self._forget)
-        connection.restored_callbacks.append(self._listen)
+        connection.restored_callbacks.append(self._on_restored)
 
     async def step(self) -> None:
         """Forget what clients have not said again, and listen; to be called every ``FORGET_SECONDS``."""
         self._earlier, self._recent = self._recent, {}
         self.somebody_waits = bool(self._earlier)
-        self._is_flooded, self._counted = False, 0
-        self._listen()
+        self._counted = 0
+        if self._listening is not None:  # since the last step, at least
+            self._last_rest = 0
+            self._report(None)
+        elif self._rest:
+            self._rest -= 1
+        else:
+            self._listen()
 
     def tell(self, job_id: UUID) -> None:
         """Hint at the end of a job to those who wait for it."""
@@ -75,8 +82,12 @@ class HintSender:
     def _forget(self) -> None:
         self._listening = None  # the subscription is lost with the connection
 
+    def _on_restored(self) -> None:
+        if not self._last_rest:
+            self._listen()
+
     def _listen(self) -> None:
-        if self._connection.connected and self._listening is None and not self._is_flooded:
+        if self._connection.connected and self._listening is None:
             client = self._connection.client
             self._listening = client, client.open_inbox(f"{AWAITED}*", self._note)
 
@@ -109,8 +120,10 @@ class HintSender:
         if self._listening is not None:
             client, number = self._listening
             client.leave_inbox(number)
-        self._listening, self._is_flooded = None, True
-        self._on_flood(f"more than {_MOST_A_SECOND} bytes a second of clients that wait for results")
+        self._listening = None
+        self._last_rest = min(2 * self._last_rest + 1, _MOST_STEPS_OF_REST)
+        self._rest = self._last_rest - 1
+        self._report(f"more than {_MOST_A_SECOND} bytes a second of clients that wait for results")
         return True
 
 

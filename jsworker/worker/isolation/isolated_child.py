@@ -94,7 +94,7 @@ async def _work(end: socket.socket) -> NoReturn:
         events=Events(),
         loop=asyncio.get_running_loop(),
         on_quiet=send_state,
-        kinds=frozenset({kind.name}),
+        kinds=order.kinds,
     )
     ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS_A_TIMEOUT, died=_end)
     ticks.start()

@@ -62,7 +62,7 @@ class Pipeline:
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
-        self.hints = context.stream.hint_sender(partial(context.complaints.report, "result hints"))
+        self.hints = context.stream.hint_sender(partial(context.complaints.note, "result hints"))
         self.consumers = [
             Consumer(
                 context,
