@@ -78,7 +78,7 @@ class JobClient:
     @property
     def schedules(self) -> Schedules:
         """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
-        return Schedules(self._opened(), self._settings, self._publisher)
+        return Schedules(self._opened(), self._settings, self._publisher, self._opened_results)
 
     @property
     def unpublished_because(self) -> str | None:

@@ -6,7 +6,9 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from copy import deepcopy
 from datetime import timedelta
+from itertools import count
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -37,6 +39,7 @@ _READ_AT_ONCE: Final = 5000
 _LARGE_AT_ONCE: Final = 3
 _MOST_HINTS: Final = 10
 """For one job; a worker sends one. Behind forged ones it is looked at by the clock alone."""
+_CLOSED: Final = "the client was closed"
 _LINE_CHARACTERS: Final = 300
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
 
@@ -68,9 +71,11 @@ class Results:
         self._reading: asyncio.Task[None] | None = None
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._trouble: JsworkerError | None = None
+        self._is_closed = False
 
     def listen(self, hints: HintReceiver) -> None:
         """Be told by workers which jobs have ended."""
+        self._is_closed = False
         self._hints = hints
         hints.take = self._on_hint
 
@@ -93,13 +98,14 @@ class Results:
 
     async def close(self) -> None:
         """Let all waiters go with an error."""
+        self._is_closed = True
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
-        self._fail(list(self._awaited), RuntimeError("the client was closed"))
+        self._fail(list(self._awaited), RuntimeError(_CLOSED))
 
     async def _refuse_deadlock(self, job_id: UUID, served: frozenset[str]) -> None:
-        kind = await _until_answered(lambda _: live_kind(self._database, job_id))
+        kind = await self._until_answered(lambda _: live_kind(self._database, job_id))
         if kind in served:
             raise UsageError(
                 f"job {job_id} cannot be waited for inside a job of this worker, which serves kind {kind}"
@@ -108,6 +114,7 @@ class Results:
             )
 
     async def _wait(self, job_id: UUID) -> JobEnd:
+        self._check_open()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[JobEnd] = loop.create_future()
         awaited = self._awaited.get(job_id)
@@ -133,7 +140,23 @@ class Results:
             async with self._large:
                 return await read_whole_end(self._database, end, tries=tries)
 
-        return await _until_answered(fetch)
+        return await self._until_answered(fetch)
+
+    async def _until_answered(self, ask: Callable[[int], Awaitable[T]]) -> T:
+        for tries in count():
+            self._check_open()
+            try:
+                return await ask(tries)
+            except JsworkerError as error:
+                if not may_answer_later(error):
+                    raise _with_role(error) from None
+                self._trouble = error
+            await asyncio.sleep(_PAUSE_OF_OUTAGE_SECONDS)
+        raise AssertionError
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
 
     async def _read_while_awaited(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -187,9 +210,9 @@ class Results:
             self._fail(ids, error)
         for end in ends:
             if (awaited := self._awaited.pop(end.id, None)) is not None:
-                for waiter in awaited.waiters:
-                    if not waiter.done():
-                        waiter.set_result(end)
+                for place, waiter in enumerate(awaited.waiters):
+                    if not waiter.done():  # each with a value of its own, which it may change
+                        waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
         self._look_later(ids, again_at_once=len(ends) >= MOST_ENDS, least=least)
 
     def _look_later(self, ids: Iterable[UUID], *, again_at_once: bool, least: float) -> None:
@@ -246,18 +269,6 @@ class JobHandle(Enqueued):
 
     def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
         return Enqueued, (self.id, self.created)
-
-
-async def _until_answered(ask: Callable[[int], Awaitable[T]]) -> T:
-    tries = 0
-    while True:
-        try:
-            return await ask(tries)
-        except JsworkerError as error:
-            if not may_answer_later(error):
-                raise _with_role(error) from None
-        tries += 1
-        await asyncio.sleep(_PAUSE_OF_OUTAGE_SECONDS)
 
 
 def _with_role(error: JsworkerError) -> JsworkerError:

@@ -14,6 +14,7 @@ from nats.js import JetStreamContext
 
 import jsworker
 from jsworker import (
+    Cron,
     Fail,
     Job,
     JobCancelled,
@@ -132,6 +133,12 @@ class TestWhatIsReturned:
 
         await start(scripted(process))
         assert await (await client.enqueue(KIND, {})).result(WITHIN) == 3
+
+    async def test_of_a_schedule_s_job(self, client: JobClient, start: StartWorker) -> None:
+        await client.schedules.add("yearly", KIND, Cron("0 0 1 1 *", payload={"n": 1}))
+        await start(scripted(echo))
+        handle = await client.schedules.run_now("yearly")
+        assert await handle.result(WITHIN) == {"n": 1}
 
 
 class TestWhatIsRaised:
@@ -279,6 +286,15 @@ class TestManyWaiters:
         assert await asyncio.gather(*waiting) == [7] * 100
         assert all(ids == [handle.id] for ids in made)
 
+    async def test_each_gets_a_value_of_its_own(self, client: JobClient, rows: Rows) -> None:
+        handle = await client.enqueue(KIND, {})
+        waiting = [asyncio.create_task(handle.result(WITHIN)) for _ in range(3)]
+        await is_awaited(client, 1)
+        await end(rows, handle.id, result='{"list": []}')
+        for place, value in enumerate(await asyncio.gather(*waiting)):
+            assert value == {"list": []}
+            value["list"].append(place)
+
     async def test_one_that_is_cancelled_leaves_the_others_alone(self, client: JobClient, rows: Rows) -> None:
         handle = await client.enqueue(KIND, {})
         first, second = (asyncio.create_task(handle.result(WITHIN)) for _ in range(2))
@@ -316,6 +332,8 @@ class TestManyWaiters:
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert {str(each) for each in ended} == {"the client was closed"}
         assert all(isinstance(each, RuntimeError) for each in ended)
+        with pytest.raises(RuntimeError, match="the client was closed"):
+            await client._results.result(handles[0].id, None)  # one that was just about to wait
 
     async def test_a_full_answer_is_followed_by_another_at_once(
         self, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """``jsworker.enqueue``: what ENQUEUE does, for producers in any language, in their own transactions."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,7 @@ from jsworker.core.errors import InvalidName
 from jsworker.core.names import check_kind, check_unique_key
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish
-from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.enqueue import ENQUEUE, NewJob, enqueue, new_job_id
 
 from .polling import eventually
 from .rows import KIND, Sql, insert_job, read_job, read_value
@@ -69,7 +70,17 @@ def test_the_contract(sql: Sql) -> None:
     assert row["said"].startswith("jsworker SQL contract 1")
 
 
+def columns_of(insert: str) -> set[str]:
+    found = re.search(r"INSERT INTO jsworker\.jobs \(([\w\s,]+)\)", insert)
+    assert found
+    return {name.strip() for name in found[1].split(",")}
+
+
 class TestAsEnqueue:
+    def test_the_columns_are_the_same(self, sql: Sql) -> None:
+        function = read_value(sql, "SELECT prosrc FROM pg_proc WHERE oid = 'jsworker.enqueue'::regproc")
+        assert columns_of(function) == columns_of(ENQUEUE.text)
+
     @pytest.mark.parametrize(
         ("new", "given"),
         [
