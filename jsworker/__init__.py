@@ -4,8 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsworker.client import JobClient, enqueue_statement
-    from jsworker.core.errors import Fail, JsworkerError, OwnershipLost, Retry
+    from jsworker.client import JobClient, JobHandle, enqueue_statement
+    from jsworker.core.errors import (
+        Fail,
+        JobCancelled,
+        JobFailed,
+        JobGone,
+        JsworkerError,
+        OwnershipLost,
+        Retry,
+    )
     from jsworker.core.job import Job
     from jsworker.core.processor import Backoff, JobProcessor
     from jsworker.core.schedule_rules import Cron, Every
@@ -18,7 +26,11 @@ __all__ = [
     "Every",
     "Fail",
     "Job",
+    "JobCancelled",
     "JobClient",
+    "JobFailed",
+    "JobGone",
+    "JobHandle",
     "JobProcessor",
     "JsworkerError",
     "OwnershipLost",
@@ -36,7 +48,11 @@ _HOMES = {
     "Every": "jsworker.core.schedule_rules",
     "Fail": "jsworker.core.errors",
     "Job": "jsworker.core.job",
+    "JobCancelled": "jsworker.core.errors",
     "JobClient": "jsworker.client",
+    "JobFailed": "jsworker.core.errors",
+    "JobGone": "jsworker.core.errors",
+    "JobHandle": "jsworker.client",
     "JobProcessor": "jsworker.core.processor",
     "JsworkerError": "jsworker.core.errors",
     "OwnershipLost": "jsworker.core.errors",

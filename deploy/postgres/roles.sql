@@ -88,6 +88,9 @@ ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
 ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
   GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO jsworker_worker;
 ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+-- A function that a later migration makes anew stays with those who call it. All of them run with their caller's rights.
+ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
+  GRANT EXECUTE ON FUNCTIONS TO jsworker_worker, jsworker_producer;
 
 DO $$
 BEGIN
@@ -109,6 +112,10 @@ BEGIN
     status, run_at, dispatch, needs_publish, publish_after, queued_at
   ) ON jsworker.jobs TO jsworker_producer;
   GRANT SELECT (id, kind, unique_key, status, dispatch) ON jsworker.jobs TO jsworker_producer;
+  -- The function writes those columns, with its caller's rights.
+  IF to_regproc('jsworker.enqueue') IS NOT NULL THEN
+    GRANT EXECUTE ON FUNCTION jsworker.enqueue TO jsworker_worker, jsworker_producer;
+  END IF;
   -- The first who asks for the installation's id makes it; there is room for one.
   GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer;
   GRANT SELECT ON jsworker.alembic_version TO jsworker_producer;

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +10,12 @@ import typer
 
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, remark
-from jsworker.client import Enqueued, JobClient
+from jsworker.client import Enqueued, JobClient, JobHandle
 from jsworker.client.enqueueing import LONGEST_DELAY, Kind
 from jsworker.core import strict_json
-from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.exit_codes import TIMED_OUT, WrongUsage
 from jsworker.core.names import check_kind, shown
+from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.targets import load_processor_class
 
 _BATCH = 10_000
@@ -38,6 +39,8 @@ def enqueue(
         int | None, option("N", "Instead of the processor's own.", min=1, max=1_000_000)
     ] = None,
     max_stalls: Annotated[int | None, option("N", "Instead of the processor's own.", min=1, max=100)] = None,
+    wait: Annotated[bool, flag("Wait for the job to end and print its result, as JSON.", "--wait")] = False,
+    timeout: Annotated[float | None, option("SECONDS", "Wait no longer, with --wait.")] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -45,6 +48,9 @@ def enqueue(
     With MODULE:CLASS the payload is checked by the processor's own type. When a live job has the unique key
     already, nothing is enqueued and that job's id is printed. When NATS cannot be reached, the jobs are
     stored all the same, and a worker publishes them.
+
+    With --wait the exit code is 3 when the job failed, was cancelled or is gone, and 4 when it has not ended
+    in time; --json adds the result to the object.
     """
     if unique_key is not None and count > 1:
         raise WrongUsage(
@@ -52,22 +58,46 @@ def enqueue(
         )
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
+    _check_waiting(wait=wait, timeout=timeout, count=count)
     of_kind, content = kind_of(kind), read_payload(payload)
     options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
     enqueued: list[Enqueued] = []
+    results: list[Any] = []
 
-    def print_ids(batch: list[Enqueued]) -> None:
+    def print_ids(batch: Sequence[Enqueued]) -> None:
         for each in batch:
             print_line(str(each.id))
 
-    take = enqueued.extend if as_json else print_ids
+    async def print_result(job: JobHandle) -> None:
+        results.append({"result": await job.result(timeout)})
+        if not as_json:
+            print_line(strict_json.dumps(results[0]["result"]))
+
+    take = enqueued.extend if as_json or wait else print_ids
+    then = print_result if wait else None
     try:
         asyncio.run(
-            _enqueue(of_kind, content, count=count, unique_key=unique_key, options=options, take=take)
+            _enqueue(
+                of_kind, content, count=count, unique_key=unique_key, options=options, take=take, then=then
+            )
         )
+    except TimeoutError as error:
+        remark(str(error))
+        raise typer.Exit(TIMED_OUT) from None
     finally:  # what is committed is committed, whatever came after it
         if as_json:
-            print_json([{"id": each.id, "created": each.created} for each in enqueued])
+            rest: list[Any] = results or [{}] * len(enqueued)
+            both = zip(enqueued, rest, strict=True)
+            print_json([{"id": each.id, "created": each.created} | more for each, more in both])
+
+
+def _check_waiting(*, wait: bool, timeout: float | None, count: int) -> None:
+    if wait and count > 1:
+        raise WrongUsage(f"--wait is for one job, not for --count {count}")
+    if timeout is not None and not wait:
+        raise WrongUsage("--timeout needs --wait")
+    if timeout is not None and not 0 < timeout <= LONGEST_SECONDS:
+        raise WrongUsage(f"--timeout {timeout:g} must be more than 0 and at most {LONGEST_SECONDS} seconds")
 
 
 def kind_of(given: str) -> Kind:
@@ -95,7 +125,8 @@ async def _enqueue(
     count: int,
     unique_key: str | None,
     options: dict[str, Any],
-    take: Callable[[list[Enqueued]], Any],
+    take: Callable[[Sequence[Enqueued]], Any],
+    then: Callable[[JobHandle], Awaitable[None]] | None,
 ) -> None:
     async with JobClient.from_env() as client:
         if count > 1:
@@ -111,6 +142,10 @@ async def _enqueue(
             take([one])
             if not one.created:
                 remark(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
+            if then is not None:
+                await then(one)
+                return
+            if not one.created:
                 return
     unpublished = client.unpublished_because
     if unpublished and not options["delay"]:

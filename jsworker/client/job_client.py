@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -18,6 +19,7 @@ from jsworker.client.enqueueing import (
     new_jobs,
     one_for_each,
 )
+from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
@@ -62,6 +64,7 @@ class JobClient:
         self._inserts = SharedInserts(
             self.database, publish_after=self._publisher.own_seconds, died=self._died
         )
+        self._results = Results(self.database)
         self._unusable_because: str | None = _NOT_OPEN
 
     @classmethod
@@ -75,7 +78,7 @@ class JobClient:
     @property
     def schedules(self) -> Schedules:
         """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
-        return Schedules(self._opened(), self._settings, self._publisher)
+        return Schedules(self._opened(), self._settings, self._publisher, self._opened_results)
 
     @property
     def unpublished_because(self) -> str | None:
@@ -101,6 +104,8 @@ class JobClient:
         try:
             await self.database.check_migrated()
             await self._publisher.open()
+            if (stream := self._publisher.stream) is not None:
+                self._results.listen(stream.hint_receiver())
         except BaseException:
             await self.close()
             self._unusable_because = _NOT_OPEN
@@ -110,6 +115,7 @@ class JobClient:
     async def close(self) -> None:
         """Finish publishing what was enqueued, within seconds, and disconnect."""
         self._unusable_because = "closed"
+        await self._results.close()
         await self._publisher.end_publishing()
         await self._inserts.flush()
         await self._publisher.close()
@@ -124,10 +130,11 @@ class JobClient:
         delay: float = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
-    ) -> Enqueued:
+    ) -> JobHandle:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
-        Returns the job's id, and whether it was created or a live one holds the unique key.
+        Returns the job's id, and whether it was created or a live one holds the unique key; ``result`` of it
+        waits for the job's end.
 
         Raises:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
@@ -142,7 +149,7 @@ class JobClient:
             if enqueued.created and not delay:
                 await fault_points.reach("after_commit_before_publish")
                 await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
-            return enqueued
+            return self._handle(enqueued)
 
     async def enqueue_many(
         self,
@@ -153,7 +160,7 @@ class JobClient:
         delay: float = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
-    ) -> list[Enqueued]:
+    ) -> list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
         ``unique_keys`` holds a key or None for each; see ``enqueue`` for the rest. Answers come in order. An
@@ -164,7 +171,7 @@ class JobClient:
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
-        enqueued: list[Enqueued] = []
+        enqueued: list[JobHandle] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
             clock = asyncio.get_running_loop().time
@@ -172,11 +179,34 @@ class JobClient:
             keyed = any(key is not None for key in keys)
             async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
                 async for answers in inserted:
-                    enqueued += answers
+                    enqueued += map(self._handle, answers)
                     if clock() >= began + _PUBLISH_EVERY_SECONDS:
                         self._publisher.publish_in_background(since=began)
             self._publisher.publish_in_background(since=began)
         return enqueued
+
+    async def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for
+        """Return the result of a job, a JSON value, once it has completed.
+
+        A job that is tried again is waited for until its last attempt. Cancelling the call ends the waiting,
+        not the job. PostgreSQL may be away meanwhile; without NATS an end is found up to two seconds later.
+
+        Args:
+            job_id: the job's id; its enqueue must be committed.
+            timeout: seconds, or a timedelta, until the waiting ends; None: it does not.
+
+        Raises:
+            JobFailed: it has failed for good; ``error`` is the text of its last error, ``reason`` why no
+                attempt followed. An operator may retry it: call again to wait for that.
+            JobCancelled: it was cancelled.
+            JobGone: there is no such job: it was pruned after its end, or never committed.
+            TimeoutError: it has not ended in time; it goes on.
+            UsageError: called inside a job, for one of a kind that the same worker serves: those that wait
+                could take all of its slots.
+            DatabaseRefused: the login may not read jobs (role jsworker_reader).
+        """
+        self._opened()
+        return await self._results.result(job_uuid(job_id), timeout)
 
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.
@@ -295,6 +325,13 @@ class JobClient:
         if self._unusable_because is not None:
             raise RuntimeError(f"the client is {self._unusable_because}")
         return self.database
+
+    def _handle(self, enqueued: Enqueued) -> JobHandle:
+        return JobHandle.of(enqueued, self._opened_results)
+
+    def _opened_results(self) -> Results:
+        self._opened()
+        return self._results
 
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)

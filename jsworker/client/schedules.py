@@ -1,10 +1,12 @@
 """Schedules for those without code: add, list, pause, resume, run now, remove."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import Kind, kind_name, payload_text
+from jsworker.client.results import JobHandle, Results
 from jsworker.core.names import shown
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
 from jsworker.core.settings import Settings
@@ -21,7 +23,14 @@ class Schedules:
     Calls with a name that there is not raise TransitionRefused.
     """
 
-    def __init__(self, database: Database, settings: Settings, publisher: ClientPublisher) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        publisher: ClientPublisher,
+        results: Callable[[], Results],
+    ) -> None:
+        self._results = results
         self._database = database
         self._settings = settings
         self._publisher = publisher
@@ -68,12 +77,12 @@ class Schedules:
         with operators_rights("schedules", "schedules"):
             return await schedules.resume(self._database, name)
 
-    async def run_now(self, name: str) -> Enqueued:
+    async def run_now(self, name: str) -> JobHandle:
         """Enqueue a job of a schedule besides its instants."""
         with operators_rights("schedules", "schedules"):
             job_id = await schedules.run_now(self._database, name)
         self._publisher.publish_in_background()
-        return Enqueued(job_id, created=True)
+        return JobHandle.of(Enqueued(job_id, created=True), self._results)
 
     async def remove(self, name: str) -> None:
         """Remove a schedule; its jobs stay.

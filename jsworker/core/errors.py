@@ -4,6 +4,7 @@ A class docstring is the default message; a more exact one is given where the er
 """
 
 import inspect
+from uuid import UUID
 
 
 class JsworkerError(Exception):
@@ -97,6 +98,32 @@ class OwnershipLost(JsworkerError):
 
 class JobNotFound(JsworkerError):
     """No job has this id."""
+
+
+class JobNotCompleted(JsworkerError):
+    """There is no result to return, for the job has not completed.
+
+    Attributes:
+        job_id: the job's id.
+        error: the text of its last error, None: it had none.
+        reason: why it has failed for good, for example ``attempts``, ``permanent`` or ``stalled``.
+    """
+
+    job_id: UUID | None = None
+    error: str | None = None
+    reason: str | None = None
+
+
+class JobFailed(JobNotCompleted):
+    """The job has failed for good."""
+
+
+class JobCancelled(JobNotCompleted):
+    """The job was cancelled."""
+
+
+class JobGone(JobNotCompleted):
+    """No job has this id: it was pruned after its end, or there never was one."""
 
 
 class TransitionRefused(JsworkerError):

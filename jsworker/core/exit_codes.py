@@ -6,9 +6,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError, UsageError
+from jsworker.core.errors import JobNotCompleted, JsworkerError, ServersUnavailable, SettingsError, UsageError
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+NOT_COMPLETED, TIMED_OUT = 3, 4
+"""Of a job that was waited for: it failed, was cancelled or is gone; it has not ended in time."""
 
 
 class WrongUsage(UsageError):
@@ -50,6 +52,8 @@ def exit_code_of(
 
 def code_of(error: JsworkerError) -> int:
     """Return the exit code of a process that ends in this error."""
+    if isinstance(error, JobNotCompleted):
+        return NOT_COMPLETED
     return WRONG_USAGE if isinstance(error, UsageError) else FAILED
 
 

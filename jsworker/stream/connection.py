@@ -36,7 +36,8 @@ class Connection:
     """One connection to NATS that lasts until it is closed.
 
     It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``, then calls what is in
-    ``lost_callbacks`` or ``restored_callbacks``; and complaints of server or client as ``worker.degraded``
+    ``lost_callbacks`` or ``restored_callbacks``; what is not permitted goes to ``denied_callbacks``, in the
+    server's words in lower case; and complaints of server or client as ``worker.degraded``
     with ``what="nats client"``, each text once.
     """
 
@@ -53,6 +54,7 @@ class Connection:
         self._failures: dict[asyncio.Future[str | None], str] = {}
         self.lost_callbacks: list[Callback] = []
         self.restored_callbacks: list[Callback] = []
+        self.denied_callbacks: list[Callable[[str], None]] = []
 
     @property
     def client(self) -> Client:
@@ -260,6 +262,8 @@ class Connection:
             for failure, quoted in self._failures.items():
                 if (quoted in text or self._own_inbox in text) and not failure.done():
                     failure.set_result(text)
+            for callback in self.denied_callbacks:
+                callback(text)
         elif isinstance(error, nats.errors.Error | OSError):
             self._cause = text
         else:

@@ -12,6 +12,7 @@ from jsworker.stream.connection import Callback, Connection
 from jsworker.stream.liveness import Witness
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
+from jsworker.stream.result_hints import HintReceiver, HintSender
 from jsworker.stream.topology import Topology
 
 
@@ -73,6 +74,14 @@ class Stream(JetStreamApi):
     ) -> Witness:
         """Return what answers for a worker on this connection, and asks about others; see ``Witness``."""
         return Witness(self.connection, worker_id=worker_id, read_stacks=read_stacks)
+
+    def hint_sender(self, report: Callable[[str | None], None]) -> HintSender:
+        """Return what hints on this connection at the ends of jobs; see ``HintSender``."""
+        return HintSender(self.connection, report=report)
+
+    def hint_receiver(self) -> HintReceiver:
+        """Return what asks on this connection for hints, and takes them; see ``HintReceiver``."""
+        return HintReceiver(self.connection)
 
     async def ensure(
         self,

@@ -125,6 +125,11 @@ class Client(NatsClient):
         finally:
             self.inboxes.pop(number, None)
 
+    def leave_inbox(self, number: int) -> None:
+        """Unsubscribe at once; what is on its way is dropped."""
+        if self.inboxes.pop(number, None) is not None and self.is_connected:
+            self._send(b"UNSUB %d\r\n" % number)
+
     def lose(self) -> None:
         """Forget what dies with a connection: inboxes, and what waits to be sent except verdicts.
 

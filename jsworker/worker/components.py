@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from jsworker.core.clock import boottime
+from jsworker.stream.result_hints import FORGET_SECONDS
 from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker import stacks
 from jsworker.worker.context import WorkerContext
@@ -69,6 +70,7 @@ class Components:
         self._loop("lag", self.watchdog.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
+        self._loop("result hints", self.pipeline.hints.step, FORGET_SECONDS)
         self.probes = self._loop("probe", partial(context.health.probe, self.heartbeat.seen), _PROBE_SECONDS)
 
         # Maintenance.
@@ -93,8 +95,9 @@ class Components:
         rules = settings.recovers_by()
         self.dead_owners = DeadOwners(context)
         sweeper = Sweeper(context, heartbeat=self.heartbeat, presence=self.presence, late=self.late)
-        sweeps = rules["crashed"] or rules["stale"]
-        self.scans = self._scan("scan", sweeper.step, settings.scan_interval, runs=sweeps)
+        self.scans = self._scan(
+            "scan", sweeper.step, settings.scan_interval, runs=rules["crashed"] or rules["stale"]
+        )
         self._lost_messages = LostMessages(context)
         # By itself: the jobs of the dead wait for no search that has become slow.
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)

@@ -134,6 +134,13 @@ class Complaints:
         if self._reasons.pop(what, None) is not None:
             self._events.emit("worker.restored", what=what)
 
+    def note(self, what: str, reason: str | None) -> None:
+        """Report why something does not work, or with None that it does."""
+        if reason is None:
+            self.end(what)
+        else:
+            self.report(what, reason)
+
     @contextmanager
     def of_stream(self, what: str) -> Iterator[None]:
         """Report what JetStream refuses inside; pullers and publishers report when it does not answer."""

@@ -12,7 +12,7 @@ from typing import Any
 from jsworker.client import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.settings import Settings
-from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, enqueue, new_job_id
 from tests.faults.fleet import Fleet, Pod
 from tests.faults.history import Fault
 from tests.faults.journal import Journal
@@ -130,7 +130,7 @@ class Battlefield:
         payloads = [{"key": key, **payload} for key in keys]
         async with JobClient(self.settings) as client:
             if published:
-                enqueued = await client.enqueue_many(kind, payloads, unique_keys=keys)
+                enqueued: list[Enqueued] = [*await client.enqueue_many(kind, payloads, unique_keys=keys)]
             else:
                 enqueued = [
                     await enqueue(

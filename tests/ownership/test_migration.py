@@ -117,7 +117,7 @@ def test_metadata_creates_the_tables_that_the_migration_creates(empty_url: str, 
     assert [row[:3] for row in created["relations"]] == [row[:3] for row in migrated["relations"]]
     # These are the migrations' alone.
     assert len(migrated["triggers"]) == 3
-    assert len(migrated["functions"]) == 3
+    assert len(migrated["functions"]) == 4
     options = {name: options for name, *_, options in migrated["relations"] if options}
     assert options == {"jobs": ["fillfactor=60"], "workers": ["fillfactor=70"]}
 

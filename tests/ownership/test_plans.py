@@ -14,7 +14,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
-from jsworker.ownership.queries import listing
+from jsworker.ownership.queries import listing, results
 from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
@@ -242,6 +242,12 @@ class TestByPrimaryKey:
         columns = {"reasons": ["r"] * batch, "delays": [None] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
         assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"}
+
+    def test_ends(self, table: Connection, batch: int) -> None:
+        parameters: dict[str, Any] = {"ids": some(table, "completed", batch)}
+        assert access_paths(table, results.ENDS, parameters) == {"jobs_pkey"}
+        for statement in (results.WHOLE_END, results.LIVE_KIND):
+            assert access_paths(table, statement, {"id": parameters["ids"][0]}) == {"jobs_pkey"}
 
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)

@@ -16,9 +16,10 @@ from jsworker.core.settings import Settings
 from tests.cli.commands import COMMAND, Cli, Result
 from tests.ownership.rows import Sql, change_job, insert_job, read_job, seconds
 from tests.security.conftest import variables
-from tests.security.guarded import nats_user
+from tests.security.guarded import Guarded, make_logins, nats_user
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
+from tests.support.servers import as_role
 
 MakeSettings = Callable[..., Settings]
 Launch = Callable[..., ParentProcess]
@@ -99,6 +100,28 @@ async def test_a_worker_runs_recovers_and_prunes_with_the_least_rights(
     assert sql.execute("SELECT FROM jsworker.jobs WHERE id = %s", [old]).fetchone() is None
     assert "permissions violation" not in worker.log
     assert "permission denied" not in worker.log
+
+
+async def test_who_waits_for_results_needs_to_read_them(
+    run: Run, launch: Launch, guarded: Guarded, guarded_settings: MakeSettings
+) -> None:
+    await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo")
+    worker = launch(guarded_settings("worker", **nats_user("worker")), "Echo")
+    await worker.ready()
+    make_logins(guarded.admin_url, {"producer": "guarded_waiter", "reader": "guarded_waiter"})
+    reads = as_role(guarded.admin_url, "guarded_waiter")
+    complaints: list[Any] = []
+    async with JobClient(guarded_settings("producer", database_url=reads, **nats_user("producer"))) as client:
+        client.events.on("*", complaints.append)
+        handle = await client.enqueue("echo", {"n": 1})
+        assert await handle.result(60) == {"n": 1}
+    async with JobClient(guarded_settings("producer", **nats_user("producer"))) as client:
+        with pytest.raises(
+            DatabaseRefused, match=r"^result needs SELECT on jsworker\.jobs, which role jsworker_reader has"
+        ):
+            await client.result(handle.id, 60)
+    assert complaints == []
+    assert "permissions violation" not in worker.log
 
 
 @pytest.mark.parametrize("login", ["producer", "publisher"])

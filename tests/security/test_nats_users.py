@@ -48,6 +48,7 @@ MAY_NOT = {
         "$JS.API.STREAM.CREATE.JOBS",
         "$JS.ACK.JOBS.echo.1.1.1.1.1",
         "jsworker.worker.any",
+        "jsworker.ended.0123456789abcdef",
         "_INBOX_WORKER.answer",
         "orders.new",
     ],
@@ -64,7 +65,15 @@ MAY_NOT = {
 
 MAY_NOT_HEAR = {
     "worker": ["jobs.*", "jobs.echo", ">", "_INBOX.>", "_INBOX_PRODUCER.>", "$JS.API.>", "$SYS.>"],
-    "producer": ["jobs.*", ">", "_INBOX.>", "_INBOX_WORKER.>", "jsworker.worker.any", "$JS.EVENT.>"],
+    "producer": [
+        "jobs.*",
+        ">",
+        "_INBOX.>",
+        "_INBOX_WORKER.>",
+        "jsworker.worker.any",
+        "jsworker.awaited.*",
+        "$JS.EVENT.>",
+    ],
     "operator": ["jobs.*", ">", "_INBOX.>", "_INBOX_WORKER.>", "jsworker.worker.any"],
 }
 

@@ -41,6 +41,8 @@ SCHEDULE = (
     " VALUES ('s', 'echo', '{}', 'every 60 s', 'UTC', 'skip', 'allow', clock_timestamp(), 'operator')"
 )
 
+ENQUEUE = "SELECT * FROM jsworker.enqueue('echo', '{}', unique_key => 'k', delay => '1 hour')"
+
 MAY: dict[str, list[str]] = {
     "owner": [
         "CREATE TABLE jsworker.extra (id int)",
@@ -48,6 +50,7 @@ MAY: dict[str, list[str]] = {
         "DROP TABLE jsworker.dead_messages",
     ],
     "worker": [
+        ENQUEUE,
         "SELECT payload, result FROM jsworker.jobs",
         "UPDATE jsworker.jobs SET fencing_token = fencing_token + 1",
         "DELETE FROM jsworker.jobs WHERE status = 'completed'",
@@ -68,11 +71,13 @@ MAY: dict[str, list[str]] = {
     ],
     "producer": [
         insert(),
+        ENQUEUE,
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
     ],
     "publisher": [
         insert(),
+        ENQUEUE,
         "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
         "SELECT id FROM jsworker.jobs WHERE needs_publish FOR NO KEY UPDATE",
     ],
@@ -152,6 +157,7 @@ MAY_NOT: dict[str, list[str]] = {
     "reader": [
         SCHEDULE,
         insert(),
+        ENQUEUE,
         "UPDATE jsworker.jobs SET payload = '{}'",
         "DELETE FROM jsworker.jobs",
         "INSERT INTO jsworker.installation (id) VALUES (gen_random_uuid())",
@@ -160,6 +166,7 @@ MAY_NOT: dict[str, list[str]] = {
     ],
     "metrics": [
         SCHEDULE,
+        ENQUEUE,
         *(
             f"SELECT {column} FROM jsworker.jobs"  # noqa: S608 -- constants
             for column in (
@@ -278,6 +285,20 @@ def test_tables_of_later_migrations_are_open_to_readers_and_workers_at_once(guar
     for role in ("producer", "metrics"):
         with rolled_back(guarded.url(role)) as connection, pytest.raises(errors.InsufficientPrivilege):
             connection.execute("SELECT * FROM jsworker.later")
+
+
+def test_a_function_that_a_later_migration_makes_anew_stays_with_producers(guarded: Guarded) -> None:
+    with psycopg.connect(guarded.url("owner"), autocommit=True) as connection:
+        definition = connection.execute("SELECT pg_get_functiondef('jsworker.enqueue'::regproc)").fetchone()
+        assert definition is not None
+        connection.execute("DROP FUNCTION jsworker.enqueue")
+        connection.execute(definition[0].encode())
+    for role in ("worker", "producer", "publisher"):
+        with rolled_back(guarded.url(role)) as connection:
+            connection.execute(ENQUEUE.encode())
+    for role in ("reader", "metrics"):
+        with rolled_back(guarded.url(role)) as connection, pytest.raises(errors.InsufficientPrivilege):
+            connection.execute(ENQUEUE.encode())
 
 
 def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestServers) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import structlog
 from sqlalchemy import text
 
+from jsworker.client import JobClient
+from jsworker.core.errors import UsageError
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 
@@ -55,6 +57,21 @@ class Perilous(JobProcessor):
                     pass
                 os.kill(os.getpid(), signal.SIGKILL)
         return {"pid": os.getpid(), "attempt": job.attempt, "token": job.fencing_token}
+
+
+class Waiting(JobProcessor):
+    """Waits for a job of another kind."""
+
+    kind = "waiting"
+    max_stalls = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> str:
+        async with JobClient.from_env(**job.payload) as client:
+            other = await client.enqueue("scripted", {}, delay=3600)
+            try:
+                return f"got {await other.result(60)}"
+            except UsageError as error:
+                return str(error)
 
 
 class Stubborn(JobProcessor):

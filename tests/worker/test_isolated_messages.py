@@ -65,7 +65,12 @@ def test_an_order_arrives_with_its_settings_and_secrets() -> None:
         heartbeat_interval=1.5,
     )
     order = Order(
-        origin="m:C", path=["/a", "/not\udcffutf8"], worker_id="w", settings=settings, claimed=CLAIMED
+        origin="m:C",
+        path=["/a", "/not\udcffutf8"],
+        worker_id="w",
+        settings=settings,
+        claimed=CLAIMED,
+        kinds=frozenset({"a", "b"}),
     )
     assert read_by_isolated(order) == order
 

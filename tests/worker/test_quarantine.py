@@ -16,7 +16,7 @@ from jsworker.worker.isolation import isolated_runner
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
-from tests.worker.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative
+from tests.worker.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative, Waiting
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -31,7 +31,7 @@ async def running(settings: Settings, request: pytest.FixtureRequest) -> Any:
     """
     watchdog_timeout = getattr(request, "param", 20.0)
     own = settings.model_copy(update={"shutdown_timeout": 60.0, "watchdog_timeout": watchdog_timeout})
-    started = Running(Worker([Perilous, Stubborn, scripted(echo)], own))
+    started = Running(Worker([Perilous, Stubborn, Waiting, scripted(echo)], own))
     started.worker.on("*", started.events)
     await started.worker.start()
     yield started
@@ -65,6 +65,20 @@ async def test_the_job_runs_in_another_process_under_the_same_token(
     [started] = running.events.of("job.started")
     assert started["quarantined"] is True
     await nothing_is_left()
+
+
+async def test_the_job_may_not_wait_for_one_that_needs_a_slot_of_its_owner(
+    running: Running, client: JobClient, rows: Rows, settings: Settings
+) -> None:
+    names = ("database_url", "nats_url", "stream", "subject_prefix")
+    servers = {name: str(getattr(settings, name)) for name in names} | {
+        "database_url": settings.database_dsn()
+    }
+    job = await client.enqueue(Waiting, servers)
+    row = await rows.becomes(job.id, "completed")
+    assert "which serves kind scripted itself" in row["result"]
+    [started] = running.events.of("job.started")
+    assert started["quarantined"] is True
 
 
 async def test_a_job_that_has_stalls_left_runs_beside_the_others(

@@ -188,6 +188,10 @@ class Settled(Enum):
     """Another transaction holds a lock on the row: nothing was written, the job is still owned."""
 
 
+ENDED = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
+"""After these the job changes no more, unless an operator retries it."""
+
+
 class Completion(NamedTuple):
     """A run that returned. ``result`` is JSON text."""
 

@@ -94,6 +94,7 @@ async def _work(end: socket.socket) -> NoReturn:
         events=Events(),
         loop=asyncio.get_running_loop(),
         on_quiet=send_state,
+        kinds=order.kinds,
     )
     ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS_A_TIMEOUT, died=_end)
     ticks.start()
@@ -139,7 +140,7 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
         await run.kind.processor.setup()
         try:
             with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
-                return await process_job(run, run.job, services.settings.max_result_bytes)
+                return await process_job(run, run.job, services)
         finally:
             await run.kind.processor.teardown()
 

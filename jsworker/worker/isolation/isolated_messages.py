@@ -15,8 +15,8 @@ from jsworker.worker.stacks import Stack
 class Order(Message):
     """All that the isolated process needs to run a job for its owner; the first message.
 
-    ``origin`` is what makes the processor, ``path`` the owner's ``sys.path``. The settings hold secrets: they
-    pass through the socket alone.
+    ``origin`` is what makes the processor, ``path`` the owner's ``sys.path``, ``kinds`` what it serves. The
+    settings hold secrets: they pass through the socket alone.
     """
 
     what: Literal["order"] = "order"
@@ -25,6 +25,7 @@ class Order(Message):
     worker_id: str
     settings: Settings
     claimed: ClaimedJob
+    kinds: frozenset[str]
 
 
 class Request(Message):

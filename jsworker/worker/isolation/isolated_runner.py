@@ -63,6 +63,7 @@ class IsolatedRunner:
             worker_id=self._context.worker_id,
             settings=self._context.settings,
             claimed=run.claimed._replace(**spans),
+            kinds=frozenset(self._context.kinds),
         )
         ours, theirs = socket.socketpair()
         with theirs:

@@ -12,6 +12,7 @@ from jsworker.core import strict_json
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.processor import read_payload_text
+from jsworker.core.slot import kinds_of_slot
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run, StopReason
@@ -64,10 +65,10 @@ async def judged(
         return outcomes.raised(run, raised), raised
 
 
-async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome:
+async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outcome:
     """Have the processor do the job, within its time limits; raises what the processor raised."""
     # In the context of the run's own task, which threads get a copy of.
-    bound = bound_facts.set(run.facts)
+    bound, of_slot = bound_facts.set(run.facts), kinds_of_slot.set(services.kinds)
     try:
         with time_limits(run) if run.kind.needs_timers else _KEPT_BY_THE_FENCE:
             value = await (
@@ -77,7 +78,8 @@ async def process_job(run: Run, job: Job[Any], max_result_bytes: int) -> Outcome
             raise run.unfinished
     finally:
         bound_facts.reset(bound)
-    return outcomes.returned(run, value, max_result_bytes)
+        kinds_of_slot.reset(of_slot)
+    return outcomes.returned(run, value, services.settings.max_result_bytes)
 
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:

@@ -10,7 +10,7 @@ from uuid import UUID
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.transitions.settle import Settled
+from jsworker.ownership.transitions.settle import ENDED, Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
@@ -54,6 +54,7 @@ class Pipeline:
             loop=asyncio.get_running_loop(),
             on_quiet=quiet.announce,
             cover_others=quiet.cover_others,
+            kinds=frozenset(context.kinds),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
@@ -61,6 +62,7 @@ class Pipeline:
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
+        self.hints = context.stream.hint_sender(partial(context.complaints.note, "result hints"))
         self.consumers = [
             Consumer(
                 context,
@@ -168,7 +170,7 @@ class Pipeline:
             self._events.emit("job.started", **facts)
         if run.quarantined:
             return await self.isolated_runner.run(run)
-        return await process_job(run, run.job, self._services.settings.max_result_bytes)
+        return await process_job(run, run.job, self._services)
 
     # --- Settle: the outcome is written, unless the job is known to be lost. ---
 
@@ -209,6 +211,8 @@ class Pipeline:
             self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
+        if self.hints.somebody_waits and settled in ENDED:
+            self.hints.tell(run.id)
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()

@@ -52,6 +52,7 @@ class LeaseServices:
     on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
     cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
     fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
+    kinds: frozenset[str] = frozenset()  # whose jobs need the slots of this process
 
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:

@@ -1,0 +1,101 @@
+"""Producers in any language enqueue by a function, in their own transactions.
+
+Revision: 0021, after 0015
+
+What the function takes is a contract (docs/other-languages.md): a later version adds parameters with defaults at the
+end. It has to drop the function for that, so it belongs into one transaction with making it anew.
+"""
+
+from alembic import op
+
+revision = "0021"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+# As ENQUEUE in jsworker/ownership/transitions/enqueue.py, but that a twin which is committed meanwhile is looked for
+# by another statement, with a snapshot of its own. Names of parameters that are columns too are qualified.
+ENQUEUE = r"""
+CREATE FUNCTION jsworker.enqueue(
+  kind text,
+  payload jsonb DEFAULT '{}',
+  unique_key text DEFAULT NULL,
+  delay interval DEFAULT NULL,
+  max_attempts integer DEFAULT NULL,
+  max_stalls integer DEFAULT NULL,
+  traceparent text DEFAULT NULL,
+  tracestate text DEFAULT NULL,
+  max_payload_bytes integer DEFAULT 1048576,
+  OUT id uuid,
+  OUT created boolean
+) LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  wait double precision := coalesce(extract(epoch FROM delay), 0);
+  present timestamptz := clock_timestamp();
+  size bigint := octet_length(payload::text);
+  -- UUIDv7: 48 bits of milliseconds, so that new rows share warm index pages, then version, variant and chance.
+  new_id uuid := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
+    substring(int8send(floor(extract(epoch FROM present) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex');
+  wrong text := CASE
+    WHEN kind IS NULL OR kind !~ '^[a-z0-9][a-z0-9_-]*$' OR octet_length(kind) > 64
+      THEN 'kind ' || coalesce(to_json(left(kind, 64))::text, 'NULL') || ' must match ^[a-z0-9][a-z0-9_-]{0,63}$'
+    WHEN payload IS NULL THEN 'payload must be JSON, not NULL'
+    WHEN max_payload_bytes IS NULL OR size > max_payload_bytes
+      THEN 'payload of ' || size || ' bytes exceeds max_payload_bytes=' || coalesce(max_payload_bytes::text, 'NULL')
+    WHEN char_length(unique_key) NOT BETWEEN 1 AND 255 OR unique_key ~ E'[\\u0001-\\u001f\\u007f-\\u009f\\u2028\\u2029]'
+      THEN 'unique_key ' || to_json(left(unique_key, 64))::text || ' must be text of 1 to 255 printable characters'
+    WHEN wait NOT BETWEEN 0 AND 316224000
+      THEN 'delay=' || delay || ' must be from 0 to 316224000 seconds'
+    WHEN max_attempts NOT BETWEEN 1 AND 1000000
+      THEN 'max_attempts=' || max_attempts || ' must be from 1 to 1000000'
+    WHEN max_stalls NOT BETWEEN 1 AND 100 THEN 'max_stalls=' || max_stalls || ' must be from 1 to 100'
+    WHEN traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'
+      THEN 'traceparent ' || to_json(left(traceparent, 64))::text || ' must be a traceparent of W3C Trace Context'
+    WHEN tracestate !~ '^[ -~]+$' OR octet_length(tracestate) > 512
+      THEN 'tracestate ' || to_json(left(tracestate, 64))::text || ' must be 1 to 512 printable characters of ASCII'
+  END;
+BEGIN
+  IF wrong IS NOT NULL THEN
+    RAISE EXCEPTION USING MESSAGE = wrong, ERRCODE = 'invalid_parameter_value';
+  END IF;
+  FOR _try IN 1..3 LOOP
+    -- It waits for a twin that is not committed yet, and never for its owner's work.
+    INSERT INTO jsworker.jobs (
+      id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
+      status, run_at, dispatch, needs_publish, publish_after, queued_at)
+    VALUES (
+      new_id, enqueue.kind, enqueue.payload, enqueue.unique_key, enqueue.max_attempts, enqueue.max_stalls,
+      enqueue.traceparent, enqueue.tracestate,
+      CASE WHEN wait > 0 THEN 'scheduled' ELSE 'queued' END, present + make_interval(secs => wait),
+      CASE WHEN wait > 0 THEN 0 ELSE 1 END, wait <= 0,
+      CASE WHEN wait <= 0 THEN present END, CASE WHEN wait <= 0 THEN present END)
+    ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+      id := new_id;
+      created := true;
+      RETURN;
+    END IF;
+    SELECT j.id, false INTO id, created FROM jsworker.jobs AS j
+    WHERE j.kind = enqueue.kind AND j.unique_key = enqueue.unique_key
+      AND j.status IN ('scheduled', 'queued', 'processing');
+    IF FOUND THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION USING
+    MESSAGE = 'unique_key ' || coalesce(to_json(left(unique_key, 64))::text, 'NULL') || ' of kind ' || kind
+      || ' is taken and freed too fast; try again',
+    ERRCODE = 'serialization_failure';
+END
+$$
+"""
+CONTRACT = "COMMENT ON FUNCTION jsworker.enqueue IS 'jsworker SQL contract 1: docs/other-languages.md'"
+
+
+def upgrade() -> None:
+    op.get_bind().exec_driver_sql(ENQUEUE.replace("%", "%%"))
+    op.execute(CONTRACT)
+
+
+def downgrade() -> None:
+    op.execute("DROP FUNCTION jsworker.enqueue")

@@ -1,0 +1,313 @@
+"""Waiting for jobs to end: one reader for all waiters of a client; NATS hints when to look, rows decide."""
+
+import asyncio
+import heapq
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from copy import deepcopy
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from jsworker.core.errors import (
+    DatabaseRefused,
+    JobCancelled,
+    JobFailed,
+    JobGone,
+    JsworkerError,
+    UsageError,
+    may_answer_later,
+)
+from jsworker.core.names import printable, shown
+from jsworker.core.settings.variables import LONGEST_SECONDS
+from jsworker.core.slot import kinds_of_slot
+from jsworker.ownership.database import Database
+from jsworker.ownership.queries.results import MOST_ENDS, JobEnd, live_kind, read_ends, read_whole_end
+from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.transitions.enqueue import Enqueued
+from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+_PAUSE_OF_OUTAGE_SECONDS: Final = 0.5
+_READ_AT_ONCE: Final = 5000
+_LARGE_AT_ONCE: Final = 3
+_MOST_HINTS: Final = 10
+"""For one job; a worker sends one. Behind forged ones it is looked at by the clock alone."""
+_CLOSED: Final = "the client was closed"
+_LINE_CHARACTERS: Final = 300
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
+
+
+class _Awaited:
+    """A job that is waited for, and when its row is read next: infinite while it is being read."""
+
+    __slots__ = ("hints", "pause", "read_at", "waiters")
+
+    def __init__(self, now: float) -> None:
+        self.waiters: set[asyncio.Future[JobEnd]] = set()
+        self.pause = _FIRST_PAUSE_SECONDS / 2
+        self.read_at = now
+        self.hints = 0
+
+
+class Results:
+    """Waits for the results of jobs; reads the rows of all that are waited for together."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._hints: HintReceiver | None = None
+        self._awaited: dict[UUID, _Awaited] = {}
+        self._due: list[tuple[float, UUID]] = []
+        self._unannounced: list[UUID] = []
+        self._renew_at = math.inf
+        self._offset = random.uniform(0, _LONGEST_PAUSE_SECONDS)  # noqa: S311 -- spreads load, hides nothing
+        self._news = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._trouble: JsworkerError | None = None
+        self._is_closed = False
+
+    def listen(self, hints: HintReceiver) -> None:
+        """Be told by workers which jobs have ended."""
+        self._is_closed = False
+        self._hints = hints
+        hints.take = self._on_hint
+
+    async def result(self, job_id: UUID, timeout: float | timedelta | None) -> Any:  # noqa: ASYNC109 -- see JobClient.result
+        """Return the result of a job once it has completed; see ``JobClient.result``."""
+        limit = _seconds(timeout)
+        try:
+            async with asyncio.timeout(limit) as waiting:
+                if served := kinds_of_slot.get():
+                    await self._refuse_deadlock(job_id, served)
+                end = await self._wait(job_id)
+                if end.is_cut:
+                    end = await self._fetch(end)
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            because = "" if self._trouble is None else f": {self._trouble}"
+            raise TimeoutError(f"job {job_id} has not ended within {limit:g} s{because}") from None
+        return _result_of(end)
+
+    async def close(self) -> None:
+        """Let all waiters go with an error."""
+        self._is_closed = True
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        self._fail(list(self._awaited), RuntimeError(_CLOSED))
+
+    async def _refuse_deadlock(self, job_id: UUID, served: frozenset[str]) -> None:
+        kind = await self._until_answered(lambda _: live_kind(self._database, job_id))
+        if kind in served:
+            raise UsageError(
+                f"job {job_id} cannot be waited for inside a job of this worker, which serves kind {kind}"
+                " itself: jobs that wait could take all of its slots; let another worker serve that kind, or"
+                " enqueue what follows and return"
+            )
+
+    async def _wait(self, job_id: UUID) -> JobEnd:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[JobEnd] = loop.create_future()
+        awaited = self._awaited.get(job_id)
+        if awaited is None:
+            awaited = self._awaited[job_id] = _Awaited(loop.time())
+            heapq.heappush(self._due, (awaited.read_at, job_id))
+            self._unannounced.append(job_id)
+        awaited.waiters.add(waiter)
+        self._news.set()
+        if self._reading is None or self._reading.done():
+            self._renew_at = loop.time() + RENEW_SECONDS
+            self._reading = asyncio.create_task(self._read_while_awaited(), name="jsworker results")
+        try:
+            return await waiter
+        finally:
+            awaited.waiters.discard(waiter)
+            if not awaited.waiters and self._awaited.get(job_id) is awaited:
+                del self._awaited[job_id]
+                self._news.set()
+
+    async def _fetch(self, end: JobEnd) -> JobEnd:
+        async def fetch(tries: int) -> JobEnd:
+            async with self._large:
+                return await read_whole_end(self._database, end, tries=tries)
+
+        return await self._until_answered(fetch)
+
+    async def _until_answered(self, ask: Callable[[int], Awaitable[T]]) -> T:
+        for tries in count():
+            self._check_open()
+            try:
+                return await ask(tries)
+            except JsworkerError as error:
+                if not may_answer_later(error):
+                    raise _with_role(error) from None
+                self._trouble = error
+            await asyncio.sleep(_PAUSE_OF_OUTAGE_SECONDS)
+        raise AssertionError
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
+
+    async def _read_while_awaited(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while self._awaited:
+            self._news.clear()
+            self._announce(clock())
+            if ids := self._take_due(clock()):
+                await self._read(ids)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(self._due[0][0], self._renew_at) if self._due else None):
+                    await self._news.wait()
+        self._due.clear()
+        self._unannounced.clear()
+
+    def _announce(self, now: float) -> None:
+        """Tell workers what is waited for, before it is read: what ends from here on is hinted at."""
+        if now >= self._renew_at:
+            self._renew_at = now + RENEW_SECONDS
+            ids = list(self._awaited)
+        else:
+            ids = [job_id for job_id in self._unannounced if job_id in self._awaited]
+        self._unannounced.clear()
+        if ids and self._hints is not None:
+            self._hints.announce(ids)
+
+    def _take_due(self, now: float) -> list[UUID]:
+        ids: list[UUID] = []
+        while self._due and self._due[0][0] <= now and len(ids) < _READ_AT_ONCE:
+            read_at, job_id = heapq.heappop(self._due)
+            awaited = self._awaited.get(job_id)
+            if awaited is not None and awaited.read_at == read_at:  # else another entry is newer
+                awaited.read_at = math.inf
+                ids.append(job_id)
+        return ids
+
+    async def _read(self, ids: list[UUID]) -> None:
+        ends: list[JobEnd] = []
+        least = 0.0
+        try:
+            ends, refused = await in_halves(ids, lambda some: read_ends(self._database, some))
+            for job_id, error in refused:
+                self._fail([job_id], error)
+            self._trouble = None
+        except JsworkerError as error:
+            if may_answer_later(error):
+                self._trouble, least = error, _PAUSE_OF_OUTAGE_SECONDS
+            else:
+                self._fail(ids, _with_role(error))
+        except Exception as error:  # noqa: BLE001 -- else all would wait for ever
+            self._fail(ids, error)
+        for end in ends:
+            if (awaited := self._awaited.pop(end.id, None)) is not None:
+                for place, waiter in enumerate(awaited.waiters):
+                    if not waiter.done():  # each with a value of its own, which it may change
+                        waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
+        self._look_later(ids, again_at_once=len(ends) >= MOST_ENDS, least=least)
+
+    def _look_later(self, ids: Iterable[UUID], *, again_at_once: bool, least: float) -> None:
+        now = asyncio.get_running_loop().time()
+        for job_id in ids:
+            awaited = self._awaited.get(job_id)
+            if awaited is None or awaited.read_at != math.inf:  # ended, or hinted at meanwhile
+                continue
+            if again_at_once:
+                awaited.read_at = now
+            else:
+                awaited.pause = pause = min(max(2 * awaited.pause, least), _LONGEST_PAUSE_SECONDS)
+                # At multiples of the pause, so that many are read together; other clients have other ones.
+                awaited.read_at = ((now + self._offset) // pause + 1) * pause - self._offset
+            heapq.heappush(self._due, (awaited.read_at, job_id))
+
+    def _on_hint(self, job_id: UUID) -> None:
+        awaited = self._awaited.get(job_id)
+        if awaited is None or awaited.hints >= _MOST_HINTS:
+            return
+        awaited.hints += 1
+        awaited.read_at = asyncio.get_running_loop().time()
+        heapq.heappush(self._due, (awaited.read_at, job_id))
+        self._news.set()
+
+    def _fail(self, ids: Iterable[UUID], error: BaseException) -> None:
+        for job_id in ids:
+            if (awaited := self._awaited.pop(job_id, None)) is not None:
+                for waiter in awaited.waiters:
+                    if not waiter.done():
+                        waiter.set_exception(error)
+
+
+class JobHandle(Enqueued):
+    """What an enqueue did, the tuple ``(id, created)``, and the way to the job's result.
+
+    Not ``created``: ``id`` is that of the live job which holds the unique key, and so is the result.
+    """
+
+    _results: Callable[[], Results] | None = None
+
+    @classmethod
+    def of(cls, enqueued: Enqueued, results: Callable[[], Results]) -> "JobHandle":
+        """Return the handle of a job; ``results`` returns what waits for it, if the client is open."""
+        handle = cls(*enqueued)
+        handle._results = results
+        return handle
+
+    async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for
+        """Return the job's result once it has completed; see ``JobClient.result``."""
+        if self._results is None:
+            raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
+        return await self._results().result(self.id, timeout)
+
+    def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
+        return Enqueued, (self.id, self.created)
+
+
+def _with_role(error: JsworkerError) -> JsworkerError:
+    if not (isinstance(error, DatabaseRefused) and error.sqlstate == _INSUFFICIENT_PRIVILEGE):
+        return error
+    refused = DatabaseRefused(
+        f"result needs SELECT on jsworker.jobs, which role jsworker_reader has: {error}"
+    )
+    refused.sqlstate = error.sqlstate
+    return refused
+
+
+def _seconds(timeout: float | timedelta | None) -> float | None:
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(
+            f"timeout={shown(timeout)} must be seconds or a timedelta, not {type(timeout).__name__}"
+        )
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise ValueError(
+            f"timeout={shown(timeout)} must be more than 0 and at most {LONGEST_SECONDS} seconds"
+        )
+    return float(seconds)
+
+
+def _result_of(end: JobEnd) -> Any:
+    if end.status == "completed":
+        return end.result
+    lines = (end.error or "").strip().splitlines()
+    error: JobFailed | JobCancelled | JobGone
+    if end.status == "failed":
+        reason = f" ({end.reason})" if end.reason else ""
+        line = f": {printable(lines[0], _LINE_CHARACTERS)}" if lines else ""
+        error = JobFailed(f"job {end.id} failed{reason}{line}")
+    elif end.status == "cancelled":
+        error = JobCancelled(f"job {end.id} was cancelled")
+    else:
+        error = JobGone(f"no job has id {end.id}: it was pruned after its end, or there never was one")
+    error.job_id, error.error, error.reason = end.id, end.error, end.reason
+    raise error

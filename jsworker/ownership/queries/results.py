@@ -1,0 +1,85 @@
+"""Reads of how jobs have ended, for those who wait for their results."""
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.predicates import ended, live
+from jsworker.ownership.statements import condition, filled
+
+MOST_ENDS: Final = 500
+"""In one answer; with it the largest holds some 30 MB."""
+_SMALL_BYTES: Final = 64 * 1024
+"""As stored, perhaps compressed. A longer result is fetched alone: others need not wait for it."""
+
+_END = "{id} AS id, j.status, {result} AS result, pg_column_size(j.result) AS size, j.last_error, j.failure_reason"
+
+# A job that is not there has no status.
+ENDS = filled(
+    """
+SELECT {end}
+FROM unnest(CAST(:ids AS uuid[])) AS i(id) LEFT JOIN jsworker.jobs AS j ON j.id = i.id
+WHERE j.id IS NULL OR {ended}
+LIMIT {most}
+""",
+    end=_END.format(
+        id="i.id", result=f"CASE WHEN pg_column_size(j.result) <= {_SMALL_BYTES} THEN j.result END"
+    ),
+    ended=condition(ended),
+    most=str(MOST_ENDS),
+)
+
+WHOLE_END = filled(
+    "SELECT {end} FROM jsworker.jobs AS j WHERE j.id = :id AND {ended}",
+    end=_END.format(id="j.id", result="j.result"),
+    ended=condition(ended),
+)
+
+LIVE_KIND = filled("SELECT j.kind FROM jsworker.jobs AS j WHERE j.id = :id AND {live}", live=condition(live))
+
+
+class JobEnd(NamedTuple):
+    """How a job has ended.
+
+    Attributes:
+        id: the job's id.
+        status: completed, failed or cancelled; None: there is no such job.
+        result: its JSON value; None also where it is too large for an answer about many jobs.
+        size: bytes of the result as stored; None: it has none.
+        error: the last one's text.
+        reason: why it has failed for good.
+    """
+
+    id: UUID
+    status: str | None
+    result: Any = None
+    size: int | None = None
+    error: str | None = None
+    reason: str | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the result was left out for its size."""
+        return self.size is not None and self.size > _SMALL_BYTES
+
+
+async def read_ends(database: Database, ids: Iterable[UUID]) -> list[JobEnd]:
+    """Return how those of these jobs have ended that have, or are not there; at most ``MOST_ENDS``."""
+    seconds = database.seconds_for(MOST_ENDS * _SMALL_BYTES // 10)
+    rows = await database.run_by_key(ENDS, {"ids": uuid_array(ids)}, seconds=seconds)
+    return [JobEnd(*row) for row in rows]
+
+
+async def read_whole_end(database: Database, end: JobEnd, *, tries: int) -> JobEnd:
+    """Return how a job has ended with all of its result; after each try without an answer it may take longer."""
+    seconds = database.seconds_for(end.size or 0, tries=tries)
+    rows = await database.run_by_key(WHOLE_END, {"id": end.id}, seconds=seconds)
+    return JobEnd(*rows[0]) if rows else JobEnd(end.id, None)
+
+
+async def live_kind(database: Database, job_id: UUID) -> str | None:
+    """Return the kind of a job that has not ended; None: it has, or there is none."""
+    rows = await database.run_by_key(LIVE_KIND, {"id": job_id})
+    return rows[0][0] if rows else None
