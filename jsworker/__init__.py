@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jsworker.client import JobClient, enqueue_statement
     from jsworker.core.errors import Fail, JsworkerError, OwnershipLost, Retry
     from jsworker.core.job import Job
+    from jsworker.core.limits import Limit, Rate
     from jsworker.core.processor import Backoff, JobProcessor
     from jsworker.core.schedule_rules import Cron, Every
     from jsworker.core.settings import Settings, load_settings
@@ -21,7 +22,9 @@ __all__ = [
     "JobClient",
     "JobProcessor",
     "JsworkerError",
+    "Limit",
     "OwnershipLost",
+    "Rate",
     "Retry",
     "Settings",
     "Worker",
@@ -39,7 +42,9 @@ _HOMES = {
     "JobClient": "jsworker.client",
     "JobProcessor": "jsworker.core.processor",
     "JsworkerError": "jsworker.core.errors",
+    "Limit": "jsworker.core.limits",
     "OwnershipLost": "jsworker.core.errors",
+    "Rate": "jsworker.core.limits",
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
     "Worker": "jsworker.worker.worker",

@@ -125,6 +125,11 @@ BEGIN
   IF to_regclass('jsworker.schedules') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.schedules TO jsworker_worker;
   END IF;
+  -- How many may run; whoever claims a job with a limit locks the row of its key.
+  IF to_regclass('jsworker.limits') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.limits TO jsworker_worker;
+    GRANT SELECT (kind, max_running, rate, per, paused_at, paused_until) ON jsworker.limits TO jsworker_metrics;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

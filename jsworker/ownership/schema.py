@@ -299,3 +299,38 @@ schedules = sa.Table(
     sa.CheckConstraint(f"next_at BETWEEN {_FIRST} AND {_LAST}", name="schedules_next_at"),
     _partial("schedules_next", "next_at", where="NOT paused"),
 )
+
+# The row without a key is that of the kind: its numbers hold for each key that has none of its own.
+limits = sa.Table(
+    "limits",
+    metadata,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("max_running", sa.Integer),
+    sa.Column("rate", sa.Integer),
+    sa.Column("per", sa.Double),
+    sa.Column("set_by", sa.Text),
+    _instant("full_at"),
+    _instant("paused_at"),
+    _instant("paused_until"),
+    sa.Column("paused_by", sa.Text),
+    sa.Column("reason", sa.Text),
+    _now("used_at"),
+    sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="limits_kind"),
+    sa.CheckConstraint(_JOB_RULES["jobs_limit_key"].replace("limit_key", "key"), name="limits_key"),
+    sa.CheckConstraint("max_running BETWEEN 1 AND 1000000", name="limits_max_running"),
+    sa.CheckConstraint(
+        "CASE WHEN rate IS NULL THEN per IS NULL"
+        " ELSE rate BETWEEN 1 AND 1000000 AND coalesce(per > 0 AND per <= 31622400, false) END",
+        name="limits_rate",
+    ),
+    sa.CheckConstraint(
+        "CASE WHEN set_by IS NULL THEN max_running IS NULL AND rate IS NULL"
+        " ELSE set_by IN ('code', 'operator') END",
+        name="limits_set_by",
+    ),
+    sa.CheckConstraint(
+        "paused_at IS NOT NULL OR (paused_until IS NULL AND paused_by IS NULL AND reason IS NULL)",
+        name="limits_paused",
+    ),
+)
