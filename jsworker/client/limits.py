@@ -35,7 +35,8 @@ class Limits:
     async def set(self, kind: Kind, *numbers: Limit | Rate, key: str | None = None) -> None:
         """Set the limit, the rate or both of a kind, or of one of its keys; they stay until ``reset``.
 
-        A kind's numbers hold for each of its keys. What of the two is not given is not limited.
+        A kind's numbers hold for each of its keys. What of the two is not given is not limited; of a key,
+        it is as for its kind.
 
         Raises:
             InvalidName: the kind or the key is not allowed.

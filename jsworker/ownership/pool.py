@@ -97,7 +97,8 @@ class Pool:
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
             if first is not None:
-                async with lent.pipeline(), lent.transaction():
+                # What is sent up to the end of a pipeline is one transaction, without BEGIN and COMMIT.
+                async with lent.pipeline():
                     await lent.execute(_sql(first), parameters or {})
                     await cursor.execute(_sql(statement), parameters or {})
                 return await cursor.fetchall()

@@ -56,7 +56,7 @@ LOCK_KEYS = filled(_LOCK, keys=_GIVEN_KEYS)
 # How many jobs of each key may begin now. A bucket (GCRA) is the instant at which it is full again: it moves on by
 # ``step`` for each job, up to ``per`` ahead. If it is further ahead, the clock has gone back.
 STATE: Final = """
-SELECT l.kind, l.key, x.paused, x.max_running, x.running, r.step, r.full_at, r.tokens,
+SELECT l.kind, l.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
   CASE WHEN x.paused THEN 0 ELSE greatest(0, least(x.max_running - x.running, r.tokens, 1000000)) END AS jobs,
   CASE WHEN x.paused THEN 'paused' WHEN x.max_running - x.running <= coalesce(r.tokens, 0)
     OR r.tokens IS NULL THEN 'limit' ELSE 'rate' END AS held_by,

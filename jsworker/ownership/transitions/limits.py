@@ -110,7 +110,7 @@ DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
 
 LIST = filled(
     """
-SELECT l.kind, l.key, l.max_running, l.rate, l.per, l.set_by, state.running, held.jobs AS held,
+SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running, held.jobs AS held,
   held.oldest AS held_since, CASE WHEN state.paused THEN l.paused_at END AS paused_at,
   CASE WHEN state.paused THEN l.paused_until END AS paused_until,
   CASE WHEN state.paused THEN l.paused_by END AS paused_by, CASE WHEN state.paused THEN l.reason END AS reason
