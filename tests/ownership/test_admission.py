@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
@@ -222,11 +222,7 @@ class TestAtOnce:
         """Its job was committed between the two statements, say."""
         sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [KIND, KEY])
         [job_id] = queued(sql, 1)
-        values = {
-            "worker_id": WORKER, "kind": KIND, "ids": [job_id], "keys": [], "most": 5, "most_held": 5,
-            "besides": [], "stale_after": 30.0, "crash_after": 15.0, "timeout": None, "max_attempts": 3,
-            "max_stalls": 3,
-        }  # fmt: skip
+        values = VALUES | {"ids": [job_id]}
         with engine.begin() as connection:
             assert connection.execute(admission.ADMIT, values).all() == []
         assert statuses(sql, [job_id]) == [("queued", None)]
@@ -243,6 +239,84 @@ class TestAtOnce:
             )
             assert set(await admitted(database, new)) == {waiting[1], new[1]}
         assert statuses(sql, [waiting[0], new[0]]) == [("scheduled", "limit"), ("queued", None)]
+
+
+VALUES: dict[str, Any] = {
+    "worker_id": WORKER,
+    "kind": KIND,
+    "ids": [],
+    "keys": [],
+    "besides": [],
+    "most": 5,
+    "most_held": 5,
+    "stale_after": 30.0,
+    "crash_after": 15.0,
+    "timeout": None,
+    "max_attempts": 3,
+    "max_stalls": 3,
+}
+
+
+def run(
+    engine: Engine, statement: TextClause, lock: TextClause = admission.LOCK, **values: Any
+) -> list[UUID]:
+    """Run both statements in one transaction, and return the jobs of the second's answer."""
+    with engine.begin() as connection:
+        connection.execute(lock, VALUES | values)
+        return [row.id for row in connection.execute(statement, VALUES | values)]
+
+
+_IN = r"j\.held_by IN \('limit', 'rate', 'paused'\)"
+ADMIT_GUARD: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "queued": (r"j\.status = 'queued'", "asked", {"status": "scheduled", "run_at": ago(0)}),
+    "kind of asked": (r"j\.kind = :kind", "asked", {"kind": "other-kind"}),
+    "held by": (_IN, "held", {"held_by": "needs"}),
+    "kind of held": (r"j\.kind = :kind", "held", {"kind": "other-kind"}),
+    "key of held": (r"j\.limit_key = state\.key", "held", {"key": "other"}),
+}
+
+
+@pytest.mark.parametrize("name", ADMIT_GUARD)
+def test_each_predicate_of_admission_refuses_alone_and_is_needed(sql: Sql, engine: Engine, name: str) -> None:
+    guard, how, columns = ADMIT_GUARD[name]
+    [job_id] = (queued if how == "asked" else held)(sql, 1, **columns)
+    given: dict[str, Any] = {"ids": [job_id]} if how == "asked" else {"keys": [KEY]}
+    before = read_job(sql, job_id)
+    assert run(engine, admission.ADMIT, **given) == []
+    assert read_job(sql, job_id) == before
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s) ON CONFLICT DO NOTHING", [KIND, KEY])
+    mutant = without(admission.ADMIT, guard)
+    if name == "kind of asked":  # its key is not locked for this kind
+        mutant = without(mutant, r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)")
+    assert run(engine, mutant, **given) == [job_id]
+
+
+def test_what_is_in_hand_is_left_out(sql: Sql, engine: Engine) -> None:
+    [job_id] = held(sql, 1)
+    given: dict[str, Any] = {"keys": [KEY], "besides": [job_id]}
+    assert run(engine, admission.ADMIT, **given) == []
+    assert run(
+        engine, without(admission.ADMIT, r"j\.id <> ALL\(CAST\(:besides AS uuid\[\]\)\)"), **given
+    ) == [job_id]
+
+
+WAKE_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
+    "held by": (_IN, {"held_by": "needs"}),
+    "kind": (r"j\.kind = :kind", {"kind": "other-kind"}),
+    "key": (r"j\.limit_key = state\.key", {"key": "other"}),
+    "lock": (r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)", {}),
+}
+
+
+@pytest.mark.parametrize("name", WAKE_GUARD)
+def test_each_predicate_of_wake_refuses_alone_and_is_needed(sql: Sql, engine: Engine, name: str) -> None:
+    guard, columns = WAKE_GUARD[name]
+    [job_id] = held(sql, 1, **columns)
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [KIND, KEY])
+    lock = text("SELECT 1") if name == "lock" else admission.LOCK_KEYS
+    assert run(engine, admission.WAKE, lock, keys=[KEY]) == []
+    assert read_job(sql, job_id)["status"] == "scheduled"
+    assert run(engine, without(admission.WAKE, guard), lock, keys=[KEY]) == [job_id]
 
 
 GUARD: dict[str, dict[str, Any]] = {

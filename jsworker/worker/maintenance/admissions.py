@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused
 from jsworker.ownership.transitions import admission, limits
 from jsworker.ownership.transitions.limits import Numbers
@@ -23,6 +24,7 @@ _SPREAD_SECONDS: Final = 0.05
 _MOST_PAGES: Final = 10
 """Of keys, in one look; the next look goes on behind them."""
 _BEGINNING: Final = ("", "")
+_TIDY_SECONDS: Final = 600.0
 
 
 async def write_limits(context: WorkerContext) -> None:
@@ -63,6 +65,7 @@ class Admissions:
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._place = _BEGINNING
+        self._tidied_at = boottime()
 
     async def learn(self) -> None:
         """Once a relay tick: learn which kinds are limited or paused."""
@@ -101,6 +104,9 @@ class Admissions:
                     break
             if waits:
                 self._wake_in(min(waits))
+            if boottime() >= self._tidied_at + _TIDY_SECONDS:
+                self._tidied_at = boottime()
+                await limits.tidy(self._context.database)
 
     def close(self) -> None:
         """Begin no step by itself any more."""
