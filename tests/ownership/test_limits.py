@@ -12,7 +12,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import limits
 from jsworker.ownership.transitions.limits import Numbers
 
-from .rows import KIND, Sql, insert_job, read_job, read_value
+from .rows import HELD, KIND, Sql, insert_job, read_job, read_value
 from .transitions import without
 
 KEY = "tenant-7"
@@ -106,6 +106,13 @@ TIDY_GUARD: dict[str, str] = {
     "paused": r"coalesce\(t\.paused_until < clock_timestamp\(\), t\.paused_at IS NULL\)",
     "bucket not full": r"coalesce\(t\.full_at < clock_timestamp\(\), true\)",
 }
+
+
+async def test_keys_of_held_jobs_stay(database: Database, sql: Sql) -> None:
+    sql.execute(AT_REST)
+    insert_job(sql, "scheduled", **HELD, kind="k", limit_key="a")
+    await limits.tidy(database)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 1
 
 
 @pytest.mark.parametrize("what", IN_USE)

@@ -15,6 +15,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import queued_indexed
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
+from jsworker.ownership.transitions.limits import LIST
 from jsworker.ownership.transitions.workers import IS_ALIVE
 
 BOUND: Final = 1_001
@@ -68,6 +69,13 @@ SCHEDULES = text("""
 SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS seconds_late
 FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
+
+LIMITS = text(f"""
+SELECT kind, key, free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
+  extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason
+FROM ({LIST.text.replace(":all", "false")}) AS found
+WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
+""")  # noqa: S608 -- constants
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -203,6 +211,19 @@ class NextInstant(NamedTuple):
     seconds_late: float
 
 
+class KeyLimit(NamedTuple):
+    """A kind or one of its keys: jobs that may begin now, those that are held, since when, and its pause."""
+
+    kind: str
+    key: str
+    free: int
+    held: int
+    held_for: float | None
+    paused_for: float | None = None
+    paused_by: str | None = None
+    reason: str | None = None
+
+
 class EndedSample(NamedTuple):
     """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
@@ -234,6 +255,7 @@ class Rows:
     ended: EndedSample
     refused: Sequence[RefusalGroup] = ()
     schedules: Sequence[NextInstant] = ()
+    limits: Sequence[KeyLimit] = ()
 
 
 @dataclass(slots=True)
@@ -285,6 +307,7 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         ended=EndedSample(*ended),
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
         schedules=[NextInstant(*row) for row in await database.run(SCHEDULES)],
+        limits=[KeyLimit(*row) for row in await database.run(LIMITS)],
     )
 
 

@@ -105,12 +105,16 @@ DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
   WHERE t.key <> '' AND t.set_by IS NULL AND t.used_at < clock_timestamp() - interval '1 hour'
     AND coalesce(t.paused_until < clock_timestamp(), t.paused_at IS NULL)
     AND coalesce(t.full_at < clock_timestamp(), true)
+    AND NOT EXISTS (
+      SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'scheduled'
+        AND j.held_by IN ('limit', 'rate', 'paused') AND j.kind = t.kind AND j.limit_key = t.key)
   LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """)
 
 LIST = filled(
     """
-SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running, held.jobs AS held,
+SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running, state.jobs AS free,
+  held.jobs AS held,
   held.oldest AS held_since, CASE WHEN state.paused THEN l.paused_at END AS paused_at,
   CASE WHEN state.paused THEN l.paused_until END AS paused_until,
   CASE WHEN state.paused THEN l.paused_by END AS paused_by, CASE WHEN state.paused THEN l.reason END AS reason
