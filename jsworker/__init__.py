@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Retry,
     )
     from jsworker.core.job import Job
+    from jsworker.core.limits import Limit, Rate
     from jsworker.core.processor import Backoff, JobProcessor
     from jsworker.core.schedule_rules import Cron, Every
     from jsworker.core.settings import Settings, load_settings
@@ -33,7 +34,9 @@ __all__ = [
     "JobHandle",
     "JobProcessor",
     "JsworkerError",
+    "Limit",
     "OwnershipLost",
+    "Rate",
     "Retry",
     "Settings",
     "Worker",
@@ -55,7 +58,9 @@ _HOMES = {
     "JobHandle": "jsworker.client",
     "JobProcessor": "jsworker.core.processor",
     "JsworkerError": "jsworker.core.errors",
+    "Limit": "jsworker.core.limits",
     "OwnershipLost": "jsworker.core.errors",
+    "Rate": "jsworker.core.limits",
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
     "Worker": "jsworker.worker.worker",

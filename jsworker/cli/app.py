@@ -39,6 +39,9 @@ _COMMANDS = {
         "dead_messages", _JOBS, "List, replay or drop messages that no worker could use."
     ),
     "schedules": _Entry("schedules", _JOBS, "What enqueues jobs by the clock: list, add, pause, run now."),
+    "limits": _Entry("limits", _JOBS, "How many jobs run at once, or begin in a span: list, set, reset."),
+    "pause": _Entry("pausing", _JOBS, "Let no job of a kind or a key begin."),
+    "resume": _Entry("pausing", _JOBS, "Let a paused kind or key go on."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),

@@ -35,6 +35,7 @@ def enqueue(
     count: Annotated[int, typer.Option(min=1, max=_MOST_JOBS, metavar="N", help="So many equal jobs.")] = 1,
     delay: Annotated[float, option("SECONDS", "The jobs are due only then.")] = 0.0,
     unique_key: Annotated[str | None, option("KEY", "At most one live job of the kind has it.")] = None,
+    limit_key: Annotated[str | None, option("KEY", "Limits, rates and pauses count the jobs by it.")] = None,
     max_attempts: Annotated[
         int | None, option("N", "Instead of the processor's own.", min=1, max=1_000_000)
     ] = None,
@@ -60,7 +61,7 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     _check_waiting(wait=wait, timeout=timeout, count=count)
     of_kind, content = kind_of(kind), read_payload(payload)
-    options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
+    options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls, "limit_key": limit_key}
     enqueued: list[Enqueued] = []
     results: list[Any] = []
 

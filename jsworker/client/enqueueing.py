@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
-from jsworker.core.names import check_kind, check_unique_key, shown
-from jsworker.core.processor import JobProcessor, write_payload
+from jsworker.core.limits import common_key, key_of
+from jsworker.core.names import check_kind, check_limit_key, check_unique_key, shown
+from jsworker.core.processor import JobProcessor, read_payload_text, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
@@ -47,6 +48,7 @@ class JobOptions(NamedTuple):
     max_attempts: int | None
     max_stalls: int | None
     max_payload_bytes: int
+    limit_key: str | None = None
 
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
@@ -81,6 +83,7 @@ def enqueue_statement(
     max_attempts: int | None = None,
     max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    limit_key: str | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -97,13 +100,15 @@ def enqueue_statement(
         max_attempts: overrides the processor's; at most 1,000,000.
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
+        limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
+            what the ``limit`` or ``rate`` of a processor that is given says.
 
     Raises:
-        InvalidName: the kind or the unique key is not allowed.
+        InvalidName: the kind, the unique key or the limit key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
         ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes)
+    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, limit_key)
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
 
@@ -137,16 +142,34 @@ def new_jobs(
     kind_name(kind)
     options.check()
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
+    limit_key = _limit_key(kind, options.limit_key)
     texts: list[str] = []
+    limit_keys: list[str | None] = []
     for payload in payloads:
         try:
-            texts.append(payload_text(kind, payload, options.max_payload_bytes))
-        except (InvalidJson, InvalidPayload) as error:
+            text = payload_text(kind, payload, options.max_payload_bytes)
+            limit_keys.append(limit_key(text))
+            texts.append(text)
+        except (InvalidJson, InvalidPayload, InvalidName) as error:
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
     rest = (float(options.delay), options.max_attempts, options.max_stalls, *context)
-    return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
+    each = zip(texts, keys, limit_keys, strict=True)
+    return (NewJob(new_job_id(), text, key, *rest, limit_key) for text, key, limit_key in each)
+
+
+def _limit_key(kind: Kind, given: str | None) -> Callable[[str], str | None]:
+    """Return what gives a payload's JSON text its limit key: the one that is given, or that of its class."""
+    key = None if isinstance(kind, str) else common_key(kind.limit, kind.rate)
+    if given is not None:
+        if not isinstance(kind, str) and key is None and (kind.limit or kind.rate) is not None:
+            raise ValueError(f"limit_key={shown(given)}: the limit of kind {kind.kind} has no key")
+        checked = check_limit_key(given)
+        return lambda _: checked
+    if isinstance(kind, str) or key is None:
+        return lambda _: None
+    return lambda text: key_of(kind.kind, key, read_payload_text(kind, text))
 
 
 def payload_text(kind: Kind, payload: Any, most: int) -> str:

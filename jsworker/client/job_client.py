@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -19,6 +19,7 @@ from jsworker.client.enqueueing import (
     new_jobs,
     one_for_each,
 )
+from jsworker.client.limits import Limits
 from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
 from jsworker.core import fault_points, tracing
@@ -81,6 +82,44 @@ class JobClient:
         return Schedules(self._opened(), self._settings, self._publisher, self._opened_results)
 
     @property
+    def limits(self) -> Limits:
+        """How many jobs of a kind or a key may run at once, and begin in a span of time: list, set, reset."""
+        return Limits(self._opened(), self._settings)
+
+    async def pause(
+        self,
+        kind: Kind,
+        key: str | None = None,
+        *,
+        until: datetime | None = None,
+        reason: str | None = None,
+    ) -> datetime | None:
+        """Let no job of a kind, or of one of its limit keys, begin; running ones go on.
+
+        A key rests from this moment on, a kind within half a second (``JSWORKER_RELAY_INTERVAL``). Pausing
+        again replaces ``until`` and ``reason``.
+
+        Args:
+            kind: the kind, or its processor.
+            key: a limit key; None: the whole kind.
+            until: when it goes on by itself, with a time zone; None: when it is resumed.
+            reason: for people.
+
+        Returns:
+            Until when, by the database's clock.
+
+        Raises:
+            InvalidName: the kind or the key is not allowed.
+            ValueError: ``until`` has passed, or has no time zone.
+        """
+        return await self.limits.pause(kind, key, until=until, reason=reason)
+
+    async def resume(self, kind: Kind, key: str | None = None) -> None:
+        """Let a kind or a key go on; TransitionRefused: it is not paused."""
+        await self.limits.resume(kind, key)
+        self._publisher.publish_in_background()
+
+    @property
     def unpublished_because(self) -> str | None:
         """Why messages were left to workers; None: none was, or ``publish_pending`` published them all."""
         return self._publisher.unpublished_because
@@ -130,6 +169,7 @@ class JobClient:
         delay: float = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
+        limit_key: str | None = None,
     ) -> JobHandle:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -140,7 +180,7 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls)
+        options = self._options(delay, max_attempts, max_stalls, limit_key)
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
@@ -160,6 +200,7 @@ class JobClient:
         delay: float = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
+        limit_key: str | None = None,
     ) -> list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -170,7 +211,7 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
+        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, limit_key)
         enqueued: list[JobHandle] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
@@ -336,8 +377,10 @@ class JobClient:
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)
 
-    def _options(self, delay: float, max_attempts: int | None, max_stalls: int | None) -> JobOptions:
-        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes)
+    def _options(
+        self, delay: float, max_attempts: int | None, max_stalls: int | None, limit_key: str | None
+    ) -> JobOptions:
+        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes, limit_key)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")

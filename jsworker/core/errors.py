@@ -4,6 +4,7 @@ A class docstring is the default message; a more exact one is given where the er
 """
 
 import inspect
+from typing import Literal
 from uuid import UUID
 
 
@@ -140,11 +141,27 @@ class Retry(Exception):
     Args:
         after: seconds until the next attempt; None takes the processor's back-off.
         reason: stored as the attempt's error.
+        pause: ``"key"``: for ``after`` seconds no other job of this one's limit key begins either; of its
+            kind, if it has no key.
+
+    Raises:
+        ValueError: ``pause`` is something else, or without ``after``.
     """
 
-    def __init__(self, after: float | None = None, reason: str = "the processor asked for a retry") -> None:
+    def __init__(
+        self,
+        after: float | None = None,
+        reason: str = "the processor asked for a retry",
+        *,
+        pause: Literal["key"] | None = None,
+    ) -> None:
+        if pause not in (None, "key"):
+            raise ValueError(f"pause={pause!r} must be 'key' or None")
+        if pause is not None and after is None:
+            raise ValueError("pause='key' needs after: for how many seconds")
         super().__init__(reason)
         self.after = after
+        self.pause = pause
 
 
 class Fail(Exception):

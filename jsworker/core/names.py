@@ -29,6 +29,15 @@ def check_unique_key(key: str) -> str:
     return key
 
 
+def check_limit_key(key: str) -> str:
+    """Return ``key`` when limits can count by it: text of 1 to 255 printable characters."""
+    if not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS or not key.isprintable():
+        raise InvalidName(
+            f"limit key {shown(key)} must be text of 1 to {_KEY_CHARACTERS} printable characters"
+        )
+    return key
+
+
 def kebab_case(name: str) -> str:
     """Return a class name in kebab-case: ``AnalyzeRepo`` becomes ``analyze-repo``."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)

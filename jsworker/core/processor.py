@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from jsworker.core import strict_json
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
+from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_kind, kebab_case, printable
 from jsworker.core.schedule_rules import Schedule
 
@@ -84,6 +85,9 @@ class JobProcessor(ABC, Generic[P]):
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
         schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
+        limit: how many jobs run at once in the whole installation: ``Limit(2)``; of each key, a field of the
+            payload: ``Limit(2, key="tenant")``.
+        rate: how many begin in a span of time: ``Rate(50, per=60)``; beside a limit, with the same key.
     """
 
     kind: ClassVar[str] = ""
@@ -95,6 +99,8 @@ class JobProcessor(ABC, Generic[P]):
     backoff: ClassVar[Backoff] = Backoff()
     concurrency: ClassVar[int | None] = None
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
+    limit: ClassVar[Limit | None] = None
+    rate: ClassVar[Rate | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -9,6 +9,7 @@ from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import served_kinds
 from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows
+from jsworker.ownership.transitions.limits import named
 
 _FEW_ENDED: Final = 20
 _MANY_FAILED: Final = 0.1
@@ -17,6 +18,9 @@ _RECENT_SECONDS: Final = 3_600.0
 _REFERENCED: Final = "23503"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
+_IDLE_SECONDS: Final = 60.0
+"""Several scans: for so long no job is held that may begin."""
+_ANY: Final = 1_000_000
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
@@ -120,6 +124,28 @@ def schedules(rows: Rows) -> Iterator[Finding]:
             )
 
 
+def limits(rows: Rows) -> Iterator[Finding]:
+    """What is held waits for something, and pauses are meant."""
+    for each in rows.limits:
+        name = printable(named(each.kind, each.key), 200)
+        if each.paused_for is not None:
+            by = printable(each.paused_by or "somebody", 100)
+            why = f": {printable(each.reason, 200)}" if each.reason else ""
+            resume = f"`jsworker resume {printable(each.kind, 64)}{' KEY' if each.key else ''}`"
+            yield info(
+                f"{name} has been paused for {seconds(each.paused_for)} by {by}{why}",
+                f"{resume}, should it go on.",
+            )
+        elif each.free and each.held_for is not None and each.held_for > _IDLE_SECONDS:
+            free = each.free if each.free < _ANY else "any number"
+            jobs = counted(each.held, "job", bound=10_000)
+            yield warning(
+                f"{jobs} of {name} held for up to {seconds(each.held_for)}, "
+                f"though {free} may begin: no worker scans",
+                _RUN_A_WORKER,
+            )
+
+
 def dead_messages(rows: Rows) -> Iterator[Finding]:
     """There are no messages that no worker could use."""
     if rows.newest_dead_message is None:
@@ -180,6 +206,6 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    *(workers, time_limits, outbox, queues, schedules, owners),
+    *(workers, time_limits, outbox, queues, schedules, limits, owners),
     *(refused_rows, failures, pruning, dead_messages),
 )

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 REVISIONS: Final = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0013", "0014"),
-    *("0015", "0021"),
+    *("0015", "0016", "0017", "0021"),
 )
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 
@@ -86,10 +86,19 @@ class Database:
         return await self._execute(partial(self._statements.execute, statement, parameters, along_index=True))
 
     async def run_by_key(
-        self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
+        self,
+        statement: TextClause,
+        parameters: Parameters,
+        *,
+        seconds: float | None = None,
+        first: TextClause | None = None,
     ) -> Sequence[Row]:
-        """Run as ``run`` what finds its rows by key, often: its plan is kept, the rows are plain tuples."""
-        return await self._execute(partial(self._by_key.execute, statement, parameters, plain=True), seconds)
+        """Run as ``run`` what finds its rows by key, often: its plan is kept, the rows are plain tuples.
+
+        ``first`` is a statement with the same parameters that comes before it in the same transaction.
+        """
+        execute = partial(self._by_key.execute, statement, parameters, plain=True, first=first)
+        return await self._execute(execute, seconds)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""

@@ -84,16 +84,24 @@ class Pool:
         *,
         plain: bool = False,
         along_index: bool = False,
+        first: TextClause | None = None,
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows: named tuples, ``plain`` ones without names.
 
-        With ``along_index`` its order is read from an index, whatever the planner expects to have to sort.
+        With ``along_index`` its order is read from an index, whatever the planner expects to have to sort. A
+        statement that comes ``first`` is part of the transaction, and sent with it.
 
         Raises:
             psycopg.Error, OSError, UnicodeError: as the driver raises them.
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
+            if first is not None:
+                # What is sent up to the end of a pipeline is one transaction, without BEGIN and COMMIT.
+                async with lent.pipeline():
+                    await lent.execute(_sql(first), parameters or {})
+                    await cursor.execute(_sql(statement), parameters or {})
+                return await cursor.fetchall()
             async with lent.transaction() if along_index else nullcontext():
                 if along_index:
                     await lent.execute(ALONG_INDEX)

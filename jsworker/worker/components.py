@@ -14,6 +14,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
+from jsworker.worker.maintenance.admissions import Admissions
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
@@ -80,8 +81,7 @@ class Components:
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context), interval)
-        self.schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
-        self.scheduler = Scheduler(context, wake=self.schedules.wake)
+        self.schedules, self.scheduler, self.held, self.admissions = self._wakers()
         self.survey = FleetSurvey(context)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
@@ -115,6 +115,16 @@ class Components:
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
 
+    def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
+        """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
+        context, settings = self._context, self._context.settings
+        schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
+        held = self._scan("held jobs", self._find_held, settings.scan_interval)
+        admissions = Admissions(context, self.pipeline.consumers, wake=held.wake)
+        self._loop("limits", admissions.learn, settings.relay_interval)
+        context.held.append(held.wake)
+        return schedules, Scheduler(context, wake=schedules.wake), held, admissions
+
     def _end_reconciliation(self) -> None:
         self.reconciliation.end()
 
@@ -131,6 +141,9 @@ class Components:
     async def _fire_schedules(self) -> None:
         with self._context.noting("schedules"):
             await self.scheduler.step()
+
+    async def _find_held(self) -> None:
+        await self.admissions.step()
 
     async def _take_from_the_table(self) -> None:
         await self.publisher.try_again()

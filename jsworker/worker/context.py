@@ -205,6 +205,7 @@ class WorkerContext:
         died: called with the name and the error of a component that ended in an error; the worker stops.
         requeued: notified when a job went back to the queue and waits to be published.
         room: notified when more jobs may be claimed.
+        held: notified when a job was held that time alone makes due again.
     """
 
     settings: Settings
@@ -223,6 +224,7 @@ class WorkerContext:
     in_flight: InFlight = field(default_factory=InFlight)
     requeued: Notifier = field(default_factory=Notifier)
     room: Notifier = field(default_factory=Notifier)
+    held: Notifier = field(default_factory=Notifier)
 
     @property
     def worker_id(self) -> str:

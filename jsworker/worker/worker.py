@@ -30,6 +30,7 @@ from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
 from jsworker.worker.lifecycle import Loop
+from jsworker.worker.maintenance.admissions import write_limits
 from jsworker.worker.maintenance.scheduler import write_schedules
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
@@ -265,7 +266,9 @@ class Worker:
         if (name := self._settings.worker_id) is not None:
             await self._once_answered(lambda: self._refuse_duplicate(name))
         await self._once_answered(self._write_schedules)
+        await self._once_answered(lambda: write_limits(self._context))
         self._opened.callback(components.scheduler.close)
+        self._opened.callback(components.admissions.close)
         if supervision is None:  # else the supervisor watches, and kills
             self._opened.push_async_callback(components.watchdog.stop)
             components.watchdog.start()

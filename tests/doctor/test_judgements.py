@@ -11,7 +11,14 @@ from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Finding, counted, listed, seconds
 from jsworker.doctor.gather import Facts
-from jsworker.ownership.queries.job_report import EndedSample, Late, NextInstant, RegisteredWorker, Rows
+from jsworker.ownership.queries.job_report import (
+    EndedSample,
+    KeyLimit,
+    Late,
+    NextInstant,
+    RegisteredWorker,
+    Rows,
+)
 from jsworker.ownership.queries.server_report import Link, Server
 from jsworker.stream.diagnostics import NatsServer, StreamReport
 
@@ -273,6 +280,30 @@ def test_kinds_without_a_time_out_of_their_own_are_named(limit: float | None, le
     assert remark.level == level
     assert remark.says == f"no timeout or progress_timeout of their own: resize; {says}"
     assert list(job_checks.time_limits(replace(ROWS, workers=()), given)) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "level", "says"),
+    [
+        (KeyLimit("resize", "acme", 0, 5, 7200.0), None, ""),
+        (
+            KeyLimit("resize", "acme", 2, 5, 7200.0),
+            "warning",
+            "5 jobs of key 'acme' of kind resize held for up to 2 h",
+        ),
+        (KeyLimit("resize", "", 1_000_000, 5, 90.0), "warning", "though any number may begin"),
+        (KeyLimit("resize", "acme", 2, 5, 10.0), None, ""),
+        (
+            KeyLimit("resize", "acme", 0, 5, 10.0, 60.0, "ann\n", "429"),
+            "info",
+            r"key 'acme' of kind resize has been paused for 60 s by ann\n: 429",
+        ),
+    ],
+)
+def test_what_is_held_and_may_begin_and_what_is_paused(limit: KeyLimit, level: str | None, says: str) -> None:
+    found = list(job_checks.limits(replace(ROWS, limits=(limit,))))
+    assert [each.level for each in found] == ([] if level is None else [level])
+    assert all(says in each.says for each in found)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import TextClause
 
 from jsworker.ownership.transitions import (
+    admission,
     claim,
     control,
     enqueue,
@@ -57,6 +58,9 @@ STATEMENTS: dict[str, TextClause] = {
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,
     "FIRE": schedules.FIRE,
+    "ADMIT, first statement: lock": admission.LOCK,
+    "ADMIT, second statement: count, CLAIM and HOLD": admission.ADMIT,
+    "WAKE, after the same lock": admission.WAKE,
 }
 _CLAUSE = re.compile(r" (?=(?:SET|FROM|WHERE|ORDER BY|RETURNING|SELECT|VALUES|FOR NO KEY UPDATE|FOR SHARE) )")
 

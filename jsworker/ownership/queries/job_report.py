@@ -13,7 +13,9 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import queued_indexed
+from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
+from jsworker.ownership.transitions.limits import LIST
 from jsworker.ownership.transitions.workers import IS_ALIVE
 
 BOUND: Final = 1_001
@@ -67,6 +69,13 @@ SCHEDULES = text("""
 SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS seconds_late
 FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
+
+LIMITS = text(f"""
+SELECT kind, key, free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
+  extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason
+FROM ({LIST.text.replace(":all", "false")}) AS found
+WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
+""")  # noqa: S608 -- constants
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -133,8 +142,16 @@ FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY at
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """
+# A job that was held again and again has been held since the last time.
+_HELD = """
+SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'held by ' || held_by AS what,
+  count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(held_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.jobs WHERE status || '' = 'scheduled' AND held_by IS NOT NULL GROUP BY 1, 2
+"""
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
-BACKLOG = text("UNION ALL".join([*_COUNTS, _OTHERS]))
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _OTHERS]))
 
 
 class Late(NamedTuple):
@@ -194,6 +211,19 @@ class NextInstant(NamedTuple):
     seconds_late: float
 
 
+class KeyLimit(NamedTuple):
+    """A kind or one of its keys: jobs that may begin now, those that are held, since when, and its pause."""
+
+    kind: str
+    key: str
+    free: int
+    held: int
+    held_for: float | None
+    paused_for: float | None = None
+    paused_by: str | None = None
+    reason: str | None = None
+
+
 class EndedSample(NamedTuple):
     """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
@@ -225,19 +255,22 @@ class Rows:
     ended: EndedSample
     refused: Sequence[RefusalGroup] = ()
     schedules: Sequence[NextInstant] = ()
+    limits: Sequence[KeyLimit] = ()
 
 
 @dataclass(slots=True)
 class Waiting:
-    """One kind's live jobs by status, and those queued ones whose message is still to be sent.
+    """One kind's live jobs by status, those queued ones whose message is still to be sent, and held ones by reason.
 
-    The oldest of each has been queued for so many seconds; 0 when there is none.
+    The oldest of each has been queued, or held, for so many seconds; 0 when there is none.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
     oldest_seconds: float = 0.0
     to_publish: int = 0
     to_publish_oldest_seconds: float = 0.0
+    held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0))
+    held_oldest_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0.0))
 
 
 class Backlog(NamedTuple):
@@ -274,6 +307,7 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         ended=EndedSample(*ended),
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
         schedules=[NextInstant(*row) for row in await database.run(SCHEDULES)],
+        limits=[KeyLimit(*row) for row in await database.run(LIMITS)],
     )
 
 
@@ -295,6 +329,9 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
             case "outbox":
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, row.oldest
+            case what if what.startswith("held by "):
+                waiting, why = found.setdefault(row.kind, Waiting()), what.removeprefix("held by ")
+                waiting.held[why], waiting.held_oldest_seconds[why] = row.number, row.oldest
             case status:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.jobs[status] = row.number

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -32,6 +33,7 @@ class ClaimedJob(NamedTuple):
         waited: seconds since it was last put into the queue.
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
         scheduled_for: the instant for which a schedule has enqueued it.
+        limit_key: under which limits count it; None: no limit does.
     """
 
     id: UUID
@@ -53,6 +55,7 @@ class ClaimedJob(NamedTuple):
     waited: float | None
     stored_bytes: int
     scheduled_for: datetime | None = None
+    limit_key: str | None = None
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -71,6 +74,10 @@ def _columns(**computed: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
     return [computed[name].label(name) if name in computed else j.c[name] for name in ClaimedJob._fields]
 
 
+PICKED: Final = (j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
+"""What a claim needs of the rows that it has locked."""
+
+
 def _claim(
     rows: sa.Select[Any], guard: sa.ColumnElement[bool], *, from_stale_owner: bool = False
 ) -> sa.TextClause:
@@ -80,8 +87,18 @@ def _claim(
     is not in the answer is not refused before a look without a lock has found that it is not queued: the message
     may be its only one, and the lock a MARK's.
     """
-    found = (j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
-    picked = statements.locked(rows.add_columns(*found), "picked")
+    picked = statements.locked(rows.add_columns(*PICKED), "picked")
+    return compiled(claimed_of(picked, guard, from_stale_owner=from_stale_owner))
+
+
+def claimed_of(
+    picked: sa.FromClause,
+    guard: sa.ColumnElement[bool],
+    *,
+    from_stale_owner: bool = False,
+    also: Mapping[str, Any] = MappingProxyType({}),
+) -> sa.Select[Any]:
+    """Return what claims rows that are locked, ``PICKED`` of each, and writes ``also`` besides."""
     size = picked.c.stored_bytes
     texts = {name: _inline(sa.cast(j.c[name], sa.Text), size) for name in ("payload", "checkpoint")}
     reason = sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding")
@@ -103,6 +120,7 @@ def _claim(
             max_stalls=sa.func.coalesce(j.c.max_stalls, sa.bindparam("max_stalls")),
             needs_publish=False,
             **(stall if from_stale_owner else {}),
+            **also,
         )
         .where(j.c.id == picked.c.id, guard, of_kind)
         .returning(*_columns(**texts, stored_bytes=size), picked.c.owner)
@@ -122,13 +140,13 @@ def _claim(
         "checkpoint": _inline(job.checkpoint, length(job.checkpoint)),
     }
     answer = [text_of.get(name, job[name]).label(name) for name in ClaimedJob._fields]
-    return compiled(sa.select(*answer).add_cte(entered))
+    return sa.select(*answer).add_cte(entered)
 
 
 _ids = given_array("ids", sa.Uuid)
 
-_queued = predicates.queued
-CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _queued, of_kind), _queued)
+_free = sa.and_(predicates.queued, predicates.has_no_limit_key)
+CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _free, of_kind), _free)
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
 # first stall, for a later one waits out its back-off; only when a further run is due at all.
@@ -157,7 +175,7 @@ CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine)
 # worker runs is logged once for each worker that skipped it, however often its message comes back.
 _me = statements.given("worker_id", sa.Text)
 _row = (
-    sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token"])
+    sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token", "held_by", "limit_key"])
     .where(j.c.id == sa.any_(_ids), of_kind)
     .cte("refused")
 )
@@ -169,7 +187,8 @@ _skipped = entry(
     worker_id=_me,
     detail=statements.json_object(owner=_row.c.worker_id, token=_row.c.fencing_token),
 )
-REFUSED = compiled(sa.select(*_row.c["id", "status", "dispatch", "worker_id"]).add_cte(_skipped))
+_looked_at = ("id", "status", "dispatch", "worker_id", "held_by", "limit_key")
+REFUSED = compiled(sa.select(*_row.c[_looked_at]).add_cte(_skipped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +217,16 @@ class Taken(NamedTuple):
 
 
 class RefusedJob(NamedTuple):
-    """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again."""
+    """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again.
+
+    Or it has a ``limit_key``: then only admission claims it. ``held_by`` tells what a held job waits for.
+    """
 
     status: str
     dispatch: int
     worker_id: str | None
+    held_by: str | None = None
+    limit_key: str | None = None
 
 
 async def claim(

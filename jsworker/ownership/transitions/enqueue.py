@@ -15,7 +15,7 @@ from jsworker.ownership.statements import compiled, condition, filled, given_arr
 
 _COLUMNS = """
     id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
-    status, run_at, dispatch, needs_publish, publish_after, queued_at"""
+    status, run_at, dispatch, needs_publish, publish_after, queued_at, limit_key"""
 _DUE = """
     CASE WHEN {delay} > 0 THEN 'scheduled' ELSE 'queued' END,
     clock_timestamp() + make_interval(secs => {delay}),
@@ -33,7 +33,7 @@ WITH created AS (
   INSERT INTO jsworker.jobs ({columns})
   SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}
+    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}, CAST(:limit_key AS text)
   FROM (SELECT CAST(:delay AS double precision)) AS d(delay)
   ON CONFLICT DO NOTHING
   RETURNING id, dispatch
@@ -56,14 +56,14 @@ WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
     CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
-    CAST(:traceparents AS text[]), CAST(:tracestates AS text[])
+    CAST(:traceparents AS text[]), CAST(:tracestates AS text[]), CAST(:limit_keys AS text[])
   ) WITH ORDINALITY AS i(
-    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, place)
+    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, place)
   ORDER BY unique_key, place
 )
 INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
-  traceparent, tracestate,{due}
+  traceparent, tracestate,{due}, limit_key
 FROM input
 ON CONFLICT DO NOTHING
 RETURNING id
@@ -80,6 +80,7 @@ _ARRAYS = (
     "max_stalls",
     "traceparents",
     "tracestates",
+    "limit_keys",
 )
 """Its parameters for the fields of ``NewJob``, in their order."""
 
@@ -97,7 +98,10 @@ _TRIES = 3
 
 
 class NewJob(NamedTuple):
-    """A job to enqueue: ``payload`` is JSON text, ``delay`` seconds until it is due."""
+    """A job to enqueue: ``payload`` is JSON text, ``delay`` seconds until it is due.
+
+    ``limit_key``: under which limits count it.
+    """
 
     id: UUID
     payload: str
@@ -107,6 +111,7 @@ class NewJob(NamedTuple):
     max_stalls: int | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    limit_key: str | None = None
 
 
 class Enqueued(NamedTuple):
@@ -150,7 +155,10 @@ async def enqueue_many(
     if not new:
         return []
     span = new[0].traceparent
-    plain = all(job.unique_key is None and job.delay == 0 and job.traceparent is span for job in new)
+    plain = all(
+        job.unique_key is None and job.limit_key is None and job.delay == 0 and job.traceparent is span
+        for job in new
+    )
     if plain and publish_after == 0:
         await database.copy_in(COPY_MANY, _lines(kind, new))
         return [Enqueued(job.id, created=True) for job in new]

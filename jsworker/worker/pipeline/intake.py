@@ -11,6 +11,8 @@ from uuid import UUID
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import admission
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
 from jsworker.ownership.transitions.reset import Reset, Suspect
@@ -50,8 +52,15 @@ class Consumer:
         late: LateRows,
         quiet: QuietPhases,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
+        admit: Callable[["Consumer", Collection[str]], Awaitable[None]],
     ) -> None:
         self.kind = kind
+        self.is_paused = False
+        self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self._admit = admit
+        self._freed: Batcher[str, None] = Batcher(
+            f"freed keys of {kind.name}", self._take_freed, limit=_MOST_AT_ONCE, died=context.died
+        )
         self.delivered_at = boottime()  # of the last message
         self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
         self.put_off: set[UUID] = set()  # found in the table, claim refused by the server or not answered
@@ -75,7 +84,7 @@ class Consumer:
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
+        if self.is_paused or not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
             return 0
         return self._slots.room(self.kind, claiming=self._claiming)
 
@@ -106,6 +115,10 @@ class Consumer:
         if job_id not in self._in_flight and self.room() > 0:
             self._begin(job_id, [])
 
+    def free(self, key: str) -> None:
+        """Note that a key may have a free slot or token: what it holds is claimed, or woken for others."""
+        self._freed.post(key)
+
     def keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
         """Keep a message as a dead letter, then terminate it."""
         self._unusable += 1
@@ -115,6 +128,7 @@ class Consumer:
         """Wait until every claim on its way is decided."""
         await self._batches.flush()
         await self._locked.flush()
+        await self._freed.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
         mine = [job_id for job_id, claim in self._in_flight.claiming.items() if claim.kind == self.kind.name]
         self._put_off(mine)
@@ -123,6 +137,7 @@ class Consumer:
         """Give up claims on their way."""
         await self._batches.close()
         await self._locked.close()
+        await self._freed.close()
 
     def _look_for_room(self) -> bool:
         room = self.room()
@@ -139,6 +154,10 @@ class Consumer:
     async def _claim_batch(self, ids: Sequence[UUID]) -> Sequence[None]:
         await self._claim(self, ids)
         return [None] * len(ids)
+
+    async def _take_freed(self, keys: Sequence[str]) -> Sequence[None]:
+        await self._admit(self, set(keys))
+        return [None] * len(keys)
 
     async def _claim_locked(self, ids: Sequence[UUID]) -> Sequence[None]:
         """Claim jobs whose rows were locked; no statement waits for a lock, so none holds up other jobs."""
@@ -162,7 +181,43 @@ class Consumer:
         self._put_off(aside, _REFUSED_DELAY)
         if aside and not (ids := self.undecided(ids)):
             return []
+        if self.is_limited:
+            ask = partial(
+                admission.admit, self._context.database, ids=ids, besides=self._in_hand().difference(ids)
+            )
+            return await self._adopt(ask, ids)
         return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
+
+    async def claim_freed(self, keys: Collection[str]) -> list[Run]:
+        """Claim what is held of keys as far as there is room, wake the rest for others; return the runs."""
+        runs: list[Run] = []
+        if not self._context.health.up:  # the sweep comes back to them
+            return runs
+        if (room := self.room()) > 0:
+            ask = partial(
+                admission.admit, self._context.database, keys=keys, most=room, besides=self._in_hand()
+            )
+            try:
+                runs = await self._adopt(ask, [])
+            except RowRefused:  # woken, it is claimed alone, and set aside
+                room = 0
+        if len(runs) >= room:
+            await self._wake(keys)
+        return runs
+
+    async def _wake(self, keys: Collection[str]) -> None:
+        context = self._context
+        with context.noting(f"held jobs of {self.kind.name}"):
+            worker_id, kind = context.worker_id, self.kind.name
+            if jobs := await admission.wake(context.database, worker_id=worker_id, kind=kind, keys=keys):
+                context.events.emit("jobs.woken", kind=kind, jobs=jobs)
+                context.requeued.notify()
+
+    def _in_hand(self) -> set[UUID]:
+        """Return the jobs of this kind that the process runs or is claiming."""
+        name = self.kind.name
+        running = {job_id for job_id, run in self._in_flight.runs.items() if run.kind is self.kind}
+        return running | {job_id for job_id, each in self._in_flight.claiming.items() if each.kind == name}
 
     async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:
         """Claim jobs straight from owners that this worker has proven stale, and return their runs."""
@@ -196,7 +251,10 @@ class Consumer:
             return
         for job_id in ids:
             row = rows.get(job_id)
+            if row is not None and row.held_by is not None:
+                self._note_held(job_id, row)
             if row is not None and row.status == "queued":
+                self.is_limited |= row.limit_key is not None
                 self._claim_again(job_id)
             else:
                 for delivery in self._let_go(job_id):
@@ -211,10 +269,12 @@ class Consumer:
         try:
             taken = await ask(worker_id=self._context.worker_id, kind=self.kind.name, limits=limits)
         except (DatabaseUnavailable, DatabaseRefused) as error:
+            if isinstance(error, RowRefused) and not ids:  # of what admission has found by itself
+                raise
             self._context.health.failed(error)
-            if not seen:
+            if ids and not seen:
                 self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
-            taken = Taken(await self._read_back(ids), {})
+            taken = Taken(await self._read_back(ids) if ids else [], {})
             self._put_off(set(ids).difference(row.id for row in taken.claimed))
         else:
             self._context.health.answered()
@@ -227,7 +287,9 @@ class Consumer:
             self._report_stalled(taken.claimed, seen)
         # A row's last sign of life is as old as the claim, at most.
         now = boottime()
-        return [self._adopt_row(row, started, now, quiet) for row in taken.claimed]
+        # Admission finds jobs by itself. One whose earlier run has not ended here is released as an orphan.
+        fresh = [row for row in taken.claimed if row.id not in self._in_flight.runs]
+        return [self._adopt_row(row, started, now, quiet) for row in fresh]
 
     async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob]:
         """Find out what an unclear claim has claimed; nothing if the database is silent for long.
@@ -272,7 +334,7 @@ class Consumer:
             self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
 
     def _adopt_row(self, row: ClaimedJob, started: float, now: float, quiet_seconds: float) -> Run:
-        deliveries = self._let_go(row.id)
+        deliveries = self._let_go(row.id) if row.id in self._in_flight.claiming else []
         delivery = deliveries[0] if deliveries else None
         run = Run(row, self.kind, delivery, beaten_at=started, now=now)
         self._in_flight.runs[row.id] = run
@@ -286,11 +348,18 @@ class Consumer:
             self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
         return run
 
+    def _note_held(self, job_id: UUID, row: RefusedJob) -> None:
+        facts = {"job_id": str(job_id), "kind": self.kind.name}
+        self._context.events.emit("job.held", **facts, held_by=row.held_by, key=row.limit_key or "")
+        if row.held_by != "limit":
+            self._context.held.notify()
+
     def _answer_refused(self, delivery: Delivery, row: RefusedJob | None) -> None:
         if row is not None:
             delivery.ack()
-            facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
-            self._context.events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
+            if row.held_by is None:
+                facts = {"job_id": str(delivery.job_id), "kind": self.kind.name}
+                self._context.events.emit("job.skipped", **facts, status=row.status, owner=row.worker_id)
         elif (datetime.now(UTC) - delivery.stored_at).total_seconds() < _NO_ROW_SECONDS:
             delivery.nak(_NO_ROW_DELAY)
         else:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from jsworker.core.errors import InvalidTarget, SettingsError
+from jsworker.core.limits import Limit, Rate, common_key
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
 from jsworker.core.settings import Settings
@@ -151,6 +152,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
+    "limit": (lambda value: value is None or isinstance(value, Limit), "a Limit, for example Limit(2)"),
+    "rate": (lambda value: value is None or isinstance(value, Rate), "a Rate, for example Rate(50, per=60)"),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
 }
 
@@ -162,6 +165,10 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         if not fits(value := getattr(processor, attribute)):
             of_kind = f"of kind {processor.kind} ({name})"
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} must be {rule}")
+    try:
+        common_key(processor.limit, processor.rate)
+    except ValueError as error:
+        raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
     _check_process(processor.process, name)
     try:
         what = "payload type"

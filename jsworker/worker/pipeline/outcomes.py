@@ -42,6 +42,7 @@ class Failed:
     permanent: str | None  # why no attempt may follow: permanent, payload or result
     delay: float  # seconds until the next attempt, if there is one and this was no stall
     stalled: bool = False  # it counts as a stall, not as an error: the run took its own process down
+    pauses_key: bool = False  # for ``delay`` no other job of its key is to begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ def raised(run: Run, error: BaseException) -> Outcome:
         case Retry() if run.is_handed_back and not error.after:
             return _handed_back(run)
         case Retry():
-            return Failed(_after_limit(run, clean(_text(error))), None, _delay(run, error.after))
+            why, pauses = _after_limit(run, clean(_text(error))), error.pause is not None
+            return Failed(why, None, _delay(run, error.after), pauses_key=pauses)
         case _ if run.stop in {StopReason.FENCED, StopReason.SHUTDOWN}:
             return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
         case _ if run.stop is None and run.interrupted is not None and is_behind(run.interrupted[0], error):

@@ -1,7 +1,7 @@
 """A job's way through a worker, top to bottom: pull, claim, wait for a slot, execute, settle, answer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -72,10 +72,12 @@ class Pipeline:
                 late=late,
                 quiet=quiet,
                 claim=self._claim,
+                admit=self._admit,
             )
             for kind in context.kinds.values()
         ]
         self.pullers = [self._puller(consumer) for consumer in self.consumers]
+        self._consumer_of = {consumer.kind.name: consumer for consumer in self.consumers}
 
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
 
@@ -97,6 +99,9 @@ class Pipeline:
             self._wait_for_slots(await consumer.claim_from_stale_owners(refused))
             await consumer.answer_refused(refused)
         self._context.room.notify()  # what was refused makes room, and no run of it ends
+
+    async def _admit(self, consumer: Consumer, keys: Collection[str]) -> None:
+        self._wait_for_slots(await consumer.claim_freed(keys))
 
     # --- Slots: as many runs as there are slots execute, the others wait. ---
 
@@ -216,6 +221,8 @@ class Pipeline:
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
+        if run.claimed.limit_key is not None:  # committed: what waits for its slot sees it free
+            self._consumer_of[run.kind.name].free(run.claimed.limit_key)
 
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)

@@ -11,12 +11,20 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import settle, timeline
+from jsworker.ownership.transitions import limits, settle, timeline
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.settle import Completion, Failure, Refusals, Return, Settled
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run, StopReason
-from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.outcomes import (
+    Completed,
+    Failed,
+    HandedBack,
+    Interrupted,
+    Lost,
+    Outcome,
+    first_line,
+)
 
 _BATCH = 200
 _LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone: others need not wait for it
@@ -60,6 +68,8 @@ class Settler:
             case Completed(result):
                 return await self._completed(run, result)
             case Failed(error, permanent, delay, stalled):
+                if outcome.pauses_key:
+                    await self._pause_key(run, outcome)
                 return await self._failed(Failure(*run.held, error, permanent, delay, stalled=stalled))
             case HandedBack(reason):
                 if run.stop is StopReason.FENCED:
@@ -135,6 +145,21 @@ class Settler:
         delay = _jittered(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times))
         settled = await self._written(settle.release, Return(*run.held, outcome.reason, delay))
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
+
+    async def _pause_key(self, run: Run, outcome: Failed) -> None:
+        """Pause the job's key before its slot falls free; what the database refuses is reported."""
+        key = run.claimed.limit_key or ""
+        with self._context.noting("pauses"):
+            await limits.pause_for(
+                self._context.database,
+                run.kind.name,
+                key,
+                seconds=outcome.delay,
+                paused_by=self._context.worker_id,
+                reason=f"job {run.id}: {first_line(outcome.error)}",
+            )
+            facts = {"kind": run.kind.name, "key": key, "seconds": round(outcome.delay, 3)}
+            self._context.events.emit("limit.paused", **facts, job_id=str(run.id))
 
     async def _note_fence(self, run: Run) -> None:
         """Note in the timeline, as soon as the database answers, that the fence stopped the run."""

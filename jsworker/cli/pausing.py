@@ -1,0 +1,45 @@
+"""``jsworker pause`` and ``resume``: kinds and keys of which no job begins."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from jsworker.cli.limits import Kind, call
+from jsworker.cli.options import argument, new_app, option
+from jsworker.cli.output import iso, print_line
+from jsworker.client.enqueueing import LONGEST_DELAY
+from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.names import check_kind
+from jsworker.ownership.transitions.limits import named
+
+app = new_app()
+
+Key = Annotated[str | None, argument("[KEY]", "A limit key; left out: the whole kind.")]
+
+
+@app.command()
+def pause(
+    kind: Kind,
+    key: Key = None,
+    *,
+    seconds: Annotated[float | None, option("SECONDS", "Go on by itself after so long.", min=1.0)] = None,
+    reason: Annotated[str | None, option("TEXT", "Shown by `jsworker limits`.")] = None,
+) -> None:
+    """Let no job of a kind, or of one of its keys, begin; running ones go on.
+
+    Messages of a paused kind stay in the stream; jobs of a paused key are held in the table.
+    """
+    until = None
+    if seconds is not None:
+        if not math.isfinite(seconds) or seconds > LONGEST_DELAY:
+            raise WrongUsage(f"--seconds {seconds:g} must be from 1 to {LONGEST_DELAY:.0f}")
+        until = datetime.now(UTC) + timedelta(seconds=seconds)
+    ends = call(lambda client: client.pause(check_kind(kind), key, until=until, reason=reason))
+    print_line(f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {iso(ends)}"))
+
+
+@app.command()
+def resume(kind: Kind, key: Key = None) -> None:
+    """Let a kind or a key go on."""
+    call(lambda client: client.resume(check_kind(kind), key))
+    print_line(f"{named(kind, key or '')} goes on")

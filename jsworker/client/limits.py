@@ -1,0 +1,107 @@
+"""Limits, rates and pauses for operators: list, set, reset, pause, resume."""
+
+import getpass
+import socket
+from datetime import UTC, datetime
+from typing import Any
+
+from jsworker.client.enqueueing import LONGEST_DELAY, Kind, kind_name
+from jsworker.core.limits import Limit, Rate
+from jsworker.core.names import check_limit_key, printable, shown
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions import admission, limits, schedules
+from jsworker.ownership.transitions.limits import Numbers
+
+_REASON_CHARACTERS = 300
+
+
+class Limits:
+    """The limits of an installation, as operators set them; those of classes are written by workers."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def list(self, *, all_keys: bool = False) -> list[dict[str, Any]]:
+        """Return limits by column name, with the jobs that run and are held.
+
+        The key of a kind itself is empty: its numbers hold for each key without numbers of its own. Keys
+        of which nothing runs, is held, set or paused are left out, unless ``all_keys``.
+        """
+        return await limits.list_limits(self._database, all_keys=all_keys)
+
+    async def set(self, kind: Kind, *numbers: Limit | Rate, key: str | None = None) -> None:
+        """Set the limit, the rate or both of a kind, or of one of its keys; they stay until ``reset``.
+
+        A kind's numbers hold for each of its keys. What of the two is not given is not limited; of a key,
+        it is as for its kind.
+
+        Raises:
+            InvalidName: the kind or the key is not allowed.
+            TypeError, ValueError: none is given, two of a sort, or one with a key: what a job's key is, its
+                class or its producer says.
+        """
+        if not numbers or len({type(each) for each in numbers}) != len(numbers):
+            raise ValueError("give a Limit, a Rate, or one of each")
+        found: dict[str, Any] = {"max_running": None}
+        for each in numbers:
+            if not isinstance(each, Limit | Rate):
+                raise TypeError(f"{shown(each)} must be a Limit or a Rate")
+            if each.key is not None:
+                raise ValueError("the key of a job is its class's or its producer's word: leave key out")
+            if isinstance(each, Limit):
+                found["max_running"] = each.max_running
+            else:
+                found |= {"rate": each.number, "per": float(each.per)}
+        with operators_rights("limits", "limits"):
+            await limits.set_numbers(self._database, kind_name(kind), _key(key), Numbers(**found))
+            await self._wake(kind, key)
+
+    async def reset(self, kind: Kind, *, key: str | None = None) -> None:
+        """Take away what an operator has set; a class's numbers come back with the next worker that starts.
+
+        Raises TransitionRefused: no operator has set any.
+        """
+        with operators_rights("limits", "limits"):
+            await limits.reset_numbers(self._database, kind_name(kind), _key(key))
+
+    async def pause(
+        self, kind: Kind, key: str | None, *, until: datetime | None, reason: str | None
+    ) -> datetime | None:
+        """Pause; see ``JobClient.pause``."""
+        seconds = None
+        if until is not None:
+            if until.tzinfo is None:
+                raise ValueError(f"until={until.isoformat()} must have a time zone")
+            now = await schedules.database_now(self._database)
+            seconds = (until.astimezone(UTC) - now).total_seconds()
+            if not 0 < seconds <= LONGEST_DELAY:
+                raise ValueError(f"until={until.isoformat()} must lie ahead, at most ten years")
+        who = f"{getpass.getuser()}@{socket.gethostname()}"
+        with operators_rights("pause", "limits"):
+            return await limits.pause(
+                self._database,
+                kind_name(kind),
+                _key(key),
+                seconds=seconds,
+                paused_by=who,
+                reason=None if reason is None else printable(reason, _REASON_CHARACTERS),
+            )
+
+    async def resume(self, kind: Kind, key: str | None) -> None:
+        """Resume; see ``JobClient.resume``."""
+        with operators_rights("resume", "limits"):
+            await limits.resume(self._database, kind_name(kind), _key(key))
+            await self._wake(kind, key)
+
+    async def _wake(self, kind: Kind, key: str | None) -> None:
+        """Wake what may begin now; of a kind with many keys workers wake the rest with their next scan."""
+        if key is None:
+            return
+        await admission.wake(self._database, worker_id=None, kind=kind_name(kind), keys=[_key(key)])
+
+
+def _key(key: str | None) -> str:
+    return "" if key is None else check_limit_key(key)

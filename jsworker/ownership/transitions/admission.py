@@ -1,0 +1,295 @@
+"""Admission: CLAIM for jobs with limits, rates or pauses, HOLD for those that do not fit, and WAKE.
+
+Each is one transaction of two statements. The first locks the rows of the keys; the second, whose snapshot is newer
+than the locks, counts. Counted in the statement that locks, two claimers would both see the slot free. There is no
+counter: a slot is the owned row itself, so whatever ends processing frees it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from jsworker.ownership import predicates
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import RowRefused, in_halves
+from jsworker.ownership.statements import NOT_HELD, condition, filled, j, sql
+from jsworker.ownership.transitions import hold
+from jsworker.ownership.transitions.claim import PICKED, ClaimedJob, Limits, Taken, claimed_of
+
+MOST_KEYS: Final = 200
+"""Keys that one look returns."""
+_MOST_WOKEN: Final = 1_000
+
+waits_for_admission: Final = predicates.held_by("limit", "rate", "paused")
+admissible: Final = sa.or_(predicates.queued, waits_for_admission)
+"""What admission may claim: what a message brings, and what waits for a slot, a token or the end of a pause."""
+
+# The predicate of the index jobs_held_by_key, word for word.
+_HELD: Final = "j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')"
+
+# Locks the row of each key, in their order, and makes those that are missing. Also where it writes nothing: the
+# conflict locks. That it writes now and then keeps keys that are in use from being tidied away.
+_LOCK = """
+INSERT INTO jsworker.limits AS l (kind, key)
+SELECT DISTINCT CAST(:kind AS text), k.key FROM (
+  {keys}
+) AS k(key) ORDER BY 2
+ON CONFLICT (kind, key) DO UPDATE SET used_at = clock_timestamp()
+  WHERE l.used_at < clock_timestamp() - interval '1 minute'
+"""
+_GIVEN_KEYS: Final = "SELECT unnest(CAST(:keys AS text[]))"
+LOCK = filled(
+    _LOCK,
+    keys="""SELECT coalesce(j.limit_key, '') FROM jsworker.jobs AS j
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {of_kind}
+  UNION {given}""",
+    of_kind=condition(predicates.of_kind),
+    given=_GIVEN_KEYS,
+)
+LOCK_KEYS = filled(_LOCK, keys=_GIVEN_KEYS)
+
+# How many jobs of each key may begin now. A bucket (GCRA) is the instant at which it is full again: it moves on by
+# ``step`` for each job, up to ``per`` ahead. If it is further ahead, the clock has gone back.
+STATE: Final = """
+SELECT l.kind, l.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
+  CASE WHEN x.paused THEN 0 ELSE greatest(0, least(x.max_running - x.running, r.tokens, 1000000)) END AS jobs,
+  CASE WHEN x.paused THEN 'paused' WHEN x.max_running - x.running <= coalesce(r.tokens, 0)
+    OR r.tokens IS NULL THEN 'limit' ELSE 'rate' END AS held_by,
+  CASE WHEN x.paused THEN extract(epoch FROM x.until - x.now)
+    WHEN r.tokens < 1 THEN extract(epoch FROM r.full_at - x.now) + r.step - x.per END AS seconds
+FROM ({keys}) AS k(kind, key)
+LEFT JOIN jsworker.limits AS l ON l.kind = k.kind AND l.key = k.key{locked}
+LEFT JOIN jsworker.limits AS d ON d.kind = k.kind AND d.key = ''
+CROSS JOIN (SELECT clock_timestamp() AS now) AS c
+CROSS JOIN LATERAL (
+  SELECT c.now, coalesce(l.max_running, d.max_running) AS max_running,
+    CASE WHEN l.rate IS NULL THEN d.rate ELSE l.rate END AS rate,
+    CASE WHEN l.rate IS NULL THEN d.per ELSE l.per END AS per,
+    {is_paused_l} OR {is_paused_d} AS paused,
+    CASE WHEN ({is_paused_l} AND l.paused_until IS NULL) OR ({is_paused_d} AND d.paused_until IS NULL) THEN NULL
+      ELSE greatest(l.paused_until, d.paused_until) END AS until
+) AS v
+CROSS JOIN LATERAL (
+  SELECT v.*, CASE WHEN v.max_running IS NOT NULL THEN (
+    SELECT count(*) FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' AND j.limit_key IS NOT NULL
+      AND j.kind = k.kind AND j.limit_key = k.key) END AS running
+  OFFSET 0  -- counted once, however often it is named
+) AS x
+CROSS JOIN LATERAL (
+  SELECT x.per / x.rate AS step,
+    least(greatest(l.full_at, x.now), x.now + make_interval(secs => x.per)) AS full_at
+) AS b
+CROSS JOIN LATERAL (
+  SELECT b.step, b.full_at,
+    CAST(floor((x.per - extract(epoch FROM b.full_at - x.now)) / b.step + 1e-6) AS integer) AS tokens
+) AS r"""
+
+
+def _is_paused(alias: str) -> str:
+    return (
+        f"coalesce({alias}.paused_at IS NOT NULL AND"
+        f" ({alias}.paused_until IS NULL OR {alias}.paused_until > c.now), false)"
+    )
+
+
+# A key whose row this very transaction has made or locked. Any other, of a job that came between the two statements,
+# has no state: its jobs are neither claimed nor held.
+_LOCKED: Final = " AND CAST(pg_current_xact_id() AS xid) IN (l.xmin, l.xmax)"
+
+
+def state(keys: str, *, locked: bool = True) -> str:
+    """Return the SQL of ``STATE`` for keys that SQL gives as pairs of kind and key."""
+    found = STATE.replace("{locked}", _LOCKED if locked else "")
+    found = found.replace("{is_paused_l}", _is_paused("l")).replace("{is_paused_d}", _is_paused("d"))
+    return found.replace("{keys}", keys)
+
+
+def _assigned(values: Mapping[str, Any]) -> str:
+    """Return what an UPDATE of ``jsworker.jobs AS j`` sets, as SQL."""
+    update = sql(sa.update(j).values(**values))
+    return update.partition(" SET ")[2]
+
+
+_PICKED = sa.table("picked", *(sa.column(each.name, each.type) for each in PICKED))
+_stored_bytes = sql(sa.select(PICKED[2])).partition("SELECT ")[2].partition(" AS stored_bytes")[0]
+_CLAIMED = sql(
+    claimed_of(_PICKED, admissible, also={"limit_key": sa.func.coalesce(j.c.limit_key, ""), **NOT_HELD})
+).removeprefix("WITH ")
+
+# What a key holds comes before what a message brings, if it was queued before: waiting costs nobody his turn. What is
+# locked is skipped: queued rows are asked for again, held ones are found by the next who looks.
+ADMIT = filled(
+    """
+WITH asked AS MATERIALIZED (
+  SELECT j.id, coalesce(j.limit_key, '') AS key, j.queued_at, false AS held FROM jsworker.jobs AS j
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {queued} AND {of_kind}
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+), state AS MATERIALIZED ({state}
+), held AS MATERIALIZED (
+  SELECT row.id, state.key, row.queued_at, true AS held FROM state CROSS JOIN LATERAL (
+    SELECT j.id, j.queued_at FROM jsworker.jobs AS j
+    WHERE {held} AND {of_kind} AND j.limit_key = state.key AND j.id <> ALL(CAST(:besides AS uuid[]))
+    ORDER BY j.queued_at, j.id LIMIT least(state.jobs, CAST(:most_held AS integer))
+    FOR NO KEY UPDATE OF j SKIP LOCKED
+  ) AS row
+), ranked AS MATERIALIZED (
+  SELECT c.id, c.key, c.queued_at, c.held, state.held_by,
+    row_number() OVER (PARTITION BY c.key ORDER BY c.queued_at, c.id) <= state.jobs AS fits
+  FROM (SELECT * FROM asked UNION ALL SELECT * FROM held) AS c JOIN state ON state.key = c.key
+), admitted AS MATERIALIZED (
+  SELECT id, key FROM ranked WHERE fits ORDER BY queued_at, id LIMIT CAST(:most AS integer)
+), spent AS (
+  UPDATE jsworker.limits AS l SET full_at = state.full_at + make_interval(secs => state.step * a.jobs)
+  FROM (SELECT key, count(*) AS jobs FROM admitted GROUP BY key) AS a JOIN state ON state.key = a.key
+  WHERE l.kind = :kind AND l.key = a.key AND state.step IS NOT NULL
+), kept AS (
+  UPDATE jsworker.jobs AS j SET {hold}
+  FROM ranked WHERE j.id = ranked.id AND NOT ranked.fits AND NOT ranked.held AND {queued} AND {of_kind}
+  RETURNING j.id, j.fencing_token, j.held_by, j.limit_key
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+  SELECT id, 'held', CAST(:worker_id AS text), fencing_token, jsonb_build_object('held_by', held_by, 'key', limit_key) FROM kept
+), picked AS MATERIALIZED (
+  SELECT j.id, j.worker_id AS owner, {stored_bytes} AS stored_bytes
+  FROM jsworker.jobs AS j JOIN admitted ON admitted.id = j.id
+), {claimed}""",
+    queued=condition(predicates.queued),
+    of_kind=condition(predicates.of_kind),
+    held=_HELD,
+    state=state(
+        "SELECT CAST(:kind AS text), asked.key FROM asked UNION SELECT CAST(:kind AS text), unnest(CAST(:keys AS text[]))"
+    ),
+    hold=_assigned(
+        hold.held_now(sa.literal_column("ranked.held_by")) | {"limit_key": sa.literal_column("ranked.key")}
+    ),
+    stored_bytes=_stored_bytes,
+    claimed=_CLAIMED,
+)
+
+# As many as are free, in their order. One that is woken in vain is held again.
+WAKE = filled(
+    """
+WITH state AS MATERIALIZED ({state}
+), due AS MATERIALIZED (
+  SELECT row.id, row.held_by FROM state CROSS JOIN LATERAL (
+    SELECT j.id, j.held_by FROM jsworker.jobs AS j
+    WHERE {held} AND {of_kind} AND j.limit_key = state.key
+    ORDER BY j.queued_at, j.id LIMIT least(state.jobs, {most})
+    FOR NO KEY UPDATE OF j SKIP LOCKED
+  ) AS row LIMIT {most}
+), woken AS (
+  UPDATE jsworker.jobs AS j SET {woken}
+  FROM due WHERE j.id = due.id AND {waits}
+  RETURNING j.id, j.fencing_token, due.held_by, j.limit_key
+), told AS (
+  INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+  SELECT id, 'woken', CAST(:worker_id AS text), fencing_token, jsonb_build_object('held_by', held_by, 'key', limit_key)
+  FROM woken
+)
+SELECT id FROM woken
+""",
+    state=state("SELECT CAST(:kind AS text), unnest(CAST(:keys AS text[]))"),
+    held=_HELD,
+    of_kind=condition(predicates.of_kind),
+    waits=condition(waits_for_admission),
+    woken=_assigned(hold.WOKEN),
+    most=str(_MOST_WOKEN),
+)
+
+# Keys of which jobs are held, by leaps through the index, from a place on; and how they stand.
+WAITING_KEYS = filled(
+    """
+WITH RECURSIVE leap AS (
+  (SELECT j.kind, j.limit_key, 1 AS place FROM jsworker.jobs AS j
+   WHERE {held} AND (j.kind, j.limit_key) > (CAST(:after_kind AS text), CAST(:after_key AS text))
+   ORDER BY j.kind, j.limit_key LIMIT 1)
+  UNION ALL
+  SELECT next.kind, next.limit_key, leap.place + 1 FROM leap CROSS JOIN LATERAL (
+    SELECT j.kind, j.limit_key FROM jsworker.jobs AS j
+    WHERE {held} AND (j.kind, j.limit_key) > (leap.kind, leap.limit_key)
+    ORDER BY j.kind, j.limit_key LIMIT 1
+  ) AS next
+  WHERE leap.place < {most}
+)
+SELECT coalesce(state.kind, found.kind) AS kind, coalesce(state.key, found.key) AS key,
+  coalesce(state.jobs, 1000000) AS jobs,
+  CASE WHEN state.seconds < 1e9 THEN greatest(state.seconds, 0) END AS seconds
+FROM (SELECT leap.kind, leap.limit_key AS key FROM leap) AS found
+LEFT JOIN ({state}) AS state ON state.kind = found.kind AND state.key = found.key
+ORDER BY 1, 2
+""",
+    held=_HELD,
+    most=str(MOST_KEYS),
+    state=state("SELECT leap.kind, leap.limit_key FROM leap", locked=False),
+)
+
+
+class WaitingKey(NamedTuple):
+    """A key of which jobs are held: how many may begin now, and in how many seconds one may that may not yet.
+
+    None: when a slot falls free, or an operator resumes it.
+    """
+
+    kind: str
+    key: str
+    jobs: int
+    seconds: float | None
+
+
+async def admit(
+    database: Database,
+    *,
+    worker_id: str,
+    kind: str,
+    limits: Limits,
+    ids: Sequence[UUID] = (),
+    keys: Collection[str] = (),
+    most: int | None = None,
+    besides: Collection[UUID] = (),
+) -> Taken:
+    """Take what fits of ``ids``, which messages brought, and of what is held of their keys and of ``keys``.
+
+    What does not fit is held. Else as ``claim``; also what the answer names may not be among ``ids``.
+
+    Args:
+        database: where.
+        worker_id, kind, limits: as for ``claim``.
+        ids: queued jobs.
+        keys: of which a slot or a token may be free.
+        most: jobs to take; None: as many as ``ids`` are.
+        besides: jobs that this process has in hand.
+    """
+    values = {"worker_id": worker_id, "kind": kind, **asdict(limits), "besides": uuid_array(besides)}
+
+    async def ask(most_held: int, batch: Sequence[UUID]) -> Sequence[Row]:
+        given = {"ids": uuid_array(batch), "keys": list(keys)}
+        wanted = {"most": len(batch) if most is None else most, "most_held": most_held}
+        return await database.run_by_key(ADMIT, values | given | wanted, first=LOCK)
+
+    refused: Mapping[UUID, RowRefused] = {}
+    try:
+        rows = await ask(1_000_000, ids)
+    except RowRefused:
+        if not ids:
+            raise
+        # Perhaps a held row's: without those, the one that is refused is among these.
+        found, bad = await in_halves(ids, partial(ask, 0))
+        rows, refused = found, dict(bad)
+    return Taken([ClaimedJob._make(row) for row in rows], refused)
+
+
+async def wake(database: Database, *, worker_id: str | None, kind: str, keys: Collection[str]) -> int:
+    """Put as many held jobs of keys into the queue as may begin now, and return how many there were."""
+    values = {"worker_id": worker_id, "kind": kind, "keys": list(keys)}
+    return len(await database.run_by_key(WAKE, values, first=LOCK_KEYS))
+
+
+async def waiting_keys(database: Database, *, after: tuple[str, str] = ("", "")) -> list[WaitingKey]:
+    """Return keys of which jobs are held, in their order from behind ``after`` on, at most ``MOST_KEYS``."""
+    values = {"after_kind": after[0], "after_key": after[1]}
+    return [WaitingKey._make(row) for row in await database.run_along_index(WAITING_KEYS, values)]

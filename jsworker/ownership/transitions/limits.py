@@ -1,0 +1,244 @@
+"""How limits, rates and pauses are written and read; what they admit is decided in ``admission``."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from jsworker.core.errors import TransitionRefused
+from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import has_no_limit_key, of_kind, processing_indexed
+from jsworker.ownership.schema import limits
+from jsworker.ownership.statements import NOW, compiled, filled, given, given_seconds, j
+from jsworker.ownership.transitions.admission import state
+
+_numbers: Final = {
+    "max_running": given("max_running", sa.Integer),
+    "rate": given("rate", sa.Integer),
+    "per": given("per", sa.Double),
+}
+_kind, _key = given("kind", sa.Text), given("key", sa.Text)
+_is_it: Final = sa.and_(limits.c.kind == _kind, limits.c.key == _key)
+_new = insert(limits)
+
+
+def _write(set_by: str) -> sa.TextClause:
+    new = _new.values(kind=_kind, key=_key, set_by=set_by, **_numbers)
+    written = {name: new.excluded[name] for name in (*_numbers, "set_by")}
+    is_same = sa.and_(*(limits.c[name].is_not_distinct_from(new.excluded[name]) for name in written))
+    may = limits.c.set_by.is_distinct_from("operator") if set_by == "code" else sa.true()
+    changed = new.on_conflict_do_update(
+        index_elements=[limits.c.kind, limits.c.key], set_=written, where=sa.and_(may, ~is_same)
+    )
+    return compiled(changed.returning(limits.c.kind))
+
+
+# The code's numbers, unless an operator has set some; the worker that started last wins.
+WRITE_CODE = _write("code")
+WRITE_OPERATOR = _write("operator")
+
+_NOTHING: Final = dict.fromkeys(("max_running", "rate", "per", "set_by"), sa.null())
+# What the code of a kind has no more.
+FORGET = compiled(
+    sa.update(limits)
+    .values(**_NOTHING)
+    .where(limits.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))), limits.c.set_by == "code")
+    .returning(limits.c.kind)
+)
+RESET = compiled(
+    sa.update(limits).values(**_NOTHING).where(_is_it, limits.c.set_by == "operator").returning(limits.c.kind)
+)
+
+# Runs that were claimed before their kind had a limit take slots too.
+COUNT_RUNNING = compiled(
+    sa.update(j).values(limit_key="").where(processing_indexed, has_no_limit_key, of_kind).returning(j.c.id)
+)
+
+_until = NOW + given_seconds("seconds")
+_paused = {
+    "paused_at": sa.func.coalesce(limits.c.paused_at, NOW),
+    "paused_until": _until,
+    "paused_by": given("paused_by", sa.Text),
+    "reason": given("reason", sa.Text),
+}
+PAUSE = compiled(
+    _new.values(kind=_kind, key=_key, **_paused | {"paused_at": NOW})
+    .on_conflict_do_update(index_elements=[limits.c.kind, limits.c.key], set_=_paused)
+    .returning(limits.c.paused_until)
+)
+# A job's own word: it never shortens a pause, nor takes the place of an operator's.
+PAUSE_FOR = compiled(
+    _new.values(kind=_kind, key=_key, **_paused | {"paused_at": NOW}).on_conflict_do_update(
+        index_elements=[limits.c.kind, limits.c.key],
+        set_=_paused,
+        where=sa.or_(limits.c.paused_at.is_(None), limits.c.paused_until < _until),
+    )
+)
+RESUME = compiled(
+    sa.update(limits)
+    .values(**dict.fromkeys(("paused_at", "paused_until", "paused_by", "reason"), sa.null()))
+    .where(_is_it, limits.c.paused_at.is_not(None))
+    .returning(limits.c.kind)
+)
+
+_is_paused: Final = sa.and_(
+    limits.c.paused_at.is_not(None), sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW)
+)
+# What a worker must know of its kinds.
+OF_KINDS = compiled(
+    sa.select(
+        limits.c.kind,
+        sa.or_(limits.c.max_running.is_not(None), limits.c.rate.is_not(None)).label("is_limited"),
+        _is_paused.label("is_paused"),
+        limits.c.max_running,
+        limits.c.rate,
+        limits.c.per,
+    ).where(limits.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))), limits.c.key == "")
+)
+
+# Rows that say nothing, of keys that nobody has used for an hour.
+TIDY = sa.text("""
+DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
+  SELECT t.kind, t.key FROM jsworker.limits AS t
+  WHERE t.key <> '' AND t.set_by IS NULL AND t.used_at < clock_timestamp() - interval '1 hour'
+    AND coalesce(t.paused_until < clock_timestamp(), t.paused_at IS NULL)
+    AND coalesce(t.full_at < clock_timestamp(), true)
+    AND NOT EXISTS (
+      SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'scheduled'
+        AND j.held_by IN ('limit', 'rate', 'paused') AND j.kind = t.kind AND j.limit_key = t.key)
+  LIMIT 1000 FOR UPDATE SKIP LOCKED)
+""")
+
+LIST = filled(
+    """
+SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running, state.jobs AS free,
+  held.jobs AS held,
+  held.oldest AS held_since, CASE WHEN state.paused THEN l.paused_at END AS paused_at,
+  CASE WHEN state.paused THEN l.paused_until END AS paused_until,
+  CASE WHEN state.paused THEN l.paused_by END AS paused_by, CASE WHEN state.paused THEN l.reason END AS reason
+FROM ({state}) AS state JOIN jsworker.limits AS l ON l.kind = state.kind AND l.key = state.key
+CROSS JOIN LATERAL (
+  SELECT count(*) AS jobs, min(few.held_at) AS oldest FROM (
+    SELECT j.held_at FROM jsworker.jobs AS j
+    WHERE j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')
+      AND j.kind = l.kind AND j.limit_key = l.key LIMIT 10001) AS few
+) AS held
+WHERE CAST(:all AS boolean) OR l.key = '' OR l.set_by IS NOT NULL OR l.paused_at IS NOT NULL OR held.jobs > 0
+  OR state.running > 0
+ORDER BY l.kind, l.key LIMIT 10000
+""",
+    state=state("SELECT every.kind, every.key FROM jsworker.limits AS every", locked=False),
+)
+
+
+class Numbers(NamedTuple):
+    """At most ``max_running`` jobs at once, and ``rate`` of them begun in ``per`` seconds; None: any number."""
+
+    max_running: int | None
+    rate: int | None = None
+    per: float | None = None
+
+
+class KindLimits(NamedTuple):
+    """What a worker must know of one of its kinds."""
+
+    kind: str
+    is_limited: bool
+    is_paused: bool
+    numbers: Numbers
+
+
+async def write_code(database: Database, new: dict[str, Numbers | None]) -> list[str]:
+    """Make the table hold the numbers that the code of these kinds has, and return the kinds that were changed.
+
+    What an operator has set stays.
+    """
+    changed: list[str] = []
+    for kind, numbers in new.items():
+        if numbers is not None and await database.run(
+            WRITE_CODE, {"kind": kind, "key": "", **numbers._asdict()}
+        ):
+            changed.append(kind)
+            await count_running(database, kind)
+    without = [kind for kind, numbers in new.items() if numbers is None]
+    if without:
+        changed += [row.kind for row in await database.run(FORGET, {"kinds": without})]
+    return changed
+
+
+async def set_numbers(database: Database, kind: str, key: str, numbers: Numbers) -> None:
+    """Write an operator's numbers for a kind, or for one of its keys; they stay until they are reset."""
+    await database.run(WRITE_OPERATOR, {"kind": kind, "key": key, **numbers._asdict()})
+    if not key:
+        await count_running(database, kind)
+
+
+async def count_running(database: Database, kind: str) -> None:
+    """Let runs that were claimed without admission take slots of their kind."""
+    await database.run(COUNT_RUNNING, {"kind": kind})
+
+
+async def reset_numbers(database: Database, kind: str, key: str) -> None:
+    """Take an operator's numbers away; those of the code come back with the next worker that starts.
+
+    Raises:
+        TransitionRefused: an operator has set none.
+    """
+    if not await database.run(RESET, {"kind": kind, "key": key}):
+        raise TransitionRefused(f"no operator has set a limit of {named(kind, key)}")
+
+
+async def pause(
+    database: Database, kind: str, key: str, *, seconds: float | None, paused_by: str, reason: str | None
+) -> datetime | None:
+    """Pause a kind, or one of its keys, for so many seconds (None: until it is resumed); return until when."""
+    values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": paused_by, "reason": reason}
+    [row] = await database.run(PAUSE, values)
+    until: datetime | None = row.paused_until
+    return until
+
+
+async def pause_for(
+    database: Database, kind: str, key: str, *, seconds: float, paused_by: str, reason: str
+) -> None:
+    """Pause a key, on the word of one of its jobs, unless it is paused for longer."""
+    values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": paused_by, "reason": reason}
+    await database.run(PAUSE_FOR, values)
+
+
+async def resume(database: Database, kind: str, key: str) -> None:
+    """Let a kind or a key go on.
+
+    Raises:
+        TransitionRefused: it is not paused.
+    """
+    if not await database.run(RESUME, {"kind": kind, "key": key}):
+        raise TransitionRefused(f"{named(kind, key)} is not paused")
+
+
+async def of_kinds(database: Database, kinds: Sequence[str]) -> dict[str, KindLimits]:
+    """Return what is known of kinds; one without any limit and pause may be missing."""
+    rows = await database.run(OF_KINDS, {"kinds": list(kinds)})
+    return {
+        row.kind: KindLimits(
+            row.kind, row.is_limited, row.is_paused, Numbers(row.max_running, row.rate, row.per)
+        )
+        for row in rows
+    }
+
+
+async def list_limits(database: Database, *, all_keys: bool = False) -> list[dict[str, Any]]:
+    """Return limits by column name, with how many run and are held; keys at rest only with ``all_keys``."""
+    return [row._asdict() for row in await database.run(LIST, {"all": all_keys})]
+
+
+async def tidy(database: Database) -> None:
+    """Delete up to 1,000 rows of keys that nobody has used for an hour."""
+    await database.run(TIDY)
+
+
+def named(kind: str, key: str) -> str:
+    """Return a kind or one of its keys in words."""
+    return f"key {key!r} of kind {kind}" if key else f"kind {kind}"

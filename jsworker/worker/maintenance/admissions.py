@@ -1,0 +1,135 @@
+"""Limits in a worker: what its classes say is written, what the table says is learned, what is held is woken.
+
+Whoever ends a run claims what is held of its key right away. This is what finds the rest: keys whose owner
+died, whose tokens have come back, whose pause has ended, whose limit was raised.
+"""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseRefused
+from jsworker.ownership.transitions import admission, limits
+from jsworker.ownership.transitions.limits import Numbers
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.kinds import Kind
+
+_SHORTEST_WAIT_SECONDS: Final = 0.05
+_SPREAD_SECONDS: Final = 0.05
+"""By which workers look after a token has come back."""
+_MOST_PAGES: Final = 10
+"""Of keys, in one look; the next look goes on behind them."""
+_BEGINNING: Final = ("", "")
+_TIDY_SECONDS: Final = 600.0
+
+
+async def write_limits(context: WorkerContext) -> None:
+    """Write the limits and rates of this worker's classes into the table, at its start.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: they were not written, or not all.
+    """
+    new = {name: _numbers(kind) for name, kind in context.kinds.items()}
+    try:
+        changed = await limits.write_code(context.database, new)
+    except DatabaseRefused as error:  # rights that an older installation has not granted yet
+        if any(new.values()):
+            raise
+        context.complaints.report("limits", str(error))
+        return
+    for kind in changed:
+        numbers = new[kind] or Numbers(None)
+        context.events.emit("limit.changed", kind=kind, **numbers._asdict())
+
+
+def _numbers(kind: Kind) -> Numbers | None:
+    limit, rate = kind.processor.limit, kind.processor.rate
+    if limit is None and rate is None:
+        return None
+    most = None if limit is None else limit.max_running
+    return Numbers(most) if rate is None else Numbers(most, rate.number, float(rate.per))
+
+
+class Admissions:
+    """Learns of limits and pauses, and finds what is held although it may begin; ``wake`` begins a step."""
+
+    def __init__(
+        self, context: WorkerContext, consumers: Sequence[Consumer], *, wake: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._consumers = {consumer.kind.name: consumer for consumer in consumers}
+        self._wake = wake
+        self._timer: asyncio.TimerHandle | None = None
+        self._place = _BEGINNING
+        self._tidied_at = boottime()
+
+    async def learn(self) -> None:
+        """Once a relay tick: learn which kinds are limited or paused."""
+        if not self._context.health.up:
+            return
+        with self._context.noting("limits"):
+            found = await limits.of_kinds(self._context.database, list(self._consumers))
+            for name, consumer in self._consumers.items():
+                known = found.get(name)
+                if known is not None and known.is_limited and not consumer.is_limited:
+                    consumer.is_limited = True
+                    await limits.count_running(self._context.database, name)
+                is_paused = known is not None and known.is_paused
+                if is_paused is not consumer.is_paused:
+                    consumer.is_paused = is_paused
+                    self._context.events.emit(
+                        "limit.paused" if is_paused else "limit.resumed", kind=name, key=""
+                    )
+                    if not is_paused:
+                        self._context.room.notify()
+                        self._wake()
+
+    async def step(self) -> None:
+        """Claim or wake what is held and may begin, and begin the next step when something else may."""
+        if not self._context.health.up:
+            return
+        with self._context.noting("held jobs"):
+            waits: list[float] = []
+            for _ in range(_MOST_PAGES):
+                keys = await admission.waiting_keys(self._context.database, after=self._place)
+                is_last = len(keys) < admission.MOST_KEYS
+                self._place = _BEGINNING if is_last else (keys[-1].kind, keys[-1].key)
+                waits += [key.seconds for key in keys if key.seconds is not None and key.jobs == 0]
+                await self._free([(key.kind, key.key) for key in keys if key.jobs > 0])
+                if is_last:
+                    break
+            if waits:
+                self._wake_in(min(waits))
+            if boottime() >= self._tidied_at + _TIDY_SECONDS:
+                self._tidied_at = boottime()
+                await limits.tidy(self._context.database)
+
+    def close(self) -> None:
+        """Begin no step by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _free(self, ready: Sequence[tuple[str, str]]) -> None:
+        of_others: defaultdict[str, list[str]] = defaultdict(list)
+        for kind, key in ready:
+            if (consumer := self._consumers.get(kind)) is not None:
+                consumer.free(key)
+            else:
+                of_others[kind].append(key)
+        for kind, names in of_others.items():
+            jobs = await admission.wake(
+                self._context.database, worker_id=self._context.worker_id, kind=kind, keys=names
+            )
+            if jobs:
+                self._context.events.emit("jobs.woken", kind=kind, jobs=jobs)
+                self._context.requeued.notify()
+
+    def _wake_in(self, seconds: float) -> None:
+        self.close()
+        spread = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 -- spreads load, hides nothing
+        delay = max(seconds, _SHORTEST_WAIT_SECONDS) + spread
+        self._timer = asyncio.get_running_loop().call_later(delay, self._wake)

@@ -1,0 +1,94 @@
+"""``jsworker limits``, ``pause`` and ``resume``: what is set and shown, and wrong numbers in one line."""
+
+import pytest
+
+from tests.ownership.rows import HELD, Sql, ago, insert_job, read_job
+
+from .commands import Cli
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(sql: Sql) -> None:
+    sql.execute("DELETE FROM jsworker.limits")
+
+
+def test_from_set_to_reset(cli: Cli) -> None:
+    assert cli("limits").err == "there are no limits\n"
+    assert cli("limits", "set", "sync", "--running", 2).ok().lines == ["kind sync is limited"]
+    cli("limits", "set", "sync", "--key", "tenant-7", "--rate", 50, "--per", 60).ok()
+    listed = {each["key"]: each for each in cli("limits", "list", "--json").ok().json}
+    assert (listed[""]["max_running"], listed[""]["rate"], listed[""]["set_by"]) == (2, None, "operator")
+    assert (listed["tenant-7"]["rate"], listed["tenant-7"]["per"]) == (50, 60.0)
+    table = [" ".join(line.split()) for line in cli("limits").ok().lines]
+    assert table == [
+        "KIND KEY RUNNING LIMIT RATE HELD FOR SET BY PAUSED",
+        "sync 0 2 operator",
+        "sync tenant-7 0 2 50 per 60 s operator",
+    ]
+    assert cli("limits", "reset", "sync", "--key", "tenant-7").ok().lines == [
+        "key 'tenant-7' of kind sync has no limit of an operator's any more"
+    ]
+    assert cli("limits", "reset", "sync", "--key", "tenant-7").refused(1) == (
+        "no operator has set a limit of key 'tenant-7' of kind sync"
+    )
+
+
+def test_what_runs_and_is_held_is_counted(cli: Cli, sql: Sql) -> None:
+    cli("limits", "set", "count-lines", "--running", 1).ok()
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key) VALUES ('count-lines', 't'), ('count-lines', 'idle')"
+    )
+    insert_job(sql, "processing", limit_key="t")
+    insert_job(sql, "scheduled", **HELD | {"held_at": ago(7200.5)}, limit_key="t")
+    table = [" ".join(line.split()) for line in cli("limits").ok().lines]
+    assert table[1:] == ["count-lines 0 1 operator", "count-lines t 1 1 1 2h"]
+    assert len(cli("limits", "list", "--all").ok().lines) == 4
+
+
+def test_pause_and_resume(cli: Cli, sql: Sql) -> None:
+    assert cli("pause", "sync").ok().lines == ["kind sync is paused"]
+    assert (
+        cli("pause", "count-lines", "t", "--reason", "429\n", "--seconds", 3600)
+        .ok()
+        .lines[0]
+        .startswith("key 't' of kind count-lines is paused until 20")
+    )
+    [line] = [line for line in cli("limits").ok().lines if line.startswith("count-lines")]
+    assert "1h more by" in line or "60m more by" in line or "59m more by" in line
+    assert line.endswith(r": 429\n")
+    held = insert_job(sql, "scheduled", **HELD | {"held_by": "paused"}, limit_key="t")
+    assert cli("resume", "count-lines", "t").ok().lines == ["key 't' of kind count-lines goes on"]
+    assert read_job(sql, held)["status"] == "queued"
+    assert cli("resume", "count-lines", "t").refused(1) == "key 't' of kind count-lines is not paused"
+    assert cli("resume", "sync").ok().lines == ["kind sync goes on"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--running", "0"], "limit=0 must be from 1 to 1000000"),
+        (["--running", "-1"], "limit=-1 must be from 1 to 1000000"),
+        (["--running", "1000000000"], "limit=1000000000 must be from 1 to 1000000"),
+        (["--rate", "0"], "rate=0 must be from 1 to 1000000"),
+        (["--rate", "1000000", "--per", "0.001"], "must be at most 1000000 a second"),
+        (["--rate", "1", "--per", "0"], "must be over 0 and at most"),
+        (["--rate", "1", "--per", "nan"], "must be over 0 and at most"),
+        (["--running", "1", "--key", ""], "limit key '' must be text of 1 to 255 printable characters"),
+        (["--running", "1", "--key", "a" * 256], "must be text of 1 to 255 printable characters"),
+        ([], "takes --running N, --rate N or both"),
+    ],
+)
+def test_wrong_numbers(cli: Cli, arguments: list[str], said: str) -> None:
+    assert said in cli("limits", "set", "sync", *arguments).refused(2)
+
+
+def test_wrong_kinds_and_spans(cli: Cli) -> None:
+    assert "kind 'A.b' must match" in cli("pause", "A.b").refused(2)
+    assert "must be from 1" in cli("pause", "sync", "--seconds", "1e99").refused(2)
+
+
+def test_a_job_is_enqueued_with_a_key(cli: Cli, sql: Sql) -> None:
+    [job_id] = cli("enqueue", "sync", "--limit-key", "tenant-7").ok().lines
+    [row] = sql.execute("SELECT limit_key FROM jsworker.jobs WHERE id = %s", [job_id]).fetchall()
+    assert row["limit_key"] == "tenant-7"
+    assert "limit key" in cli("enqueue", "sync", "--limit-key", "a\0").refused(2)

@@ -1,0 +1,480 @@
+"""Admission: never more of a key than its limit says, whoever comes at once, and nobody's turn is lost."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, TextClause, text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import admission, claim, limits
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.limits import Numbers
+
+from .polling import eventually
+from .rows import (
+    HELD,
+    KIND,
+    LIMITS,
+    OTHER_WORKER,
+    WORKER,
+    Sql,
+    ago,
+    change_job,
+    event_names,
+    insert_job,
+    read_events,
+    read_job,
+    read_value,
+)
+from .transitions import without
+
+KEY = "tenant-7"
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(sql: Sql) -> None:
+    sql.execute("DELETE FROM jsworker.limits")
+
+
+async def limited(database: Database, *numbers: Any, key: str = "") -> None:
+    await limits.set_numbers(database, KIND, key, Numbers(*numbers))
+
+
+def queued(sql: Sql, number: int, *, key: str | None = KEY, **columns: Any) -> list[UUID]:
+    """Insert queued jobs, the first one queued first."""
+    return [
+        insert_job(sql, **{"limit_key": key, "queued_at": BEGINNING + timedelta(seconds=n)} | columns)
+        for n in range(number)
+    ]
+
+
+def held(sql: Sql, number: int, *, key: str = KEY, **columns: Any) -> list[UUID]:
+    return [
+        insert_job(
+            sql,
+            "scheduled",
+            **HELD
+            | {"limit_key": key, "dispatch": 1, "queued_at": BEGINNING - timedelta(seconds=60 - n)}
+            | columns,
+        )
+        for n in range(number)
+    ]
+
+
+async def admit(database: Database, ids: Sequence[UUID] = (), **more: Any) -> list[ClaimedJob]:
+    values: dict[str, Any] = {"worker_id": WORKER, "kind": KIND, "limits": LIMITS, "ids": ids} | more
+    return (await admission.admit(database, **values)).claimed
+
+
+async def admitted(database: Database, ids: Sequence[UUID] = (), **more: Any) -> list[UUID]:
+    return [job.id for job in await admit(database, ids, **more)]
+
+
+def statuses(sql: Sql, ids: Sequence[UUID]) -> list[tuple[str, str | None]]:
+    return [(row["status"], row["held_by"]) for row in (read_job(sql, job_id) for job_id in ids)]
+
+
+RUNNING = ("processing", None)
+
+
+async def test_what_fits_is_claimed_in_order_and_the_rest_is_held(database: Database, sql: Sql) -> None:
+    await limited(database, 2)
+    ids = queued(sql, 4)
+    found = await admit(database, [*reversed(ids)])
+    assert {job.id for job in found} == set(ids[:2])
+    assert {job.limit_key for job in found} == {KEY}
+    assert statuses(sql, ids) == [RUNNING] * 2 + [("scheduled", "limit")] * 2
+    kept = read_job(sql, ids[2])
+    assert (kept["queued_at"], kept["run_at"], kept["dispatch"]) == (
+        BEGINNING + timedelta(seconds=2),
+        None,
+        1,
+    )
+    [told] = read_events(sql, ids[3])
+    assert (told["event"], told["detail"]) == ("held", {"held_by": "limit", "key": KEY})
+
+
+async def test_the_owned_row_is_the_slot(database: Database, sql: Sql) -> None:
+    """Whatever ends processing frees it; nothing is counted up or down."""
+    await limited(database, 1)
+    first, second = queued(sql, 2)
+    assert await admitted(database, [first, second]) == [first]
+    for away in ({"status": "completed", "finished_at": ago(0)}, {"status": "queued", "attempts": 0}):
+        with sql.transaction(force_rollback=True):
+            change_job(sql, first, worker_id=None, last_activity_at=None, **away)
+    assert await admitted(database, keys=[KEY], most=5) == []
+    change_job(sql, first, worker_id=None, last_activity_at=None, status="completed", finished_at=ago(0))
+    assert await admitted(database, keys=[KEY], most=5) == [second]
+    row = read_job(sql, second)
+    assert (row["status"], row["held_by"], row["held_at"], row["fencing_token"]) == (
+        "processing",
+        None,
+        None,
+        1,
+    )
+
+
+async def test_keys_and_kinds_are_counted_apart(database: Database, sql: Sql) -> None:
+    await limited(database, 1)
+    one, other = queued(sql, 2), queued(sql, 2, key="other")
+    elsewhere = insert_job(sql, "processing", kind="other-kind", limit_key=KEY)
+    assert set(await admitted(database, [*one, *other])) == {one[0], other[0]}
+    assert read_job(sql, elsewhere)["status"] == "processing"
+
+
+async def test_jobs_without_a_key_are_counted_for_their_kind(database: Database, sql: Sql) -> None:
+    await limited(database, 1)
+    ids = queued(sql, 2, key=None)
+    assert await admitted(database, ids) == ids[:1]
+    assert [read_job(sql, job_id)["limit_key"] for job_id in ids] == ["", ""]
+
+
+async def test_runs_from_before_the_limit_take_slots(database: Database, sql: Sql) -> None:
+    insert_job(sql, "processing")
+    await limited(database, 2)
+    ids = queued(sql, 2, key=None)
+    assert await admitted(database, ids) == ids[:1]
+
+
+async def test_a_key_may_have_numbers_of_its_own(database: Database, sql: Sql) -> None:
+    await limited(database, 1)
+    await limited(database, 3, key=KEY)
+    ids = queued(sql, 4)
+    assert len(await admitted(database, ids)) == 3
+    await limits.reset_numbers(database, KIND, KEY)
+    assert statuses(sql, ids[3:]) == [("scheduled", "limit")]
+
+
+async def test_what_is_held_comes_before_what_came_later(database: Database, sql: Sql) -> None:
+    await limited(database, 2)
+    waiting, new = held(sql, 1), queued(sql, 2)
+    assert set(await admitted(database, new)) == {waiting[0], new[0]}
+    assert statuses(sql, new[1:]) == [("scheduled", "limit")]
+
+
+async def test_no_more_are_taken_than_asked_for(database: Database, sql: Sql) -> None:
+    await limited(database, 100)
+    waiting, new = held(sql, 3), queued(sql, 1)
+    assert await admitted(database, new) == waiting[:1]
+    assert statuses(sql, new) == [("queued", None)]  # its message asks again
+    assert await admitted(database, keys=[KEY], most=1, besides=waiting[1:2]) == waiting[2:]
+
+
+async def test_a_kind_without_numbers_admits_all(database: Database, sql: Sql) -> None:
+    """An operator has taken the limit away, or a job was given a key that nobody counts."""
+    ids = [*held(sql, 2), *queued(sql, 2)]
+    assert len(await admitted(database, ids[2:], most=10)) == 4
+
+
+async def test_a_lowered_limit_holds_for_new_claims(database: Database, sql: Sql) -> None:
+    await limited(database, 3)
+    ids = queued(sql, 4)
+    assert len(await admitted(database, ids[:3])) == 3
+    await limited(database, 1)
+    assert await admitted(database, ids[3:]) == []
+    assert statuses(sql, ids)[:3] == [RUNNING] * 3
+
+
+class TestAtOnce:
+    """A1: at every commit, no more run than the limit says."""
+
+    async def test_of_many_claimers_as_many_as_fit_get_through(self, database: Database, sql: Sql) -> None:
+        await limited(database, 3)
+        ids = queued(sql, 40)
+        found = await asyncio.gather(*(admitted(database, [job_id]) for job_id in ids))
+        assert sum(map(len, found)) == 3
+        assert read_value(sql, "SELECT count(*) FROM jsworker.jobs WHERE status = 'processing'") == 3
+        assert read_value(sql, "SELECT count(*) FROM jsworker.jobs WHERE held_by = 'limit'") == 37
+
+    async def test_who_waited_for_the_lock_counts_what_its_holder_claimed(
+        self, database: Database, sql: Sql, observer: Sql
+    ) -> None:
+        await limited(database, 1)
+        first, second = queued(sql, 2)
+        with observer.transaction():
+            observer.execute(
+                "INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)"
+                " ON CONFLICT (kind, key) DO UPDATE SET used_at = now()",
+                [KIND, KEY],
+            )
+            late = asyncio.create_task(admitted(database, [second]))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            await eventually(lambda: read_value(sql, waits) == 1, "the claim waits")
+            change_job(
+                observer,
+                first,
+                status="processing",
+                worker_id=OTHER_WORKER,
+                last_activity_at=ago(0),
+                attempts=1,
+                fencing_token=1,
+            )
+        assert await late == []
+        assert statuses(sql, [second]) == [("scheduled", "limit")]
+
+    async def test_a_key_that_was_not_locked_first_admits_nothing(self, engine: Engine, sql: Sql) -> None:
+        """Its job was committed between the two statements, say."""
+        sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [KIND, KEY])
+        [job_id] = queued(sql, 1)
+        values = VALUES | {"ids": [job_id]}
+        with engine.begin() as connection:
+            assert connection.execute(admission.ADMIT, values).all() == []
+        assert statuses(sql, [job_id]) == [("queued", None)]
+        mutant = without(admission.ADMIT, r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)")
+        with engine.begin() as connection:
+            assert len(connection.execute(mutant, values).all()) == 1
+
+    async def test_a_locked_row_is_passed_over(self, database: Database, sql: Sql, observer: Sql) -> None:
+        await limited(database, 2)
+        waiting, new = held(sql, 2), queued(sql, 2)
+        with observer.transaction():
+            observer.execute(
+                "SELECT FROM jsworker.jobs WHERE id = ANY(%s) FOR UPDATE", [[waiting[0], new[0]]]
+            )
+            assert set(await admitted(database, new)) == {waiting[1], new[1]}
+        assert statuses(sql, [waiting[0], new[0]]) == [("scheduled", "limit"), ("queued", None)]
+
+
+VALUES: dict[str, Any] = {
+    "worker_id": WORKER,
+    "kind": KIND,
+    "ids": [],
+    "keys": [],
+    "besides": [],
+    "most": 5,
+    "most_held": 5,
+    "stale_after": 30.0,
+    "crash_after": 15.0,
+    "timeout": None,
+    "max_attempts": 3,
+    "max_stalls": 3,
+}
+
+
+def run(
+    engine: Engine, statement: TextClause, lock: TextClause = admission.LOCK, **values: Any
+) -> list[UUID]:
+    """Run both statements in one transaction, and return the jobs of the second's answer."""
+    with engine.begin() as connection:
+        connection.execute(lock, VALUES | values)
+        return [row.id for row in connection.execute(statement, VALUES | values)]
+
+
+_IN = r"j\.held_by IN \('limit', 'rate', 'paused'\)"
+ADMIT_GUARD: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "queued": (r"j\.status = 'queued'", "asked", {"status": "scheduled", "run_at": ago(0)}),
+    "kind of asked": (r"j\.kind = :kind", "asked", {"kind": "other-kind"}),
+    "held by": (_IN, "held", {"held_by": "needs"}),
+    "kind of held": (r"j\.kind = :kind", "held", {"kind": "other-kind"}),
+    "key of held": (r"j\.limit_key = state\.key", "held", {"key": "other"}),
+}
+
+
+@pytest.mark.parametrize("name", ADMIT_GUARD)
+def test_each_predicate_of_admission_refuses_alone_and_is_needed(sql: Sql, engine: Engine, name: str) -> None:
+    guard, how, columns = ADMIT_GUARD[name]
+    [job_id] = (queued if how == "asked" else held)(sql, 1, **columns)
+    given: dict[str, Any] = {"ids": [job_id]} if how == "asked" else {"keys": [KEY]}
+    before = read_job(sql, job_id)
+    assert run(engine, admission.ADMIT, **given) == []
+    assert read_job(sql, job_id) == before
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s) ON CONFLICT DO NOTHING", [KIND, KEY])
+    mutant = without(admission.ADMIT, guard)
+    if name == "kind of asked":  # its key is not locked for this kind
+        mutant = without(mutant, r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)")
+    assert run(engine, mutant, **given) == [job_id]
+
+
+def test_what_is_in_hand_is_left_out(sql: Sql, engine: Engine) -> None:
+    [job_id] = held(sql, 1)
+    given: dict[str, Any] = {"keys": [KEY], "besides": [job_id]}
+    assert run(engine, admission.ADMIT, **given) == []
+    assert run(
+        engine, without(admission.ADMIT, r"j\.id <> ALL\(CAST\(:besides AS uuid\[\]\)\)"), **given
+    ) == [job_id]
+
+
+WAKE_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
+    "held by": (_IN, {"held_by": "needs"}),
+    "kind": (r"j\.kind = :kind", {"kind": "other-kind"}),
+    "key": (r"j\.limit_key = state\.key", {"key": "other"}),
+    "lock": (r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)", {}),
+}
+
+
+@pytest.mark.parametrize("name", WAKE_GUARD)
+def test_each_predicate_of_wake_refuses_alone_and_is_needed(sql: Sql, engine: Engine, name: str) -> None:
+    guard, columns = WAKE_GUARD[name]
+    [job_id] = held(sql, 1, **columns)
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [KIND, KEY])
+    lock = text("SELECT 1") if name == "lock" else admission.LOCK_KEYS
+    assert run(engine, admission.WAKE, lock, keys=[KEY]) == []
+    assert read_job(sql, job_id)["status"] == "scheduled"
+    assert run(engine, without(admission.WAKE, guard), lock, keys=[KEY]) == [job_id]
+
+
+GUARD: dict[str, dict[str, Any]] = {
+    "cancelled": {"status": "cancelled", "finished_at": ago(0)},
+    "scheduled for a time": {"status": "scheduled", "run_at": ago(0)},
+    "other kind": {"kind": "other-kind"},
+}
+
+
+@pytest.mark.parametrize("change", GUARD)
+async def test_what_is_not_queued_or_of_another_kind_is_left_alone(
+    database: Database, sql: Sql, change: str
+) -> None:
+    await limited(database, 5)
+    [job_id] = queued(sql, 1, **GUARD[change])
+    before = read_job(sql, job_id)
+    assert await admitted(database, [job_id]) == []
+    assert read_job(sql, job_id) == before
+
+
+async def test_jobs_held_by_needs_are_not_admitted(database: Database, sql: Sql) -> None:
+    held(sql, 1, held_by="needs")
+    assert await admitted(database, keys=[KEY], most=5) == []
+    assert await admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]) == 0
+
+
+async def test_a_claim_without_admission_takes_no_job_with_a_key(database: Database, sql: Sql) -> None:
+    """Also where a worker has not learned of the limit yet."""
+    [job_id] = queued(sql, 1)
+    taken = await claim.claim(database, worker_id=WORKER, kind=KIND, ids=[job_id], limits=LIMITS)
+    assert taken.claimed == []
+    seen = await claim.look_at_refused(database, kind=KIND, ids=[job_id])
+    assert (seen[job_id].status, seen[job_id].limit_key) == ("queued", KEY)
+
+
+class TestRates:
+    async def test_after_a_rest_a_burst_and_then_no_more(self, database: Database, sql: Sql) -> None:
+        await limited(database, None, 5, 3600.0)
+        ids = queued(sql, 7)
+        assert set(await admitted(database, ids)) == set(ids[:5])
+        assert statuses(sql, ids[5:]) == [("scheduled", "rate")] * 2
+        assert await admitted(database, keys=[KEY], most=5) == []
+        [key] = await admission.waiting_keys(database)
+        assert (key.kind, key.key, key.jobs) == (KIND, KEY, 0)
+        assert key.seconds is not None
+        assert 700 < key.seconds <= 720
+
+    async def test_tokens_come_back_one_by_one(self, database: Database, sql: Sql) -> None:
+        await limited(database, None, 5, 3600.0)
+        ids = queued(sql, 8)
+        await admit(database, ids)
+        sql.execute("UPDATE jsworker.limits SET full_at = full_at - interval '721 s' WHERE key = %s", [KEY])
+        assert await admitted(database, keys=[KEY], most=5) == [ids[5]]
+        sql.execute("UPDATE jsworker.limits SET full_at = full_at - interval '1441 s' WHERE key = %s", [KEY])
+        assert set(await admitted(database, keys=[KEY], most=5)) == set(ids[6:])
+
+    async def test_a_clock_that_went_back_costs_a_span_at_most(self, database: Database, sql: Sql) -> None:
+        await limited(database, None, 5, 3600.0)
+        await admit(database, queued(sql, 1))
+        sql.execute("UPDATE jsworker.limits SET full_at = clock_timestamp() + interval '10 years'")
+        held(sql, 1)
+        [key] = await admission.waiting_keys(database)
+        assert key.seconds is not None
+        assert key.seconds <= 720
+
+    async def test_the_tighter_of_limit_and_rate_counts(self, database: Database, sql: Sql) -> None:
+        await limited(database, 2, 100, 60.0)
+        ids = queued(sql, 3)
+        assert len(await admitted(database, ids)) == 2
+        assert statuses(sql, ids[2:]) == [("scheduled", "limit")]
+        await limited(database, 50, 3, 3600.0)
+        more = queued(sql, 4, key="other")
+        assert len(await admitted(database, more)) == 3
+        assert {why for _, why in statuses(sql, more)} == {None, "rate"}
+
+
+class TestPauses:
+    async def test_a_paused_key_begins_nothing_from_its_commit_on(self, database: Database, sql: Sql) -> None:
+        await limits.pause(database, KIND, KEY, seconds=None, paused_by="ann", reason="429")
+        ids, others = queued(sql, 2), queued(sql, 1, key="other")
+        assert await admitted(database, [*ids, *others]) == others
+        assert statuses(sql, ids) == [("scheduled", "paused")] * 2
+        assert await admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]) == 0
+        [key] = await admission.waiting_keys(database)
+        assert (key.jobs, key.seconds) == (0, None)
+        await limits.resume(database, KIND, KEY)
+        assert await admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]) == 2
+        assert event_names(sql, ids[0]) == ["held", "woken"]
+
+    async def test_a_pause_ends_by_itself(self, database: Database, sql: Sql) -> None:
+        await limits.pause(database, KIND, KEY, seconds=3600, paused_by="ann", reason=None)
+        ids = queued(sql, 1)
+        assert await admitted(database, ids) == []
+        [key] = await admission.waiting_keys(database)
+        assert key.seconds is not None
+        assert 3500 < key.seconds <= 3600
+        sql.execute("UPDATE jsworker.limits SET paused_until = clock_timestamp()")
+        assert await admitted(database, keys=[KEY], most=5) == ids
+
+    async def test_a_paused_kind_pauses_its_keys(self, database: Database, sql: Sql) -> None:
+        await limits.pause(database, KIND, "", seconds=None, paused_by="ann", reason=None)
+        assert await admitted(database, queued(sql, 1)) == []
+
+
+class TestWake:
+    async def test_as_many_as_are_free_in_their_order(self, database: Database, sql: Sql) -> None:
+        await limited(database, 2)
+        insert_job(sql, "processing", limit_key=KEY)
+        waiting = held(sql, 3)
+        assert await admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]) == 1
+        assert statuses(sql, waiting) == [("queued", None), *[("scheduled", "limit")] * 2]
+        row = read_job(sql, waiting[0])
+        assert (row["dispatch"], row["needs_publish"]) == (2, True)
+        assert row["queued_at"] == BEGINNING - timedelta(seconds=60)
+        assert read_events(sql, waiting[0])[0]["detail"] == {"held_by": "limit", "key": KEY}
+
+    async def test_it_waits_for_a_hold_that_has_counted_and_not_committed(
+        self, database: Database, sql: Sql, observer: Sql
+    ) -> None:
+        """Without the lock it would see no held job, and the freed slot would stay empty until a sweep."""
+        await limited(database, 1)
+        [job_id] = queued(sql, 1)
+        with observer.transaction():
+            observer.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [KIND, KEY])
+            change_job(observer, job_id, status="scheduled", **HELD)
+            waking = asyncio.create_task(admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            await eventually(lambda: read_value(sql, waits) == 1, "WAKE waits")
+        assert await waking == 1
+
+
+async def test_keys_are_found_page_by_page(
+    database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(admission.MOST_KEYS + 5):
+        held(sql, 1, key=f"key-{n:04}")
+    held(sql, 1, held_by="needs", key="needs")
+    first = await admission.waiting_keys(database)
+    assert len(first) == admission.MOST_KEYS
+    rest = await admission.waiting_keys(database, after=(first[-1].kind, first[-1].key))
+    assert [key.key for key in rest] == [f"key-{admission.MOST_KEYS + n:04}" for n in range(5)]
+    assert all(key.jobs == 1_000_000 for key in rest)  # nobody limits them: all may begin
+
+
+async def test_a_held_row_that_is_refused_holds_up_no_other(database: Database, sql: Sql) -> None:
+    [bad] = held(sql, 1, max_attempts=77)
+    new = queued(sql, 2)
+    sql.execute(
+        "ALTER TABLE jsworker.jobs ADD CONSTRAINT never CHECK (max_attempts <> 77 OR status <> 'processing')"
+    )
+    try:
+        taken = await admission.admit(database, worker_id=WORKER, kind=KIND, limits=LIMITS, ids=new)
+        assert {job.id for job in taken.claimed} == set(new)
+        assert taken.refused_rows == {}
+        with pytest.raises(RowRefused, match="never"):
+            await admitted(database, keys=[KEY], most=5)
+        assert await admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]) == 1
+        taken = await admission.admit(database, worker_id=WORKER, kind=KIND, limits=LIMITS, ids=[bad])
+        assert (taken.claimed, list(taken.refused_rows)) == ([], [bad])
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT never")

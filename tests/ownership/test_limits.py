@@ -1,0 +1,199 @@
+"""How limits and pauses are written: what code may change, what operators may, and what is tidied away."""
+
+from typing import Any, LiteralString
+
+import pytest
+from psycopg.errors import CheckViolation
+from psycopg.sql import SQL
+from sqlalchemy import Engine, TextClause
+
+from jsworker.core.errors import TransitionRefused
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import limits
+from jsworker.ownership.transitions.limits import Numbers
+
+from .rows import HELD, KIND, Sql, insert_job, read_job, read_value
+from .transitions import without
+
+KEY = "tenant-7"
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(sql: Sql) -> None:
+    sql.execute("DELETE FROM jsworker.limits")
+
+
+def row(sql: Sql, key: str = "") -> dict[str, Any]:
+    [found] = sql.execute("SELECT * FROM jsworker.limits WHERE key = %s", [key]).fetchall()
+    return dict(found)
+
+
+def numbers(sql: Sql, key: str = "") -> tuple[Any, ...]:
+    found = row(sql, key)
+    return found["max_running"], found["rate"], found["per"], found["set_by"]
+
+
+async def test_the_code_writes_changes_and_forgets_its_own(database: Database, sql: Sql) -> None:
+    assert await limits.write_code(database, {KIND: Numbers(2), "other": None}) == [KIND]
+    assert numbers(sql) == (2, None, None, "code")
+    before = row(sql)
+    assert await limits.write_code(database, {KIND: Numbers(2)}) == []
+    assert row(sql) == before
+    assert await limits.write_code(database, {KIND: Numbers(None, 5, 60.0)}) == [KIND]
+    assert numbers(sql) == (None, 5, 60.0, "code")
+    assert await limits.write_code(database, {KIND: None}) == [KIND]
+    assert numbers(sql) == (None, None, None, None)
+
+
+async def test_what_an_operator_has_set_stays_until_it_is_reset(database: Database, sql: Sql) -> None:
+    await limits.set_numbers(database, KIND, "", Numbers(7))
+    assert await limits.write_code(database, {KIND: Numbers(2)}) == []
+    assert await limits.write_code(database, {KIND: None}) == []
+    assert numbers(sql) == (7, None, None, "operator")
+    await limits.reset_numbers(database, KIND, "")
+    assert await limits.write_code(database, {KIND: Numbers(2)}) == [KIND]
+    with pytest.raises(TransitionRefused, match=f"no operator has set a limit of kind {KIND}"):
+        await limits.reset_numbers(database, KIND, "")
+
+
+async def test_runs_that_were_claimed_before_are_counted(database: Database, sql: Sql) -> None:
+    running, keyed = insert_job(sql, "processing"), insert_job(sql, "processing", limit_key=KEY)
+    others = [insert_job(sql, "processing", kind="other-kind"), insert_job(sql)]
+    await limits.write_code(database, {KIND: Numbers(2)})
+    assert read_job(sql, running)["limit_key"] == ""
+    assert read_job(sql, keyed)["limit_key"] == KEY
+    assert [read_job(sql, job_id)["limit_key"] for job_id in others] == [None, None]
+
+
+async def test_a_jobs_pause_neither_shortens_nor_replaces_another(database: Database, sql: Sql) -> None:
+    await limits.pause_for(database, KIND, KEY, seconds=3600, paused_by="w", reason="429")
+    long = row(sql, KEY)
+    await limits.pause_for(database, KIND, KEY, seconds=60, paused_by="w", reason="later")
+    assert row(sql, KEY) == long
+    await limits.pause_for(database, KIND, KEY, seconds=7200, paused_by="w", reason="longer")
+    assert row(sql, KEY)["reason"] == "longer"
+    await limits.pause(database, KIND, KEY, seconds=None, paused_by="ann", reason=None)
+    await limits.pause_for(database, KIND, KEY, seconds=60, paused_by="w", reason="never")
+    assert (row(sql, KEY)["paused_by"], row(sql, KEY)["paused_until"]) == ("ann", None)
+    await limits.resume(database, KIND, KEY)
+    with pytest.raises(TransitionRefused, match=f"key '{KEY}' of kind {KIND} is not paused"):
+        await limits.resume(database, KIND, KEY)
+
+
+async def test_pauses_that_have_ended_are_none(database: Database, sql: Sql) -> None:
+    await limits.pause(database, KIND, "", seconds=60, paused_by="ann", reason="x")
+    assert (await limits.of_kinds(database, [KIND]))[KIND].is_paused
+    sql.execute("UPDATE jsworker.limits SET paused_until = clock_timestamp()")
+    assert not (await limits.of_kinds(database, [KIND]))[KIND].is_paused
+    [listed] = await limits.list_limits(database)
+    assert (listed["paused_at"], listed["reason"]) == (None, None)
+
+
+AT_REST: LiteralString = (
+    "INSERT INTO jsworker.limits (kind, key, used_at) VALUES ('k', 'a', clock_timestamp() - interval '2 h')"
+)
+IN_USE: dict[str, LiteralString] = {
+    "of a kind": "key = ''",
+    "set by an operator": "set_by = 'operator', max_running = 1",
+    "used lately": "used_at = clock_timestamp()",
+    "paused": "paused_at = clock_timestamp()",
+    "bucket not full": "full_at = clock_timestamp() + interval '1 h'",
+}
+TIDY_GUARD: dict[str, str] = {
+    "of a kind": r"t\.key <> ''",
+    "set by an operator": r"t\.set_by IS NULL",
+    "used lately": r"t\.used_at < clock_timestamp\(\) - interval '1 hour'",
+    "paused": r"coalesce\(t\.paused_until < clock_timestamp\(\), t\.paused_at IS NULL\)",
+    "bucket not full": r"coalesce\(t\.full_at < clock_timestamp\(\), true\)",
+}
+
+
+async def test_keys_of_held_jobs_stay(database: Database, sql: Sql) -> None:
+    sql.execute(AT_REST)
+    insert_job(sql, "scheduled", **HELD, kind="k", limit_key="a")
+    await limits.tidy(database)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 1
+
+
+@pytest.mark.parametrize("what", IN_USE)
+async def test_rows_at_rest_alone_are_tidied_away(
+    database: Database, sql: Sql, engine: Engine, what: str
+) -> None:
+    sql.execute(AT_REST)
+    await limits.tidy(database)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 0
+    sql.execute(AT_REST)
+    sql.execute(SQL("UPDATE jsworker.limits SET {}").format(SQL(IN_USE[what])))
+    await limits.tidy(database)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 1
+    with engine.begin() as connection:
+        connection.execute(without(limits.TIDY, TIDY_GUARD[what]))
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 0
+
+
+WRITES: dict[str, tuple[TextClause, str, LiteralString]] = {
+    "code over operator": (
+        limits.WRITE_CODE,
+        r"limits\.set_by IS DISTINCT FROM 'operator'|jsworker\.limits\.set_by IS DISTINCT FROM 'operator'",
+        "set_by = 'operator', max_running = 9",
+    ),
+    "reset of code": (
+        limits.RESET,
+        r"jsworker\.limits\.set_by = 'operator'",
+        "set_by = 'code', max_running = 9",
+    ),
+    "forget an operator's": (
+        limits.FORGET,
+        r"jsworker\.limits\.set_by = 'code'",
+        "set_by = 'operator', max_running = 9",
+    ),
+    "pause over pause": (
+        limits.PAUSE_FOR,
+        r"jsworker\.limits\.paused_until < .*",
+        "paused_at = clock_timestamp()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_each_predicate_of_what_writes_refuses_alone_and_is_needed(
+    sql: Sql, engine: Engine, name: str
+) -> None:
+    statement, guard, columns = WRITES[name]
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, '')", [KIND])
+    sql.execute(SQL("UPDATE jsworker.limits SET {}").format(SQL(columns)))
+    before = row(sql)
+    values = {"kind": KIND, "key": "", "kinds": [KIND], "max_running": 2, "rate": None, "per": None}
+    values |= {"seconds": 60.0, "paused_by": "w", "reason": None}
+    used = {each: value for each, value in values.items() if f":{each}" in statement.text}
+    with engine.begin() as connection:
+        connection.execute(statement, used)
+    assert row(sql) == before
+    with engine.begin() as connection:
+        connection.execute(without(statement, guard), {each: used[each] for each in used})
+    assert row(sql) != before
+
+
+@pytest.mark.parametrize(
+    ("constraint", "columns"),
+    [
+        ("limits_kind", "kind = 'A'"),
+        ("limits_key", "key = repeat('a', 256)"),
+        ("limits_key", "key = E'a\\n'"),
+        ("limits_max_running", "max_running = 0, set_by = 'code'"),
+        ("limits_max_running", "max_running = 1000001, set_by = 'code'"),
+        ("limits_rate", "rate = 0, per = 1, set_by = 'code'"),
+        ("limits_rate", "rate = 1, set_by = 'code'"),
+        ("limits_rate", "per = 1, set_by = 'code'"),
+        ("limits_rate", "rate = 1, per = 'nan', set_by = 'code'"),
+        ("limits_rate", "rate = 1, per = 'infinity', set_by = 'code'"),
+        ("limits_set_by", "max_running = 1"),
+        ("limits_set_by", "max_running = 1, set_by = 'me'"),
+        ("limits_paused", "reason = 'x'"),
+    ],
+)
+def test_rows_that_cannot_be(sql: Sql, constraint: str, columns: LiteralString) -> None:
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES ('k', 'a')")
+    with pytest.raises(CheckViolation) as refused:
+        sql.execute(SQL("UPDATE jsworker.limits SET {}").format(SQL(columns)))
+    assert refused.value.diag.constraint_name == constraint

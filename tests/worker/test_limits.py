@@ -1,0 +1,240 @@
+"""Limits, rates and pauses in real workers: how many run at once, and that what is held goes on."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jsworker import Limit, Rate, Retry
+from jsworker.client import JobClient
+from jsworker.core.errors import SettingsError
+from jsworker.core.job import Job
+from tests.support.polling import eventually
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+
+class Crowd:
+    """How many jobs of each key run at once, at most; each runs until all workers had time for others."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self.ended = 0
+
+    async def process(self, job: Job[Any]) -> None:
+        key = str(job.payload.get("tenant", ""))
+        self.running[key] = self.running.get(key, 0) + 1
+        self.most[key] = max(self.most.get(key, 0), self.running[key])
+        await asyncio.sleep(0.01)
+        self.running[key] -= 1
+        self.ended += 1
+
+
+async def ended(rows: Rows, number: int) -> None:
+    async def all_of_them() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") == number
+
+    await eventually(all_of_them)
+
+
+def tenant_of(payload: Any) -> Any:
+    return payload["tenant"]
+
+
+@pytest.mark.parametrize("key", ["tenant", tenant_of])
+async def test_of_each_key_no_more_run_than_its_limit_in_all_workers(
+    client: JobClient, rows: Rows, start: StartWorker, key: str | Callable[[Any], Any]
+) -> None:
+    crowd = Crowd()
+    processor = scripted(crowd.process, limit=Limit(2, key=key))
+    for _ in range(3):
+        await start(processor)
+    await client.enqueue_many(type(processor), [{"tenant": f"t{n % 4}"} for n in range(120)])
+    await ended(rows, 120)
+    assert crowd.most == {f"t{n}": 2 for n in range(4)}
+
+
+async def test_of_a_kind_no_more_run_than_its_limit(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    crowd = Crowd()
+    for _ in range(2):
+        await start(scripted(crowd.process, limit=Limit(1)))
+    await client.enqueue_many(KIND, [{}] * 40)
+    await ended(rows, 40)
+    assert crowd.most == {"": 1}
+
+
+async def test_a_job_that_is_held_is_told_and_its_message_is_answered(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    release = asyncio.Event()
+
+    async def process(_: Job[Any]) -> None:
+        await release.wait()
+
+    running = await start(scripted(process, limit=Limit(1)))
+    first = await client.enqueue(KIND, {})
+    await running.events.told("job.started")
+    second = await client.enqueue(KIND, {})
+    [held] = await running.events.told("job.held")
+    assert (held["job_id"], held["held_by"], held["key"]) == (str(second.id), "limit", "")
+    release.set()
+    await ended(rows, 2)
+    assert first.created
+    events = await rows.query("SELECT event FROM jsworker.job_events WHERE job_id = %s", second.id)
+    assert [row["event"] for row in events] == ["held"]
+
+
+async def test_a_slot_that_nobody_gave_back_is_found_by_a_scan(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """Its owner died, say, after the commit and before it claimed what was held."""
+    job = await client.enqueue("elsewhere", {}, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = 't',"
+        " kind = %s WHERE id = %s",
+        KIND,
+        job.id,
+    )
+    await start(scripted(echo, limit=Limit(1, key="tenant")))
+    await ended(rows, 1)
+
+
+async def test_held_jobs_of_kinds_that_others_run_are_woken(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    job = await client.enqueue("elsewhere", {}, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = 't'"
+        " WHERE id = %s",
+        job.id,
+    )
+    running = await start(scripted(echo))
+    [woken] = await running.events.told("jobs.woken")
+    assert (woken["kind"], woken["jobs"]) == ("elsewhere", 1)
+    [row] = await rows.query("SELECT status FROM jsworker.jobs")
+    assert row["status"] == "queued"
+
+
+async def test_a_worker_learns_of_an_operators_limit(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    crowd = Crowd()
+    running = await start(scripted(crowd.process))
+    [consumer] = running.worker._components.pipeline.consumers
+    await client.limits.set(KIND, Limit(1))
+
+    async def learned() -> None:
+        assert consumer.is_limited
+
+    await eventually(learned)
+    await client.enqueue_many(KIND, [{}] * 20)
+    await ended(rows, 20)
+    assert crowd.most == {"": 1}
+
+
+async def test_a_job_with_a_key_goes_by_admission_wherever_it_is_claimed(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    await client.pause(KIND, "tenant-7", reason="their API is down")
+    await start(scripted(echo))
+    held = await client.enqueue(KIND, {}, limit_key="tenant-7")
+    await client.enqueue(KIND, {}, limit_key="tenant-8")
+    await client.enqueue(KIND, {})
+    await ended(rows, 2)
+
+    async def is_held() -> None:
+        [row] = await rows.query("SELECT held_by FROM jsworker.jobs WHERE id = %s", held.id)
+        assert row["held_by"] == "paused"
+
+    await eventually(is_held)
+    await client.resume(KIND, "tenant-7")
+    await ended(rows, 3)
+
+
+async def test_a_rate_lets_a_burst_through_and_then_one_by_one(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    for _ in range(2):
+        await start(scripted(echo, rate=Rate(10, per=1)))
+    await client.enqueue_many(KIND, [{"n": n} for n in range(30)])
+    await ended(rows, 30)
+    [row] = await rows.query(
+        "SELECT extract(epoch FROM max(claimed_at) - min(claimed_at)) AS seconds FROM jsworker.jobs"
+    )
+    assert row["seconds"] >= 1.95  # ten at once, twenty more at ten a second
+
+
+async def test_a_paused_kind_rests_and_goes_on(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    running = await start(scripted(echo))
+    await client.pause(KIND, reason="maintenance")
+    [paused] = await running.events.told("limit.paused")
+    assert (paused["kind"], paused["key"]) == (KIND, "")
+    await client.enqueue(KIND, {})
+    [consumer] = running.worker._components.pipeline.consumers
+    assert consumer.room() == 0
+    [row] = await rows.query("SELECT status, attempts FROM jsworker.jobs")
+    assert (row["status"], row["attempts"]) == ("queued", 0)
+    await client.resume(KIND)
+    await ended(rows, 1)
+    assert await running.events.told("limit.resumed")
+
+
+async def test_a_job_may_pause_its_key(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    tries: list[str] = []
+
+    async def process(job: Job[Any]) -> None:
+        tries.append(job.payload["tenant"])
+        if len(tries) == 1:
+            raise Retry(3600, "429", pause="key")
+
+    processor = scripted(process, limit=Limit(1, key="tenant"))
+    running = await start(processor)
+    await client.enqueue(type(processor), {"tenant": "a"})
+    [paused] = await running.events.told("limit.paused")
+    assert (paused["key"], paused["seconds"]) == ("a", 3600)
+    other = await client.enqueue(type(processor), {"tenant": "a"})
+    await running.events.told("job.held")
+    [row] = await rows.query("SELECT held_by FROM jsworker.jobs WHERE id = %s", other.id)
+    assert row["held_by"] == "paused"
+    await client.enqueue(type(processor), {"tenant": "b"})
+    await ended(rows, 1)
+    _, limit = await client.limits.list()
+    assert (limit["key"], limit["held"], limit["paused_by"]) == ("a", 1, running.worker.id)
+    assert limit["reason"].endswith(": 429")
+    assert tries == ["a", "b"]
+
+
+async def test_the_code_of_the_worker_that_started_last_wins(rows: Rows, start: StartWorker) -> None:
+    numbers = "SELECT max_running, rate, per, set_by FROM jsworker.limits"
+    first = await start(scripted(echo, limit=Limit(2), rate=Rate(50, per=60)))
+    assert tuple((await rows.query(numbers))[0].values()) == (2, 50, 60.0, "code")
+    assert await first.events.told("limit.changed")
+    await start(scripted(echo, limit=Limit(3)))
+    assert tuple((await rows.query(numbers))[0].values()) == (3, None, None, "code")
+    same = await start(scripted(echo, limit=Limit(3)))
+    assert same.events.of("limit.changed") == []
+    await start(scripted(echo))
+    assert tuple((await rows.query(numbers))[0].values()) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"limit": 2}, "limit=2 of kind scripted"),
+        ({"rate": 2}, "rate=2 of kind scripted"),
+        ({"limit": Limit(2, key="a"), "rate": Rate(2, key="b")}, "must be the same: a job has one key"),
+        ({"limit": Limit(2, key="a"), "rate": Rate(2)}, "limit key='a' and rate key=None must be the same"),
+    ],
+)
+async def test_limits_that_cannot_be_are_refused_at_the_start(
+    start: StartWorker, attributes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SettingsError, match=says.replace("(", r"\(")):
+        await start(scripted(echo, **attributes))
