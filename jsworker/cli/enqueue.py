@@ -15,6 +15,7 @@ from jsworker.client.enqueueing import LONGEST_DELAY, Kind
 from jsworker.core import strict_json
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, shown
+from jsworker.core.priorities import Priority
 from jsworker.core.targets import load_processor_class
 
 _BATCH = 10_000
@@ -38,6 +39,9 @@ def enqueue(
         int | None, option("N", "Instead of the processor's own.", min=1, max=1_000_000)
     ] = None,
     max_stalls: Annotated[int | None, option("N", "Instead of the processor's own.", min=1, max=100)] = None,
+    priority: Annotated[
+        Priority | None, option("PRIORITY", "high, normal or low; else the processor's.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -53,7 +57,7 @@ def enqueue(
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     of_kind, content = kind_of(kind), read_payload(payload)
-    options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
+    options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls, "priority": priority}
     enqueued: list[Enqueued] = []
 
     def print_ids(batch: list[Enqueued]) -> None:

@@ -15,6 +15,7 @@ from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.names import check_kind, check_unique_key, shown
+from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.processor import JobProcessor, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
@@ -47,6 +48,13 @@ class JobOptions(NamedTuple):
     max_attempts: int | None
     max_stalls: int | None
     max_payload_bytes: int
+    priority: Priority | None = None
+
+    def priority_of(self, kind: Kind) -> int:
+        """Return the number of the given priority, or the processor's; ValueError: there is none such."""
+        if self.priority is not None:
+            return priority_number(self.priority)
+        return NORMAL if isinstance(kind, str) else priority_number(kind.priority)
 
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
@@ -81,6 +89,7 @@ def enqueue_statement(
     max_attempts: int | None = None,
     max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    priority: Priority | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -97,13 +106,15 @@ def enqueue_statement(
         max_attempts: overrides the processor's; at most 1,000,000.
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
+        priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
 
     Raises:
         InvalidName: the kind or the unique key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
-        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number.
+        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number; or there is
+            no such priority.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes)
+    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, priority)
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
 
@@ -136,6 +147,7 @@ def new_jobs(
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
     options.check()
+    priority = options.priority_of(kind)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts: list[str] = []
     for payload in payloads:
@@ -145,7 +157,7 @@ def new_jobs(
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
-    rest = (float(options.delay), options.max_attempts, options.max_stalls, *context)
+    rest = (float(options.delay), options.max_attempts, options.max_stalls, *context, priority)
     return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
 
 

@@ -23,13 +23,14 @@ from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
+from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
-from jsworker.ownership.transitions import control, reset
+from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
@@ -124,6 +125,7 @@ class JobClient:
         delay: float = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
+        priority: Priority | None = None,
     ) -> Enqueued:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -133,15 +135,17 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls)
+        options = self._options(delay, max_attempts, max_stalls, priority)
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
-        with tracing.creating(self._subject_of(name), job_id=job.id) as context:
+        with tracing.creating(self._subject_of(name, job.priority), job_id=job.id) as context:
             self._opened()
             enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
             if enqueued.created and not delay:
                 await fault_points.reach("after_commit_before_publish")
-                await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
+                await self._publisher.publish(
+                    Outgoing(enqueued.id, name, 1, False, None, *context, job.priority)
+                )
             return enqueued
 
     async def enqueue_many(
@@ -153,6 +157,7 @@ class JobClient:
         delay: float = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
+        priority: Priority | None = None,
     ) -> list[Enqueued]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -163,9 +168,10 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
+        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, priority)
+        subject = self._subject_of(name, options.priority_of(kind))
         enqueued: list[Enqueued] = []
-        with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
+        with tracing.creating(subject, jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
             clock = asyncio.get_running_loop().time
             began = clock()
@@ -261,6 +267,18 @@ class JobClient:
             await control.retry(self._opened(), job_uuid(job_id))
         self._publisher.publish_in_background()
 
+    async def set_priority(self, job_id: UUID | str, priority: Priority) -> None:
+        """Give a waiting job another priority: a queued one gets a message in its new lane.
+
+        Raises:
+            TransitionRefused: it does not wait, or there is no such job.
+            ValueError: there is no such priority.
+        """
+        number, wanted = priority_number(priority), job_uuid(job_id)
+        with operators_rights("set_priority"):
+            await priorities.set_priority(self._opened(), wanted, number)
+        self._publisher.publish_in_background()
+
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
         """Take a running job from its owner and put it back into the queue, uncounted.
 
@@ -296,11 +314,17 @@ class JobClient:
             raise RuntimeError(f"the client is {self._unusable_because}")
         return self.database
 
-    def _subject_of(self, kind: str) -> str:
-        return subject_of(self._settings.subject_prefix, kind)
+    def _subject_of(self, kind: str, priority: int = NORMAL) -> str:
+        return subject_of(self._settings.subject_prefix, kind, priority)
 
-    def _options(self, delay: float, max_attempts: int | None, max_stalls: int | None) -> JobOptions:
-        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes)
+    def _options(
+        self,
+        delay: float,
+        max_attempts: int | None,
+        max_stalls: int | None,
+        priority: Priority | None = None,
+    ) -> JobOptions:
+        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes, priority)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from jsworker.core import strict_json
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
 from jsworker.core.names import check_kind, kebab_case, printable
+from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
 P = TypeVar("P", default=dict[str, Any])
@@ -84,6 +85,7 @@ class JobProcessor(ABC, Generic[P]):
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
         schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
+        priority: of its jobs: ``high``, ``normal`` or ``low``. Who enqueues one may say otherwise.
     """
 
     kind: ClassVar[str] = ""
@@ -95,6 +97,7 @@ class JobProcessor(ABC, Generic[P]):
     backoff: ClassVar[Backoff] = Backoff()
     concurrency: ClassVar[int | None] = None
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
+    priority: ClassVar[Priority] = "normal"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

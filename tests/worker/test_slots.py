@@ -9,6 +9,7 @@ from jsworker.worker.pipeline import slots as module
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
 
+NORMAL = SimpleNamespace(priority=1)
 KIND = cast("Any", SimpleNamespace(name="any", concurrency=10))
 
 
@@ -36,7 +37,7 @@ def slots(clock: Clock) -> Slots:
 def run_jobs(slots: Slots, clock: Clock, *, jobs: int, seconds: float) -> None:
     """Let jobs that take no time run one after the other, within so many seconds in all."""
     for number in range(jobs):
-        slots.add(cast("Any", SimpleNamespace(id=number, kind=KIND, claimed_at=clock.now)))
+        slots.add(cast("Any", SimpleNamespace(id=number, kind=KIND, claimed_at=clock.now, claimed=NORMAL)))
         run = slots.next_run()
         assert run is not None
         slots.leave(run, 1e-4)

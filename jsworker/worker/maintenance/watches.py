@@ -1,6 +1,6 @@
 """What may change below a running worker: the database by a failover, its schema, and the stream."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -73,12 +73,19 @@ class DatabaseWatch:
         self._on_failover()
 
 
-async def keep_in_shape(context: WorkerContext) -> None:
-    """Compare stream and consumers once with what the settings ask for, and put them right."""
+async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str]]) -> None:
+    """Compare stream and consumers once with what the settings ask for, and put them right.
+
+    Those of ``lanes``, the consumers of other priorities, come last, and by themselves.
+    """
     if context.stream.connected:
         with context.complaints.of_stream("stream settings"):
             await context.stream.keep_in_shape(list(context.kinds))
             context.complaints.end("stream settings")
+        for consumer in lanes():
+            with context.complaints.of_stream(f"settings of consumer {consumer}"):
+                await context.stream.keep_in_shape([consumer])
+                context.complaints.end(f"settings of consumer {consumer}")
 
 
 class Unconsumed:

@@ -11,10 +11,11 @@ from uuid import UUID
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
 from jsworker.ownership.transitions.reset import Reset, Suspect
-from jsworker.stream.message import Delivery, Undecodable
+from jsworker.stream.message import Delivery, Undecodable, consumer_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
@@ -38,7 +39,7 @@ _NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, 
 
 
 class Consumer:
-    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them."""
+    """Deliveries of one kind and priority on their way to a slot; ``claim`` is called with each batch."""
 
     def __init__(
         self,
@@ -50,8 +51,14 @@ class Consumer:
         late: LateRows,
         quiet: QuietPhases,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
+        priority: int = NORMAL,
     ) -> None:
         self.kind = kind
+        self.priority = priority
+        self.name = consumer_of(kind.name, priority)
+        self.has_rows = False  # found in the table, and not taken yet
+        self.is_dry: Callable[[], bool] = lambda: False  # messages are asked for, and none comes
+        self._had_more = False  # messages, when the last one came
         self.delivered_at = boottime()  # of the last message
         self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
         self.put_off: set[UUID] = set()  # found in the table, claim refused by the server or not answered
@@ -67,17 +74,29 @@ class Consumer:
         self._waiting_for_locks = 0
         self._room = 0  # for more deliveries at the last look; looked at again with every batch
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
+            f"claims of {self.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
         )
         self._locked: Batcher[UUID, None] = Batcher(
-            f"locked rows of {kind.name}", self._claim_locked, limit=_MOST_AT_ONCE, died=context.died
+            f"locked rows of {self.name}", self._claim_locked, limit=_MOST_AT_ONCE, died=context.died
         )
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
         if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
             return 0
-        return self._slots.room(self.kind, claiming=self._claiming)
+        return self._slots.room(self.kind, claiming=self._claiming, priority=self.priority)
+
+    @property
+    def claiming(self) -> int:
+        """How many jobs are being claimed."""
+        return self._claiming
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are more jobs to be had, as far as is known."""
+        if self._had_more and self.is_dry():
+            self._had_more = False
+        return self._had_more or self.has_rows
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in flight now, if no other kind has any."""
@@ -88,6 +107,7 @@ class Consumer:
         self.delivered_at = boottime()
         if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
+        self._had_more = delivery.pending > 0
         run = self._in_flight.runs.get(delivery.job_id)
         if run is not None:
             _answer_copy(delivery, run.claimed.dispatch)
@@ -97,6 +117,7 @@ class Consumer:
             else:
                 delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
         elif self._room <= 0 and not self._look_for_room():
+            self._had_more = True
             delivery.nak()
         else:
             self._begin(delivery.job_id, [delivery])
@@ -116,8 +137,9 @@ class Consumer:
         await self._batches.flush()
         await self._locked.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
-        mine = [job_id for job_id, claim in self._in_flight.claiming.items() if claim.kind == self.kind.name]
-        self._put_off(mine)
+        own = (self.kind.name, self.priority)
+        claims = self._in_flight.claiming.items()
+        self._put_off([job_id for job_id, claim in claims if (claim.kind, claim.priority) == own])
 
     async def close(self) -> None:
         """Give up claims on their way."""
@@ -126,13 +148,13 @@ class Consumer:
 
     def _look_for_room(self) -> bool:
         room = self.room()
-        # Other kinds take from the same room, so that with several each message is a look of its own.
-        self._room = room if self._slots.serve_one_kind else min(room, 1)
+        # Others take from the same room, so that with several each message is a look of its own.
+        self._room = room if self._slots.serves_one else min(room, 1)
         return room > 0
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
         self._room -= 1
-        self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries)
+        self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries, priority=self.priority)
         self._claiming += 1
         self._batches.post(job_id)
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
@@ -19,6 +20,7 @@ from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
 from jsworker.worker.pipeline.settling import Settler
@@ -33,6 +35,7 @@ _NO_SPAN: Final = nullcontext()
 class Pipeline:
     """Runs the jobs that messages and the table bring, with one puller and one consumer for every kind.
 
+    There are others for each priority besides normal, from when its lane is opened on.
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
 
@@ -61,30 +64,41 @@ class Pipeline:
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
-        self.consumers = [
-            Consumer(
-                context,
-                kind,
-                slots=self.slots,
-                dead_letters=self.dead_letters,
-                late=late,
-                quiet=quiet,
-                claim=self._claim,
-            )
-            for kind in context.kinds.values()
-        ]
-        self.pullers = [self._puller(consumer) for consumer in self.consumers]
+        self._consumer = partial(
+            Consumer,
+            context,
+            slots=self.slots,
+            dead_letters=self.dead_letters,
+            late=late,
+            quiet=quiet,
+            claim=self._claim,
+        )
+        self.consumers: list[Consumer] = []
+        self.pullers: list[Puller] = []
+        for kind in context.kinds.values():
+            self.add_lane(kind, NORMAL)
 
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
 
-    def _puller(self, consumer: Consumer) -> Puller:
-        return Puller(
+    def add_lane(self, kind: Kind, priority: int) -> tuple[Consumer, Puller]:
+        """Make what pulls and claims the jobs of a kind and priority; the puller is to be started."""
+        consumer = self._consumer(kind, priority=priority)
+        puller = Puller(
             self._context.stream,
-            consumer.kind.name,
+            kind.name,
             deliver=consumer.deliver,
             undecodable=lambda message: consumer.keep_unusable(message, message.reason),
             room=consumer.room,
+            priority=priority,
+            gives_way=partial(self.slots.gives_way, kind, priority),
+            awaits_turn=partial(self.slots.awaits_turn, kind, priority),
+            died=partial(self._context.died, "pull loop"),
         )
+        consumer.is_dry = lambda: puller.is_dry
+        self.slots.open_lane(consumer)
+        self.consumers.append(consumer)
+        self.pullers.append(puller)
+        return consumer, puller
 
     # --- Claim: a batch of messages becomes runs. ---
 
