@@ -125,6 +125,11 @@ BEGIN
   IF to_regclass('jsworker.schedules') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.schedules TO jsworker_worker;
   END IF;
+  -- Their jobs' priority; older schemas have no such column.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'priority') THEN
+    GRANT INSERT (priority) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (priority) ON jsworker.jobs TO jsworker_publisher, jsworker_metrics;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

@@ -50,12 +50,6 @@ class JobOptions(NamedTuple):
     max_payload_bytes: int
     priority: Priority | None = None
 
-    def priority_of(self, kind: Kind) -> int:
-        """Return the number of the given priority, or the processor's; ValueError: there is none such."""
-        if self.priority is not None:
-            return priority_number(self.priority)
-        return NORMAL if isinstance(kind, str) else priority_number(kind.priority)
-
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
         try:
@@ -128,6 +122,13 @@ def kind_name(kind: Kind) -> str:
     return check_kind(kind)
 
 
+def priority_of(kind: Kind, priority: Priority | None) -> int:
+    """Return the number of the given priority, or the processor's; ValueError: there is none such."""
+    if priority is not None:
+        return priority_number(priority)
+    return NORMAL if isinstance(kind, str) else priority_number(kind.priority)
+
+
 def one_for_each(name: str, given: Any) -> list[Any]:
     """Return what is given for many jobs as a list; TypeError: it is one value, or has no order."""
     if isinstance(given, str | bytes | Mapping | BaseModel | set | frozenset) or not isinstance(
@@ -147,7 +148,7 @@ def new_jobs(
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
     options.check()
-    priority = options.priority_of(kind)
+    priority = priority_of(kind, options.priority)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts: list[str] = []
     for payload in payloads:

@@ -17,6 +17,7 @@ from jsworker.client.enqueueing import (
     kind_name,
     new_jobs,
     one_for_each,
+    priority_of,
 )
 from jsworker.client.schedules import Schedules
 from jsworker.core import fault_points, tracing
@@ -169,7 +170,7 @@ class JobClient:
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, priority)
-        subject = self._subject_of(name, options.priority_of(kind))
+        subject = self._subject_of(name, priority_of(kind, priority))
         enqueued: list[Enqueued] = []
         with tracing.creating(subject, jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
@@ -215,6 +216,7 @@ class JobClient:
         stale_for: float | None = None,
         running_for: float | None = None,
         no_progress_for: float | None = None,
+        priority: Priority | None = None,
     ) -> list[dict[str, Any]]:
         """Return jobs by column name, without payload and result.
 
@@ -232,12 +234,13 @@ class JobClient:
             running_for: only running jobs whose run began so many seconds ago, or earlier.
             no_progress_for: only running jobs whose run reported no progress, saved no checkpoint and
                 announced no quiet phase for so many seconds.
+            priority: only high, normal or low jobs.
 
         Raises:
             JobNotFound: where that job has stood is not known any more.
             InvalidName: ``kind`` can be no kind's name.
-            ValueError: ``limit`` is less than 1, there is no such ``status``, or an age is no number of
-                seconds or goes with another status than processing.
+            ValueError: ``limit`` is less than 1, there is no such ``status`` or ``priority``, or an age is no
+                number of seconds or goes with another status than processing.
             TypeError: ``limit`` is no whole number.
         """
         check_count("limit", limit, _MOST_LISTED)
@@ -248,8 +251,9 @@ class JobClient:
             raise ValueError(f"status={shown(status)} with an age: only jobs that are processing have one")
         name = None if kind is None else kind_name(kind)
         behind = None if after is None else job_uuid(after)
+        lane = None if priority is None else priority_number(priority)
         page = await listing.list_jobs(
-            self._opened(), status=status, kind=name, limit=limit, after=behind, age=age
+            self._opened(), status=status, kind=name, limit=limit, after=behind, age=age, priority=lane
         )
         return page.jobs
 

@@ -58,6 +58,7 @@ class KindQueue:
     """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
 
     The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
+    ``lanes`` tells of the queued jobs that are not of normal priority: how many, and the age of the oldest.
     """
 
     jobs: Mapping[str, int]
@@ -65,6 +66,7 @@ class KindQueue:
     to_publish: int
     pending: int | None
     unacknowledged: int | None
+    lanes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def drift(self) -> int | None:

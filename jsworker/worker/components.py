@@ -84,7 +84,7 @@ class Components:
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context, self._lane_names), interval)
         self.schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
         self.scheduler = Scheduler(context, wake=self.schedules.wake)
-        self.survey = FleetSurvey(context)
+        self.survey = FleetSurvey(context, self._lane_names)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims

@@ -16,6 +16,7 @@ from jsworker.ownership.transitions import (
     control,
     enqueue,
     heartbeat,
+    priorities,
     publish,
     republish,
     reset,
@@ -56,6 +57,7 @@ STATEMENTS: dict[str, TextClause] = {
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,
+    "SET_PRIORITY": priorities.SET_PRIORITY,
     "FIRE": schedules.FIRE,
 }
 _CLAUSE = re.compile(r" (?=(?:SET|FROM|WHERE|ORDER BY|RETURNING|SELECT|VALUES|FOR NO KEY UPDATE|FOR SHARE) )")

@@ -42,7 +42,9 @@ def _set_priority() -> sa.TextClause:
     detail = json_object(
         priority=_name_of(moved.c.priority), was=_name_of(moved.c.was), dispatch=moved.c.dispatch
     )
-    return compiled(sa.select(moved.c.status).add_cte(entry(moved, "priority_set", detail=detail)))
+    return compiled(
+        sa.select(moved.c.id, moved.c.status).add_cte(entry(moved, "priority_set", detail=detail))
+    )
 
 
 def _name_of(number: sa.ColumnElement[int]) -> sa.ColumnElement[str]:

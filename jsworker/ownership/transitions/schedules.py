@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.priorities import NORMAL
 from jsworker.core.schedule_rules import Schedule, read_schedule
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live
@@ -63,6 +64,7 @@ def _job_of(source: sa.FromClause, instant: sa.ColumnElement[Any]) -> sa.Insert:
         "queued_at": NOW,
         "schedule": source.c.name,
         "scheduled_for": instant,
+        "priority": source.c.priority,
     }
     return sa.insert(jobs).from_select(list(values), sa.select(*values.values()).select_from(source))
 
@@ -87,7 +89,7 @@ def _fire() -> sa.TextClause:
             last_job=sa.case((mine.c.runs, given("job_id", sa.Uuid)), else_=s.c.last_job),
         )
         .where(s.c.name == mine.c.name, due_and_seen)
-        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs, mine.c.held_up)
+        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs, mine.c.held_up, s.c.priority)
         .cte("moved")
     )
     runs = sa.select(moved).where(moved.c.runs).cte("runs")
@@ -96,7 +98,8 @@ def _fire() -> sa.TextClause:
 
 
 def _run_now() -> sa.TextClause:
-    chosen = sa.select(s.c.name, s.c.kind, s.c.payload).where(s.c.name == sa.bindparam("name")).cte("chosen")
+    described = sa.select(s.c.name, s.c.kind, s.c.payload, s.c.priority)
+    chosen = described.where(s.c.name == sa.bindparam("name")).cte("chosen")
     created = _job_of(chosen, NOW).cte("created")
     return compiled(sa.select(chosen.c.kind).add_cte(created))
 
@@ -111,6 +114,7 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
         "tz": sa.bindparam("tz"),
         "missed": sa.bindparam("missed"),
         "overlap": sa.bindparam("overlap"),
+        "priority": given("priority", sa.SmallInteger),
     }
     new = insert(schedules).values(next_at=given("next_at", _TIME), set_by=set_by, **given_values)
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
@@ -173,7 +177,7 @@ LIST = compiled(
             s.c[name]
             for name in ("name", "kind", "rule", "tz", "next_at", "last_at", "last_job", "missed", "overlap")
         ),
-        *(s.c[name] for name in ("paused", "set_by", "revision", "payload")),
+        *(s.c[name] for name in ("paused", "set_by", "revision", "payload", "priority")),
         sa.select(j.c.status).where(j.c.id == s.c.last_job).scalar_subquery().label("last_status"),
     ).order_by(s.c.next_at, s.c.name)
 )
@@ -202,6 +206,7 @@ class NewSchedule:
     payload: str
     schedule: Schedule
     first: datetime
+    priority: int = NORMAL
 
     def values(self) -> dict[str, Any]:
         """Return the parameters of the statements that write it."""
@@ -214,6 +219,7 @@ class NewSchedule:
             "missed": self.schedule.missed_text,
             "overlap": self.schedule.overlap,
             "next_at": self.first,
+            "priority": self.priority,
         }
 
 

@@ -113,14 +113,15 @@ class Unconsumed:
         known = {kind: seen for kind, seen in self._seen.items() if seen[1].created == state.created}
         self._seen = {kind: known.get(kind, (now, state)) for kind in without}
         due = {
-            kind: then.last_seq
-            for kind, (seen_at, then) in self._seen.items()
-            if now - seen_at >= _LEFT_SECONDS and kind not in _WILDCARDS
+            place: then.last_seq
+            for place, (seen_at, then) in self._seen.items()
+            if now - seen_at >= _LEFT_SECONDS and not _WILDCARDS.intersection(place.split("."))
         }
-        names = [kind for kind in due if is_kind(kind)]
+        kind_of = {place: place.partition(".")[0] for place in due}
+        names = sorted({kind for kind in kind_of.values() if is_kind(kind)})
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
         removed: list[str] = []
-        for kind in [each for each in due if each not in waiting]:
+        for kind in [each for each in due if kind_of[each] not in waiting]:
             with self._context.complaints.of_stream(_REMOVAL):  # others may be removed all the same
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]
