@@ -82,9 +82,15 @@ class Consumer:
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
-            return 0
-        return self._slots.room(self.kind, claiming=self._claiming, priority=self.priority)
+        return self._slots.room(self.kind, **self._place) if self._is_open else 0
+
+    @property
+    def _is_open(self) -> bool:
+        return self._context.health.up and self._unusable < _MOST_UNUSABLE
+
+    @property
+    def _place(self) -> dict[str, int]:
+        return {"claiming": self._claiming, "priority": self.priority}
 
     @property
     def claiming(self) -> int:
@@ -147,10 +153,11 @@ class Consumer:
         await self._locked.close()
 
     def _look_for_room(self) -> bool:
-        room = self.room()
-        # Others take from the same room, so that with several each message is a look of its own.
-        self._room = room if self._slots.serves_one else min(room, 1)
-        return room > 0
+        if self._slots.serves_one:
+            self._room = self.room()
+        else:  # others take from the same room: each message is a look of its own
+            self._room = int(self._is_open and self._slots.takes_one(self.kind, **self._place))
+        return self._room > 0
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
         self._room -= 1

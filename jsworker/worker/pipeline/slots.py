@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol
 
 from jsworker.core.clock import boottime
@@ -52,7 +54,7 @@ class Slots:
         self._waiting: tuple[dict[str, deque[Run]], ...] = ({}, {}, {})
         self._in_line = [0, 0, 0]  # runs that wait, by priority
         self._turns = Turns()
-        self._lanes: list[Lane] = []
+        self._lanes: dict[str, list[Lane]] = {}  # by kind
         self._has_priorities = False
         self._running: Counter[str] = Counter()
         self._taken = 0
@@ -65,7 +67,7 @@ class Slots:
 
     def open_lane(self, lane: Lane) -> None:
         """Note where jobs come from."""
-        self._lanes.append(lane)
+        self._lanes.setdefault(lane.kind.name, []).append(lane)
         self._has_priorities |= lane.priority != NORMAL
 
     @property
@@ -84,18 +86,20 @@ class Slots:
         While other lanes have work this is its part of the room. Where jobs are prefetched, some are in any
         case, however many of others wait: for they begin in their own turn.
         """
-        if self._has_priorities:
-            room = self._room_of_all(kind)
-            part = self._part(room, priority)
-            if not self._closed and (prefetch := self._prefetch(kind)):
-                own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
-                part = max(part, own - claiming - len(self._waiting[priority].get(kind.name, ())))
-            return part
-        return self._room(kind, claiming)
+        if not self._has_priorities:
+            return self._room(kind, claiming)
+        part = self._part(self._room_of_all(kind), priority)
+        return max(part, self._own_place(kind, priority) - claiming)
+
+    def takes_one(self, kind: Kind, *, claiming: int, priority: int) -> bool:
+        """Return whether one that has come after all may be claimed, even if it was another lane's turn."""
+        if not self._has_priorities:
+            return self._room(kind, claiming) > 0
+        return self._room_of_all(kind) > 0 or self._own_place(kind, priority) > claiming
 
     def awaits_turn(self, kind: Kind, priority: int) -> bool:
-        """Return whether there is room for a kind, and others are to have all of it."""
-        return self._has_priorities and self._room_of_all(kind) > 0 == self._part(1, priority)
+        """Return whether there is room for a kind, and the next turn is not that of this priority."""
+        return self._has_priorities and self._room_of_all(kind) > 0 and self._part(1, priority) == 0
 
     def gives_way(self, kind: Kind, priority: int) -> float:
         """Return for how many seconds jobs of higher priority are to be asked for alone.
@@ -105,18 +109,31 @@ class Slots:
         """
         if not self._has_priorities or self._prefetch(kind):
             return 0.0
-        return _GRACE_SECONDS * len({lane.priority for lane in self._lanes if lane.priority < priority})
+        return _GRACE_SECONDS * len({lane.priority for lane in self._all_lanes() if lane.priority < priority})
+
+    def _all_lanes(self) -> Iterator[Lane]:
+        return chain.from_iterable(self._lanes.values())
+
+    def _own_place(self, kind: Kind, priority: int) -> int:
+        """Return how many of a kind and priority may be prefetched or claimed whatever else waits."""
+        if self._closed or self._settling() >= _SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
+            return 0
+        own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
+        return own - len(self._waiting[priority].get(kind.name, ()))
 
     def _room_of_all(self, kind: Kind) -> int:
         """Return how many more jobs of a kind may be claimed, of whatever priority."""
-        return self._room(kind, sum(lane.claiming for lane in self._lanes if lane.kind.name == kind.name))
+        return self._room(kind, sum(lane.claiming for lane in self._lanes.get(kind.name, ())))
 
     def _part(self, room: int, priority: int) -> int:
-        """Return how many of a room are for jobs of this priority: all, where no others are to be had."""
+        """Return how many of a room are for jobs of this priority: all, where no others can be had."""
         ahead = list(self._in_line)
-        for lane in self._lanes:
+        with_work: set[int] = set()
+        for lane in self._all_lanes():
             ahead[lane.priority] += lane.claiming
-        with_work = {lane.priority for lane in self._lanes if lane.has_more}
+            # A kind that has all it may have leaves the slots to others.
+            if lane.priority not in with_work and lane.has_more and self._room_of_all(lane.kind) > 0:
+                with_work.add(lane.priority)
         return self._turns.part(priority, room, among=with_work, ahead=ahead)
 
     def _room(self, kind: Kind, claiming: int) -> int:
