@@ -7,7 +7,7 @@ from jsworker.core.names import shown
 
 Priority = Literal["high", "normal", "low"]
 
-PRIORITIES: Final = ("high", "normal", "low")
+PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
 """By the number that stands in the row: 0, 1, 2."""
 HIGH, NORMAL, LOW = range(3)
 

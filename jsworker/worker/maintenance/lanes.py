@@ -1,16 +1,13 @@
 """Lanes: jobs that are not of normal priority are pulled for from the first one on, and not before."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.priorities import HIGH, LOW
 from jsworker.ownership.transitions.priorities import lanes_with_jobs
+from jsworker.stream.api import NotThere
 from jsworker.stream.message import consumer_of
 from jsworker.worker.context import WorkerContext
-
-_ASKED_AT_ONCE: Final = 20
 
 Place = tuple[str, int]
 """A kind and a priority."""
@@ -43,17 +40,14 @@ class Lanes:
                 self._open(place)
 
     async def _look_for_consumers(self) -> None:
-        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
-
-        async def look(place: Place) -> None:
-            async with at_once:
-                try:
-                    await self._context.stream.consumer_state(consumer_of(*place))
-                except (StreamUnavailable, StreamRefused):
-                    return  # there is none, as far as is known: the rows show when it is missed
+        for place in sorted(self._closed):
+            try:
+                await self._context.stream.consumer_state(consumer_of(*place))
+            except NotThere:
+                continue
+            except (StreamUnavailable, StreamRefused):
+                return  # asked again with the next look; until then the rows show what is missed
             self._open(place)
-
-        await asyncio.gather(*map(look, sorted(self._closed)))
         self._looked_for_consumers = True
 
     def _open(self, place: Place) -> None:
