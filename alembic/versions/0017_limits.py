@@ -12,7 +12,7 @@ from alembic.util import CommandError
 from alembic import op
 
 revision = "0017"
-down_revision = "0016"
+down_revision = "0020b"
 branch_labels = None
 depends_on = None
 
@@ -22,7 +22,7 @@ CONCURRENTLY = {
         "WHERE status || '' = 'scheduled' AND held_by IS NOT NULL"
     ),
     "jobs_held_by_key": (
-        "CREATE INDEX CONCURRENTLY jobs_held_by_key ON jsworker.jobs (kind, limit_key, queued_at, id) "
+        "CREATE INDEX CONCURRENTLY jobs_held_by_key ON jsworker.jobs (kind, limit_key, priority, queued_at, id) "
         "WHERE status || '' = 'scheduled' AND held_by IN ('limit', 'rate', 'paused')"
     ),
     "jobs_slots": (

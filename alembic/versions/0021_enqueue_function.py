@@ -1,6 +1,6 @@
 """Producers in any language enqueue by a function, in their own transactions.
 
-Revision: 0021, after 0017
+Revision: 0021, after 0020b
 
 What the function takes is a contract (docs/other-languages.md): a later version adds parameters with defaults at the
 end. It has to drop the function for that, so it belongs into one transaction with making it anew.

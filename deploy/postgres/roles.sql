@@ -137,6 +137,11 @@ BEGIN
     GRANT INSERT, UPDATE, DELETE ON jsworker.limits TO jsworker_worker;
     GRANT SELECT (kind, max_running, rate, per, paused_at, paused_until) ON jsworker.limits TO jsworker_metrics;
   END IF;
+  -- Their jobs' priority; older schemas have no such column.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'priority') THEN
+    GRANT INSERT (priority) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (priority) ON jsworker.jobs TO jsworker_publisher, jsworker_metrics;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

@@ -35,6 +35,7 @@ _COMMANDS = {
     "retry": _Entry("control", _JOBS, "Put failed jobs back into the queue."),
     "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
     "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
+    "priority": _Entry("priority", _JOBS, "Give waiting jobs another priority."),
     "dead-messages": _Entry(
         "dead_messages", _JOBS, "List, replay or drop messages that no worker could use."
     ),

@@ -25,6 +25,7 @@ from jsworker.cli.selection import (
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind
+from jsworker.core.priorities import Priority, priority_number
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
@@ -37,7 +38,7 @@ _MOST_ASKED_FOR = 2_000
 _TRIES = 3
 _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
-_FILTERS_OF_RUNS = "--status/--kind/--stale-for/--running-for/--no-progress-for"
+_FILTERS_OF_RUNS = "--status/--kind/--priority/--stale-for/--running-for/--no-progress-for"
 
 Found = Sequence[tuple[UUID, int | None]]
 """Jobs, with the fencing token at which a filter saw them."""
@@ -53,6 +54,7 @@ def retry(
     *,
     status: options.OnlyStatus = None,
     kind: options.OnlyKind = None,
+    priority: options.OnlyPriority = None,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
@@ -61,7 +63,7 @@ def retry(
     Name jobs by their ids, or choose them by --status failed or --kind. Only failed jobs can be retried: a
     cancelled job is final, so enqueue it again.
     """
-    wanted = _filter("retry", ("failed",), status, kind)
+    wanted = _filter("retry", ("failed",), status, kind, priority=priority)
     return _perform("retry", _retry, ids, wanted, yes=yes, as_json=as_json)
 
 
@@ -74,6 +76,7 @@ def cancel(
     stale_for: options.StaleFor = None,
     running_for: options.RunningFor = None,
     no_progress_for: options.NoProgressFor = None,
+    priority: options.OnlyPriority = None,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
@@ -83,7 +86,7 @@ def cancel(
     job learns of it with its worker's next heartbeat, and is cancelled when its run has ended.
     """
     age = choose_age(stale_for, running_for, no_progress_for)
-    wanted = _filter("cancel", ("scheduled", "queued", "processing"), status, kind, age)
+    wanted = _filter("cancel", ("scheduled", "queued", "processing"), status, kind, age, priority=priority)
     action = partial(_cancel, statuses=wanted.statuses if wanted else None, age=age)
     return _perform("cancel", action, ids, wanted, yes=yes, as_json=as_json)
 
@@ -100,6 +103,7 @@ def clear(
     stale_for: options.StaleFor = None,
     running_for: options.RunningFor = None,
     no_progress_for: options.NoProgressFor = None,
+    priority: options.OnlyPriority = None,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
@@ -112,7 +116,7 @@ def clear(
     if not (reason.strip() and len(reason) <= _LONGEST_REASON and reason.isprintable()):
         raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")
     age = choose_age(stale_for, running_for, no_progress_for)
-    wanted = _filter("clear", ("processing",), status, kind, age)
+    wanted = _filter("clear", ("processing",), status, kind, age, priority=priority)
     action = partial(_clear, reason=reason, age=age)
     return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json)
 
@@ -124,30 +128,41 @@ class _Filter:
     statuses: tuple[str, ...]
     kind: str | None
     age: RunAge
+    priority: Priority | None = None
 
     def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
-        return listing.matching(database, statuses=self.statuses, kind=self.kind, age=self.age, acting=acting)
+        lane = None if self.priority is None else priority_number(self.priority)
+        meant = {"statuses": self.statuses, "kind": self.kind, "age": self.age, "priority": lane}
+        return listing.matching(database, **meant, acting=acting)  # type: ignore[arg-type] # each by its name
 
     def __str__(self) -> str:
-        limits = {"kind": self.kind, "status": " or ".join(self.statuses)} | asdict(self.age)
+        limits: dict[str, object] = {"kind": self.kind, "priority": self.priority}
+        limits |= {"status": " or ".join(self.statuses), **asdict(self.age)}
         given = {name.replace("_", " "): value for name, value in limits.items() if value is not None}
         return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
 def _filter(
-    verb: str, possible: tuple[str, ...], status: str | None, kind: str | None, age: RunAge = ANY_AGE
+    verb: str,
+    possible: tuple[str, ...],
+    status: str | None,
+    kind: str | None,
+    age: RunAge = ANY_AGE,
+    *,
+    priority: Priority | None = None,
 ) -> _Filter | None:
     if kind is not None:
         check_kind(kind)
     statuses = choose_statuses(verb, status, possible, age)
-    return _Filter(statuses, kind, age) if status or kind or age else None
+    is_any = bool(status or kind or age or priority)
+    return _Filter(statuses, kind, age, priority) if is_any else None
 
 
 def _perform(
     verb: str, action: Action, ids: list[UUID] | None, wanted: _Filter | None, *, yes: bool, as_json: bool
 ) -> int:
     """Act on the jobs that are named, each once, else on those that the filter means."""
-    filters = "--status/--kind" if verb == "retry" else _FILTERS_OF_RUNS
+    filters = "--status/--kind/--priority" if verb == "retry" else _FILTERS_OF_RUNS
     check_choice(verb, ids, filtered=wanted is not None, filters=filters, yes=yes)
     known: Found = [(job_id, None) for job_id in dict.fromkeys(ids or ())]
     if wanted and not yes:

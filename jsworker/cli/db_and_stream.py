@@ -4,17 +4,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from jsworker.cli.options import JsonObject, argument, new_app
+from jsworker.cli.options import JsonObject, argument, flag, new_app
 from jsworker.cli.output import print_json, print_line, remark
 from jsworker.cli.selection import connected_database
 from jsworker.core.events import Event, Events
 from jsworker.core.names import check_kind
+from jsworker.core.priorities import HIGH, LOW, NORMAL
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
 from jsworker.ownership.database import REVISIONS, check_level
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 from jsworker.stream.jetstream import ensured_stream
+from jsworker.stream.message import consumer_of
 
 app = new_app()
 db = new_app(no_args_is_help=True)
@@ -64,6 +66,7 @@ def _stream() -> None:
 def ensure(
     kinds: Annotated[list[str], argument("KIND", "Kinds, or MODULE:CLASS of their processors.")],
     *,
+    lanes: Annotated[bool, flag("Also the consumers of their high and low jobs.", "--lanes")] = False,
     as_json: JsonObject = False,
 ) -> None:
     """Make the stream and a consumer for each of these kinds, or bring them into shape, as a worker would.
@@ -74,7 +77,9 @@ def ensure(
     settings = load_settings()
     named = [load_processor_class(kind).kind if ":" in kind else check_kind(kind) for kind in kinds]
     wanted = list(dict.fromkeys(named))
-    changes = asyncio.run(_ensure(settings, wanted))
+    priorities = (NORMAL, HIGH, LOW) if lanes else (NORMAL,)
+    consumers = [consumer_of(kind, priority) for kind in wanted for priority in priorities]
+    changes = asyncio.run(_ensure(settings, consumers))
     if as_json:
         print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})
         return
@@ -83,13 +88,15 @@ def ensure(
     print_line(f"stream {settings.stream} is ready for {', '.join(wanted)}")
 
 
-async def _ensure(settings: Settings, kinds: Sequence[str]) -> list[dict[str, Any]]:
+async def _ensure(settings: Settings, consumers: Sequence[str]) -> list[dict[str, Any]]:
     changed: list[Event] = []
     events = Events()
     events.on("stream.changed", changed.append)
     async with connected_database() as database:
         installation = await installation_id(database)
-    async with ensured_stream(settings, installation, kinds, events=events, client_name="jsworker stream"):
+    async with ensured_stream(
+        settings, installation, consumers, events=events, client_name="jsworker stream"
+    ):
         return [
             {name: getattr(value, "value", value) for name, value in event.fields.items()}
             for event in changed

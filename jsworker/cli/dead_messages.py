@@ -31,6 +31,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import dead_messages as dead
 from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
 from jsworker.ownership.transitions.workers import installation_id
+from jsworker.stream.api import lane_at
 from jsworker.stream.jetstream import Stream, ensured_stream
 
 _CONNECT_SECONDS = 3.0
@@ -134,7 +135,8 @@ async def _replay_one(database: Database, stream: Stream, message: DeadMessage, 
     if message.truncated:
         return refused(message.id, f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it")
     try:
-        check_kind(message.subject.removeprefix(f"{prefix}."))
+        lane = lane_at(message.subject.removeprefix(f"{prefix}."))
+        check_kind(lane[0] if lane is not None else message.subject)
         await stream.publish_raw(message.subject, message.data)
     except InvalidName:
         return refused(message.id, f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND")

@@ -15,6 +15,7 @@ from jsworker.client.enqueueing import LONGEST_DELAY, Kind
 from jsworker.core import strict_json
 from jsworker.core.exit_codes import TIMED_OUT, WrongUsage
 from jsworker.core.names import check_kind, shown
+from jsworker.core.priorities import Priority
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.targets import load_processor_class
 
@@ -42,6 +43,9 @@ def enqueue(
     max_stalls: Annotated[int | None, option("N", "Instead of the processor's own.", min=1, max=100)] = None,
     wait: Annotated[bool, flag("Wait for the job to end and print its result, as JSON.", "--wait")] = False,
     timeout: Annotated[float | None, option("SECONDS", "Wait no longer, with --wait.")] = None,
+    priority: Annotated[
+        Priority | None, option("PRIORITY", "high, normal or low; else the processor's.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -61,7 +65,13 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     _check_waiting(wait=wait, timeout=timeout, count=count)
     of_kind, content = kind_of(kind), read_payload(payload)
-    options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls, "limit_key": limit_key}
+    options = {
+        "delay": delay,
+        "max_attempts": max_attempts,
+        "max_stalls": max_stalls,
+        "limit_key": limit_key,
+        "priority": priority,
+    }
     enqueued: list[Enqueued] = []
     results: list[Any] = []
 

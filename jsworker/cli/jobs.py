@@ -31,6 +31,7 @@ from jsworker.cli.output import (
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
 from jsworker.core.names import check_kind, printable
+from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
@@ -87,6 +88,7 @@ _ENTRIES: Final = {
     "republished": "its message was lost, and published again",
     "held": "held by {held_by} {key}",
     "woken": "woken: it was held by {held_by} {key}",
+    "priority_set": "its priority was set to {priority}, from {was}",
 }
 """Names in braces are those of the details; who wrote it, and the error's first line."""
 _NOTES: Final = {
@@ -109,6 +111,7 @@ def jobs(
     no_progress_for: options.NoProgressFor = None,
     limit: options.Limit = 50,
     after: options.After = None,
+    priority: options.OnlyPriority = None,
     as_json: options.Json = False,
 ) -> None:
     """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
@@ -126,7 +129,9 @@ def jobs(
         check_kind(kind)
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
-    page = ask_database(partial(_page, status=status, kind=kind, age=age, limit=limit, after=after))
+    lane = None if priority is None else priority_number(priority)
+    ask = partial(_page, status=status, kind=kind, age=age, priority=lane, limit=limit, after=after)
+    page = ask_database(ask)
     if as_json:
         print_json(page.jobs)
         if len(page.jobs) < limit:  # else the caller goes on behind the last one
@@ -157,8 +162,14 @@ def _row(job: Mapping[str, Any]) -> list[Text | str]:
         Text(job["status"], _COLOURS[job["status"]]),
         f"{job['attempts']}/{'-' if most is None else most}",
         since(job["created_at"]),
-        Text(", ".join(filter(None, [*map(_refusal, job["refused"]), *_detail(job)]))),
+        Text(", ".join(filter(None, [*map(_refusal, job["refused"]), _lane(job), *_detail(job)]))),
     ]
+
+
+def _lane(job: Mapping[str, Any]) -> str:
+    """Return a priority that is not the usual one, of a job that has not ended."""
+    is_usual = job["priority"] == NORMAL or job["finished_at"] is not None
+    return "" if is_usual else f"{PRIORITIES[job['priority']]} priority"
 
 
 def _refusal(mark: Mark) -> str:
@@ -289,6 +300,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
     if found["finished_at"] is not None:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
+    if found["priority"] != NORMAL:
+        yield "priority", Text(PRIORITIES[found["priority"]])
     if found["unique_key"] is not None:
         yield "unique key", Text(cell(found["unique_key"]))
     for name in ("payload", "checkpoint", "result"):

@@ -5,6 +5,8 @@ from uuid import UUID
 
 import typer
 
+from jsworker.core.priorities import Priority
+
 Status = Literal["scheduled", "queued", "processing", "completed", "failed", "cancelled"]
 
 
@@ -38,6 +40,7 @@ OnlyStatus = Annotated[
     Status | None, option("STATUS", f"Only jobs of this status: {', '.join(get_args(Status))}.")
 ]
 OnlyKind = Annotated[str | None, option("KIND", "Only jobs of this kind.")]
+OnlyPriority = Annotated[Priority | None, option("PRIORITY", "Only high, normal or low jobs.")]
 StaleFor = Annotated[
     float | None,
     option("SECONDS", "Only running jobs whose worker gave no heartbeat for so long: it is dead or cut off."),

@@ -14,6 +14,7 @@ from jsworker.cli.output import cell, iso, moment, print_json, print_line, print
 from jsworker.client import JobClient
 from jsworker.client.schedules import Schedules
 from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule
 
 T = TypeVar("T")
@@ -103,13 +104,17 @@ def add(
         Literal["allow", "skip"],
         typer.Option(metavar="POLICY", help="skip leaves an instant out while the last job waits or runs."),
     ] = "allow",
+    priority: Annotated[
+        Priority | None, option("PRIORITY", "high, normal or low; else the processor's.")
+    ] = None,
     replace: Annotated[bool, flag("Take the place of a schedule of that name.", "--replace")] = False,
     as_json: JsonObject = False,
 ) -> None:
     """Add a schedule, and say when it is due first."""
     policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
     schedule = _rule(cron, tz, every, policies)
-    first = _call(lambda schedules: schedules.add(name, kind_of(kind), schedule, replace=replace))
+    options = {"replace": replace, "priority": priority}
+    first = _call(lambda schedules: schedules.add(name, kind_of(kind), schedule, **options))  # type: ignore[arg-type] # each by its name
     if as_json:
         print_json({"name": name, "next_at": first})
     else:

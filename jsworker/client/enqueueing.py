@@ -16,6 +16,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.limits import common_key, key_of
 from jsworker.core.names import check_kind, check_limit_key, check_unique_key, shown
+from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.processor import JobProcessor, read_payload_text, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
@@ -49,6 +50,7 @@ class JobOptions(NamedTuple):
     max_stalls: int | None
     max_payload_bytes: int
     limit_key: str | None = None
+    priority: Priority | None = None
 
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
@@ -84,6 +86,7 @@ def enqueue_statement(
     max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     limit_key: str | None = None,
+    priority: Priority | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -102,13 +105,15 @@ def enqueue_statement(
         max_payload_bytes: most bytes of the payload's JSON text.
         limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
             what the ``limit`` or ``rate`` of a processor that is given says.
+        priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
 
     Raises:
         InvalidName: the kind, the unique key or the limit key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
-        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number.
+        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number; or there is
+            no such priority.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, limit_key)
+    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, limit_key, priority)
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
 
@@ -120,6 +125,13 @@ def kind_name(kind: Kind) -> str:
     if not isinstance(kind, str):
         raise InvalidName(f"kind {shown(kind)} must be a kind's name, or the class of its processor")
     return check_kind(kind)
+
+
+def priority_of(kind: Kind, priority: Priority | None) -> int:
+    """Return the number of the given priority, or the processor's; ValueError: there is none such."""
+    if priority is not None:
+        return priority_number(priority)
+    return NORMAL if isinstance(kind, str) else priority_number(kind.priority)
 
 
 def one_for_each(name: str, given: Any) -> list[Any]:
@@ -141,6 +153,7 @@ def new_jobs(
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
     options.check()
+    priority = priority_of(kind, options.priority)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     limit_key = _limit_key(kind, options.limit_key)
     texts: list[str] = []
@@ -156,7 +169,7 @@ def new_jobs(
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
     rest = (float(options.delay), options.max_attempts, options.max_stalls, *context)
     each = zip(texts, keys, limit_keys, strict=True)
-    return (NewJob(new_job_id(), text, key, *rest, limit_key) for text, key, limit_key in each)
+    return (NewJob(new_job_id(), text, key, *rest, limit_key, priority) for text, key, limit_key in each)
 
 
 def _limit_key(kind: Kind, given: str | None) -> Callable[[str], str | None]:

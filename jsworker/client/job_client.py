@@ -18,6 +18,7 @@ from jsworker.client.enqueueing import (
     kind_name,
     new_jobs,
     one_for_each,
+    priority_of,
 )
 from jsworker.client.limits import Limits
 from jsworker.client.results import JobHandle, Results
@@ -26,13 +27,14 @@ from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
+from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
-from jsworker.ownership.transitions import control, reset
+from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
@@ -170,6 +172,7 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
         limit_key: str | None = None,
+        priority: Priority | None = None,
     ) -> JobHandle:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -180,15 +183,17 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls, limit_key)
+        options = self._options(delay, max_attempts, max_stalls, limit_key, priority)
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
-        with tracing.creating(self._subject_of(name), job_id=job.id) as context:
+        with tracing.creating(self._subject_of(name, job.priority), job_id=job.id) as context:
             self._opened()
             enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
             if enqueued.created and not delay:
                 await fault_points.reach("after_commit_before_publish")
-                await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
+                await self._publisher.publish(
+                    Outgoing(enqueued.id, name, 1, False, None, *context, job.priority)
+                )
             return self._handle(enqueued)
 
     async def enqueue_many(
@@ -201,6 +206,7 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
         limit_key: str | None = None,
+        priority: Priority | None = None,
     ) -> list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -211,9 +217,10 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, limit_key)
+        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, limit_key, priority)
+        subject = self._subject_of(name, priority_of(kind, priority))
         enqueued: list[JobHandle] = []
-        with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
+        with tracing.creating(subject, jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
             clock = asyncio.get_running_loop().time
             began = clock()
@@ -280,6 +287,7 @@ class JobClient:
         stale_for: float | None = None,
         running_for: float | None = None,
         no_progress_for: float | None = None,
+        priority: Priority | None = None,
     ) -> list[dict[str, Any]]:
         """Return jobs by column name, without payload and result.
 
@@ -297,12 +305,13 @@ class JobClient:
             running_for: only running jobs whose run began so many seconds ago, or earlier.
             no_progress_for: only running jobs whose run reported no progress, saved no checkpoint and
                 announced no quiet phase for so many seconds.
+            priority: only high, normal or low jobs.
 
         Raises:
             JobNotFound: where that job has stood is not known any more.
             InvalidName: ``kind`` can be no kind's name.
-            ValueError: ``limit`` is less than 1, there is no such ``status``, or an age is no number of
-                seconds or goes with another status than processing.
+            ValueError: ``limit`` is less than 1, there is no such ``status`` or ``priority``, or an age is no
+                number of seconds or goes with another status than processing.
             TypeError: ``limit`` is no whole number.
         """
         check_count("limit", limit, _MOST_LISTED)
@@ -313,8 +322,9 @@ class JobClient:
             raise ValueError(f"status={shown(status)} with an age: only jobs that are processing have one")
         name = None if kind is None else kind_name(kind)
         behind = None if after is None else job_uuid(after)
+        lane = None if priority is None else priority_number(priority)
         page = await listing.list_jobs(
-            self._opened(), status=status, kind=name, limit=limit, after=behind, age=age
+            self._opened(), status=status, kind=name, limit=limit, after=behind, age=age, priority=lane
         )
         return page.jobs
 
@@ -330,6 +340,18 @@ class JobClient:
         """
         with operators_rights("retry"):
             await control.retry(self._opened(), job_uuid(job_id))
+        self._publisher.publish_in_background()
+
+    async def set_priority(self, job_id: UUID | str, priority: Priority) -> None:
+        """Give a waiting job another priority: a queued one gets a message in its new lane.
+
+        Raises:
+            TransitionRefused: it does not wait, or there is no such job.
+            ValueError: there is no such priority.
+        """
+        number, wanted = priority_number(priority), job_uuid(job_id)
+        with operators_rights("set_priority"):
+            await priorities.set_priority(self._opened(), wanted, number)
         self._publisher.publish_in_background()
 
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
@@ -374,13 +396,19 @@ class JobClient:
         self._opened()
         return self._results
 
-    def _subject_of(self, kind: str) -> str:
-        return subject_of(self._settings.subject_prefix, kind)
+    def _subject_of(self, kind: str, priority: int = NORMAL) -> str:
+        return subject_of(self._settings.subject_prefix, kind, priority)
 
     def _options(
-        self, delay: float, max_attempts: int | None, max_stalls: int | None, limit_key: str | None
+        self,
+        delay: float,
+        max_attempts: int | None,
+        max_stalls: int | None,
+        limit_key: str | None = None,
+        priority: Priority | None = None,
     ) -> JobOptions:
-        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes, limit_key)
+        most = self._settings.max_payload_bytes
+        return JobOptions(delay, max_attempts, max_stalls, most, limit_key, priority)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")

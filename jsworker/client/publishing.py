@@ -147,7 +147,8 @@ async def publish_traced(
 ) -> Sequence[Published | PublishFailed]:
     """Publish messages with the contexts of their jobs, in spans where they are made."""
     messages = [
-        WireMessage(job.id, job.kind, job.dispatch, job.cleared, job.clear_reason) for job in outgoing
+        WireMessage(job.id, job.kind, job.dispatch, job.cleared, job.clear_reason, job.priority)
+        for job in outgoing
     ]
     if all(job.traceparent is None for job in outgoing):
         return await stream.publish_many(messages, timeout=timeout)
@@ -157,7 +158,7 @@ async def publish_traced(
     answers = await stream.publish_many(messages, headers=headers, timeout=timeout)
     if (spans := tracing.active()) is not None:
         for job, context, answer in zip(outgoing, contexts, answers, strict=True):
-            subject, stored = stream.subject_of(job.kind), isinstance(answer, Published)
+            subject, stored = stream.subject_of(job.kind, job.priority), isinstance(answer, Published)
             sent = partial(spans.sent, subject, job.id, context, began_ns=began_ns, stored=stored)
             tracing.attempt(sent)
     return answers

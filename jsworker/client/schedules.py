@@ -5,9 +5,10 @@ from datetime import datetime
 from typing import Any
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import Kind, kind_name, payload_text
+from jsworker.client.enqueueing import Kind, kind_name, payload_text, priority_of
 from jsworker.client.results import JobHandle, Results
 from jsworker.core.names import shown
+from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
@@ -43,7 +44,15 @@ class Schedules:
         """
         return await schedules.list_schedules(self._database)
 
-    async def add(self, name: str, kind: Kind, schedule: Schedule, *, replace: bool = False) -> datetime:
+    async def add(
+        self,
+        name: str,
+        kind: Kind,
+        schedule: Schedule,
+        *,
+        replace: bool = False,
+        priority: Priority | None = None,
+    ) -> datetime:
         """Add a schedule, and return when it is due first.
 
         Args:
@@ -51,18 +60,20 @@ class Schedules:
             kind: the kind of its jobs, or the processor, which checks the payload.
             schedule: a ``Cron`` or an ``Every``, with the payload.
             replace: take the place of a schedule of that name; else it is refused.
+            priority: of its jobs; left out: the processor's, or normal for a kind's name.
 
         Raises:
             TransitionRefused: there is one of that name.
             InvalidName, InvalidPayload, InvalidJson: the kind or the payload cannot be used.
-            ValueError: the name cannot be used.
+            ValueError: the name cannot be used, or there is no such priority.
             TypeError: ``schedule`` is none.
         """
         if not isinstance(schedule, Cron | Every):
             raise TypeError(f"schedule={shown(schedule)} must be a Cron or an Every")
         payload = payload_text(kind, schedule.payload, self._settings.max_payload_bytes)
+        lane = priority_of(kind, priority)
         first = schedule.after(await schedules.database_now(self._database))
-        new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first)
+        new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane)
         with operators_rights("schedules", "schedules"):
             await schedules.add(self._database, new, replace=replace)
         return first

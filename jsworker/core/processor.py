@@ -17,6 +17,7 @@ from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_kind, kebab_case, printable
+from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
 P = TypeVar("P", default=dict[str, Any])
@@ -88,6 +89,7 @@ class JobProcessor(ABC, Generic[P]):
         limit: how many jobs run at once in the whole installation: ``Limit(2)``; of each key, a field of the
             payload: ``Limit(2, key="tenant")``.
         rate: how many begin in a span of time: ``Rate(50, per=60)``; beside a limit, with the same key.
+        priority: of its jobs: ``high``, ``normal`` or ``low``. Who enqueues one may say otherwise.
     """
 
     kind: ClassVar[str] = ""
@@ -101,6 +103,7 @@ class JobProcessor(ABC, Generic[P]):
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
     limit: ClassVar[Limit | None] = None
     rate: ClassVar[Rate | None] = None
+    priority: ClassVar[Priority] = "normal"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -10,6 +10,7 @@ from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, u
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import Rows
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
+from jsworker.stream.message import lane_of
 from jsworker.stream.topology import Difference
 
 _LEAST_VERSION: Final = (2, 10, 0)
@@ -167,14 +168,18 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:
 def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
     served = served_kinds(rows)
-    for report in (each for each in consumers if each.name not in served and not each.requests):
+    for report in consumers:
+        kind = lane_of(report.name)[0]
+        if kind in served or report.requests:
+            continue
         name, waiting = printable(report.name, 64), report.pending + report.unanswered
         holds = f"holds {counted(waiting, 'message')}" if waiting else "is empty"
-        cancel = f"`jsworker cancel --kind {name}`, then " if waiting else ""
+        kind = printable(kind, 64)
+        cancel = f"`jsworker cancel --kind {kind}`, then " if waiting else ""
         judge = warning if waiting else info
         yield judge(
             f"consumer {name} {holds}, and no worker of this kind is alive",
-            f"Run a worker for {name}; or, if the kind is gone: {cancel}"
+            f"Run a worker for {kind}; or, if the kind is gone: {cancel}"
             f"`nats consumer rm {settings.stream} {name}`.",
         )
     for kind in sorted(set(served) - {report.name for report in consumers}):

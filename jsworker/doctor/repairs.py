@@ -18,6 +18,7 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.diagnostics import ConsumerReport, StreamReport
 from jsworker.stream.jetstream import ensured_stream
+from jsworker.stream.message import lane_of
 from jsworker.stream.topology import shown
 
 _CONNECT_SECONDS: Final = 5.0
@@ -51,7 +52,7 @@ async def _ensure_stream(facts: Facts) -> str | None:
     missing = sorted(set(served_kinds(rows)) - {report.name for report in reports})
     ack_waits = dict.fromkeys(missing, at_least)
     for report in reports:
-        if is_kind(report.name) and _can_be_mended(report, at_least):
+        if is_kind(lane_of(report.name)[0]) and _can_be_mended(report, at_least):
             ack_waits[report.name] = max(report.ack_wait, at_least)
     if stream is not None and not stream.differences and not ack_waits:
         return None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.schema import refused_rows
 from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, locked, seconds
 
@@ -65,6 +66,13 @@ def completed_under(token: sa.ColumnElement[Any]) -> Predicate:
 
 
 of_kind: Final = j.c.kind == sa.bindparam("kind")
+
+# The lanes.
+normal: Final = j.c.priority == NORMAL
+in_lane_indexed: Final = j.c.priority != NORMAL
+waits_for_a_run: Final = j.c.status.in_(("queued", "scheduled"))
+has_other_priority: Final = j.c.priority != given("priority", sa.SmallInteger)
+of_lane_indexed: Final = sa.and_(in_lane_indexed, j.c.priority == given("priority", sa.SmallInteger))
 
 
 def published_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:

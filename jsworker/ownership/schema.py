@@ -64,6 +64,7 @@ _JOB_RULES = {
         + " AND (queued_at IS NOT NULL OR status <> 'queued')"
     ),
     "jobs_progress": "progress >= 0 AND progress <= 1",
+    "jobs_priority": "priority BETWEEN 0 AND 2",
 }
 
 metadata = sa.MetaData(schema=SCHEMA)
@@ -80,6 +81,10 @@ def _now(name: str) -> sa.Column[object]:
 
 def _count(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.Integer, nullable=False, server_default=sa.text("0"))
+
+
+def _priority() -> sa.Column[int]:
+    return sa.Column("priority", sa.SmallInteger, nullable=False, server_default=sa.text("1"))
 
 
 def _flag(name: str) -> sa.Column[bool]:
@@ -141,6 +146,7 @@ jobs = sa.Table(
     _instant("held_at"),
     _instant("due_at"),
     sa.Column("limit_key", sa.Text),
+    _priority(),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -157,6 +163,14 @@ jobs = sa.Table(
     # No write for a job that is enqueued, claimed and completed: none of its versions is in these three.
     # Those of a kind are written unlike those of all kinds, for the planner takes the wrong one now and then.
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),
+    # Nor in this one: no version of a normal job is.
+    _partial(
+        "jobs_queued_lanes",
+        "kind",
+        "priority",
+        "queued_at",
+        where="status || '' = 'queued' AND priority <> 1",
+    ),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
     # Only rows that wait for an event, and those that take a slot of a limit, are in these.
@@ -165,7 +179,7 @@ jobs = sa.Table(
     ),
     _partial(
         "jobs_held_by_key",
-        *("kind", "limit_key", "queued_at", "id"),
+        *("kind", "limit_key", "priority", "queued_at", "id"),
         where="status || '' = 'scheduled' AND held_by IN ('limit', 'rate', 'paused')",
     ),
     _partial(
@@ -290,7 +304,9 @@ schedules = sa.Table(
     sa.Column("revision", sa.BigInteger, nullable=False, server_default=sa.text("1")),
     sa.Column("set_by", sa.Text, nullable=False),
     _flag("paused"),
+    _priority(),
     sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="schedules_kind"),
+    sa.CheckConstraint(_JOB_RULES["jobs_priority"], name="schedules_priority"),
     sa.CheckConstraint(
         "missed IN ('coalesce', 'skip') OR missed ~ '^catch_up=[1-9][0-9]{0,3}$'", name="schedules_missed"
     ),

@@ -14,9 +14,10 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
 from jsworker.core.names import check_kind
+from jsworker.core.priorities import NORMAL, PRIORITIES
 from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
-from jsworker.stream.message import subject_of
+from jsworker.stream.message import consumer_of, subject_of
 from jsworker.stream.nats_client import reason_of
 
 __all__ = ["ApiRefused", "ConsumerInfo", "JetStreamApi", "NotThere", "StreamState", "api_errors"]
@@ -101,9 +102,9 @@ class JetStreamApi:
         """Whether the server can be reached, as far as is known."""
         return self.connection.connected
 
-    def subject_of(self, kind: str) -> str:
-        """Return the subject on which messages of a kind are published."""
-        return subject_of(self.settings.subject_prefix, kind)
+    def subject_of(self, kind: str, priority: int = NORMAL) -> str:
+        """Return the subject on which messages of a kind and priority are published."""
+        return subject_of(self.settings.subject_prefix, kind, priority)
 
     @property
     def manager(self) -> JetStreamManager:
@@ -137,28 +138,32 @@ class JetStreamApi:
         return info.created
 
     async def unconsumed(self) -> dict[str, int]:
-        """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some."""
-        info = await self.stream_info(subjects_filter=self.subject_of("*"))
+        """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some.
+
+        Where they are of a priority of their own, it follows behind a dot: ``KIND.high``.
+        """
+        info = await self.stream_info(subjects_filter=self.subject_of(">"))
         counted = {
             subject.removeprefix(self.subject_of("")): messages
             for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
         }
+        lanes = {place: lane for place in counted if (lane := lane_at(place)) is not None}
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
-        async def has_consumer(kind: str) -> bool:
+        async def has_consumer(kind: str, priority: int) -> bool:
             async with at_once:
                 try:
-                    await self.consumer_state(check_kind(kind))
+                    await self.consumer_state(consumer_of(check_kind(kind), priority))
                 except (NotThere, InvalidName):
                     return False
             return True
 
-        found = await asyncio.gather(*map(has_consumer, counted))
-        return {kind: counted[kind] for kind, is_taken in zip(counted, found, strict=True) if not is_taken}
+        found = await asyncio.gather(*(has_consumer(*lane) for lane in lanes.values()))
+        return {place: counted[place] for place, is_taken in zip(lanes, found, strict=True) if not is_taken}
 
-    async def remove(self, kind: str, *, up_to: int) -> None:
-        """Delete a kind's messages up to this number."""
-        purging = self.manager.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(kind))
+    async def remove(self, place: str, *, up_to: int) -> None:
+        """Delete the messages of a kind, or of a kind and priority, up to this number; see ``unconsumed``."""
+        purging = self.manager.purge_stream(self.name, seq=up_to + 1, subject=self.subject_of(place))
         await self.ask(f"STREAM.PURGE.{self.name}", purging)
 
     async def get(self, stream_seq: int) -> RawStreamMsg | None:
@@ -170,3 +175,12 @@ class JetStreamApi:
             return await self.ask(f"STREAM.MSG.GET.{self.name}", getting)
         except NotThere:
             return None
+
+
+def lane_at(place: str) -> tuple[str, int] | None:
+    """Return kind and priority of messages that are published at ``KIND`` or ``KIND.high``; None: neither."""
+    kind, dot, priority = place.partition(".")
+    if not dot:
+        return kind, NORMAL
+    is_lane = priority in PRIORITIES and priority != PRIORITIES[NORMAL]
+    return (kind, PRIORITIES.index(priority)) if is_lane else None

@@ -93,6 +93,7 @@ class Stream(JetStreamApi):
         """Create the stream and a consumer for each kind, or change them; see ``Topology.ensure``."""
         self._ack_waits.update(ack_waits or {})
         self._publisher.stream_created = await self._topology.ensure(kinds, self._ack_waits, timeout)
+        self._publisher.has_lanes = self._topology.has_lanes
 
     async def keep_in_shape(self, kinds: Sequence[str]) -> None:
         """Revert what others have changed since ``ensure``, and raise as it does.
@@ -102,6 +103,7 @@ class Stream(JetStreamApi):
         self._publisher.stream_created = await self._topology.ensure(
             kinds, self._ack_waits, 0.0, shortens=False
         )
+        self._publisher.has_lanes = self._topology.has_lanes
 
     async def publish_many(
         self,

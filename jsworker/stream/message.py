@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails, to_json
 from typing_extensions import TypedDict
 
 from jsworker.core.errors import JsworkerError
+from jsworker.core.priorities import NORMAL, PRIORITIES
 
 VERSION: Final = 1
 
@@ -33,7 +34,8 @@ class MalformedMessage(JsworkerError):
 class WireMessage(NamedTuple):
     """The content of a message: a hint to look at a job, whose payload stays in the row.
 
-    ``dispatch`` counts its entries into the queue from 1. Whether it was cleared, and why, is for logs.
+    ``dispatch`` counts its entries into the queue from 1. Whether it was cleared, and why, is for logs. The
+    ``priority`` chooses the subject and is not sent.
     """
 
     job_id: UUID
@@ -41,6 +43,7 @@ class WireMessage(NamedTuple):
     dispatch: int
     cleared: bool = False
     clear_reason: str | None = None
+    priority: int = NORMAL
 
 
 class _Fields(TypedDict):
@@ -64,9 +67,20 @@ _RULES: Final = {
 _validate = TypeAdapter(_Fields).validator.validate_json
 
 
-def subject_of(prefix: str, kind: str) -> str:
-    """Return the subject on which messages of a kind are published."""
-    return f"{prefix}.{kind}"
+def subject_of(prefix: str, kind: str, priority: int = NORMAL) -> str:
+    """Return the subject on which messages of a kind and priority are published; no kind holds a dot."""
+    return f"{prefix}.{kind}" if priority == NORMAL else f"{prefix}.{kind}.{PRIORITIES[priority]}"
+
+
+def consumer_of(kind: str, priority: int = NORMAL) -> str:
+    """Return the name of the consumer of a kind and priority: the kind's, or one that no kind can have."""
+    return kind if priority == NORMAL else f"{kind}={PRIORITIES[priority]}"
+
+
+def lane_of(consumer: str) -> tuple[str, int]:
+    """Return kind and priority of a consumer of this name."""
+    kind, _, priority = consumer.rpartition("=")
+    return (kind, PRIORITIES.index(priority)) if kind and priority in PRIORITIES else (consumer, NORMAL)
 
 
 def message_id(job_id: UUID, dispatch: int) -> str:
@@ -172,14 +186,18 @@ class _Arrival:
 
 
 class Delivery(_Arrival):
-    """A message that names a job; ``num_delivered`` counts this time, as far as the server knows."""
+    """A message that names a job; ``num_delivered`` counts this time, as far as the server knows.
 
-    __slots__ = ("dispatch", "job_id", "kind", "num_delivered")
+    ``pending`` messages of its consumer were not delivered yet when it was.
+    """
+
+    __slots__ = ("dispatch", "job_id", "kind", "num_delivered", "pending")
 
     job_id: UUID
     kind: str
     dispatch: int
     num_delivered: int
+    pending: int
 
     def __repr__(self) -> str:
         return f"<Delivery {self.stream_seq} of {self.kind} {self.job_id}:{self.dispatch}>"
@@ -205,7 +223,8 @@ def read(
     tokens = reply.split(b".")
     first = 5 if len(tokens) == 9 else 7
     try:
-        num_delivered, stream_seq, stored_ns = map(int, (tokens[first - 1], tokens[first], tokens[first + 2]))
+        numbers = (tokens[first - 1], tokens[first], tokens[first + 2], tokens[first + 3])
+        num_delivered, stream_seq, stored_ns, pending = map(int, numbers)
     except (ValueError, IndexError):
         return None
     if not (reply.startswith(b"$JS.ACK.") and 0 <= stream_seq <= _INT64 and 0 <= stored_ns <= _INT64):
@@ -218,5 +237,5 @@ def read(
         return unread
     delivery = Delivery(subject, reply, data, stream_seq, stored_ns, send)
     delivery.job_id, delivery.kind, delivery.dispatch = message.job_id, kind, message.dispatch
-    delivery.num_delivered = num_delivered
+    delivery.num_delivered, delivery.pending = num_delivered, pending
     return delivery

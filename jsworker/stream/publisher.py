@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
 from jsworker.core.names import check_kind
+from jsworker.core.priorities import NORMAL
 from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
@@ -56,10 +57,15 @@ _validate = TypeAdapter(_PubAck).validator.validate_json
 
 
 class Publisher:
-    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by the settings' stream."""
+    """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by the settings' stream.
+
+    Those that are not of normal priority have subjects of their own, where the stream ``has_lanes``; else
+    they go with the others, and workers learn their priority from the row.
+    """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self.stream_created: datetime | None = None
+        self.has_lanes = False
         self._connection = connection
         self._stream = settings.stream
         self._prefix = settings.subject_prefix
@@ -112,7 +118,8 @@ class Publisher:
         message = batch.messages[index]
         try:
             headers = header_block(message, batch.headers[index] if batch.headers else None)
-            subject = _checked_subject(self._prefix, message.kind)
+            priority = message.priority if self.has_lanes else NORMAL
+            subject = _checked_subject(self._prefix, message.kind, priority)
         except ValueError as fault:
             batch.fail(index, str(fault), MessageUnfit)
             return
@@ -145,8 +152,8 @@ class Publisher:
 
 
 @lru_cache(maxsize=1_000)  # relays publish jobs of any kinds that producers invent
-def _checked_subject(prefix: str, kind: str) -> str:
-    return subject_of(prefix, check_kind(kind))
+def _checked_subject(prefix: str, kind: str, priority: int) -> str:
+    return subject_of(prefix, check_kind(kind), priority)
 
 
 class _Batch:

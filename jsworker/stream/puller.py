@@ -9,8 +9,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from jsworker.core.errors import JsworkerError
+from jsworker.core.priorities import NORMAL
 from jsworker.stream.jetstream import Stream
-from jsworker.stream.message import Delivery, Undecodable, read
+from jsworker.stream.message import Delivery, Undecodable, consumer_of, read
 from jsworker.stream.nats_client import Client, end_tasks
 
 _SETTLE_SECONDS: Final = 1.0
@@ -18,6 +19,8 @@ _SHORT_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
+_TURN_SECONDS: Final = 0.05
+"""A lane whose turn it is not looks again so often; one that was asked for so long has nothing."""
 MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
 
 
@@ -87,6 +90,10 @@ class Puller:
     the same, and requests that stay too large for a second are cancelled. ``deliver`` and ``undecodable``
     must not block. A request waits at the server for ``expires`` seconds, which gives a sign of life every
     ``idle_heartbeat`` seconds, at most half of that.
+
+    Of a ``priority`` other than normal the consumer is made when it is missing. ``gives_way`` returns for how
+    many seconds others are to ask first, ``awaits_turn`` whether there is room that others are to have.
+    ``died`` is called with a mistake that ends the loop.
     """
 
     def __init__(
@@ -99,15 +106,25 @@ class Puller:
         room: Callable[[], int],
         expires: float = 30.0,
         idle_heartbeat: float = 5.0,
+        priority: int = NORMAL,
+        gives_way: Callable[[], float] = lambda: 0.0,
+        awaits_turn: Callable[[], bool] = lambda: False,
+        died: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._stream = stream
         self.kind = kind
+        self.priority = priority
+        self.name = consumer_of(kind, priority)
+        self._gives_way = gives_way
+        self._awaits_turn = awaits_turn
+        self._died = died
+        self._moved_at = 0.0
         self._deliver = deliver
         self._undecodable = undecodable
         self._room = room
         self._expires = expires
         self._idle_heartbeat = idle_heartbeat
-        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{kind}"
+        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{self.name}"
         self._answer = stream.connection.answer
 
         self._inbox: _Inbox | None = None
@@ -118,7 +135,7 @@ class Puller:
         self._short_since: float | None = None
         self._failures = 0
         self._paused_until = 0.0
-        self._gone = False
+        self._gone = priority != NORMAL
         self._degraded = False
 
         self._stopping = False
@@ -132,10 +149,14 @@ class Puller:
 
     async def start(self) -> None:
         """Begin to pull."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to pull; the event loop runs."""
         if self._task is None and not self._stopping:
             self._stream.connection.lost_callbacks.append(self._on_disconnect)
             self._stream.connection.restored_callbacks.append(self._on_reconnect)
-            self._task = asyncio.create_task(self._run(), name=f"pull {self.kind}")
+            self._task = asyncio.create_task(self._run(), name=f"pull {self.name}")
             self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
@@ -169,6 +190,11 @@ class Puller:
         """How many messages were asked for and have not come."""
         return self._credit.total
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether messages were asked for, and none has come for so long that the consumer can have none."""
+        return bool(self._credit.total) and time.monotonic() - self._moved_at > _TURN_SECONDS
+
     async def _run(self) -> None:
         while not self._stopping:
             self._signal.clear()
@@ -187,9 +213,13 @@ class Puller:
         now, room = time.monotonic(), self._room()
         if self._is_silent(now) or self._is_short_of_room(now, room):
             self._leave()
-        wanted = self._credit.wanted(room)
-        if wanted:
-            await self._ask(wanted)
+        if self._credit.wanted(room):
+            if seconds := self._gives_way():
+                await asyncio.sleep(seconds)
+            if wanted := self._credit.wanted(self._room()):
+                await self._ask(wanted)
+        if self._awaits_turn():
+            return _TURN_SECONDS
         return _SHORT_SECONDS if self._short_since else self._idle_heartbeat
 
     def _is_silent(self, now: float) -> bool:
@@ -217,6 +247,7 @@ class Puller:
         now = time.monotonic()
         if not self._credit.total:
             self._heard_at = now
+        self._moved_at = now
         self._request += 1
         self._credit.ask(self._request, batch, now + self._expires + 2 * self._idle_heartbeat)
         limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
@@ -240,7 +271,7 @@ class Puller:
 
     async def _create_again(self) -> bool:
         try:
-            await self._stream.ensure([self.kind], timeout=0.0)
+            await self._stream.ensure([self.name], timeout=0.0)
         except JsworkerError as fault:
             self._degrade(str(fault))
             self._begin_pause()
@@ -263,6 +294,7 @@ class Puller:
         if is_current:
             self._credit.received()
             self._sign_of_life()
+            self._moved_at = self._heard_at
         if self._stopping:
             arrival.nak()
         elif isinstance(arrival, Delivery):
@@ -298,12 +330,12 @@ class Puller:
         self._failures = 0
         if self._degraded:
             self._degraded = False
-            self._stream.events.emit("worker.restored", what=f"consumer {self.kind}")
+            self._stream.events.emit("worker.restored", what=f"consumer {self.name}")
 
     def _degrade(self, reason: str) -> None:
         if not self._degraded:
             self._degraded = True
-            self._stream.events.emit("worker.degraded", what=f"consumer {self.kind}", reason=reason)
+            self._stream.events.emit("worker.degraded", what=f"consumer {self.name}", reason=reason)
 
     def _pause_left(self) -> float:
         return self._paused_until - time.monotonic()
@@ -319,6 +351,7 @@ class Puller:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._degrade(f"{type(error).__name__}: {error}")
+            self._died(error)
 
     def _on_disconnect(self) -> None:
         self._leave()

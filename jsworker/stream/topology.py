@@ -23,10 +23,11 @@ from nats.js.api import (
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
+from jsworker.core.priorities import HIGH, LOW
 from jsworker.core.settings import Settings
 from jsworker.stream.api import ApiRefused, JetStreamApi, NotThere
 from jsworker.stream.login import while_unavailable
-from jsworker.stream.message import LIMIT_BYTES, subject_of
+from jsworker.stream.message import LIMIT_BYTES, lane_of, subject_of
 
 INSTALLATION: Final = "jsworker.installation"
 """Key in the stream's metadata: the id of the database that the stream belongs to."""
@@ -98,11 +99,16 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
+def lane_subjects(settings: Settings) -> list[str]:
+    """Return the subjects of jobs that are not of normal priority, of all kinds."""
+    return [subject_of(settings.subject_prefix, "*", priority) for priority in (HIGH, LOW)]
+
+
 def stream_config(settings: Settings, installation_id: UUID | None) -> StreamConfig:
     """Return the stream that these settings ask for."""
     return StreamConfig(
         name=settings.stream,
-        subjects=[subject_of(settings.subject_prefix, "*")],
+        subjects=[subject_of(settings.subject_prefix, "*"), *lane_subjects(settings)],
         num_replicas=settings.stream_replicas,
         metadata={INSTALLATION: str(installation_id)} if installation_id else None,
         **_STREAM_FIXED,
@@ -110,12 +116,12 @@ def stream_config(settings: Settings, installation_id: UUID | None) -> StreamCon
     )
 
 
-def consumer_config(settings: Settings, kind: str, ack_wait: float) -> ConsumerConfig:
-    """Return the consumer of a kind; ``ack_wait`` in seconds."""
+def consumer_config(settings: Settings, name: str, ack_wait: float) -> ConsumerConfig:
+    """Return the consumer of this name, of a kind or of one priority of it; ``ack_wait`` in seconds."""
     return ConsumerConfig(
-        name=kind,
-        durable_name=kind,
-        filter_subject=subject_of(settings.subject_prefix, kind),
+        name=name,
+        durable_name=name,
+        filter_subject=subject_of(settings.subject_prefix, *lane_of(name)),
         ack_wait=ack_wait,
         max_waiting=_MAX_WAITING,
         **_CONSUMER_FIXED,
@@ -163,7 +169,8 @@ class Topology:
     """Ensures that stream and consumers exist and are as they must be; any number of workers do so at once.
 
     Without an ``installation_id`` the stream's owner is neither claimed nor checked. Every change is emitted
-    as ``stream.changed``.
+    as ``stream.changed``. The stream of an older version gets the subjects of the priorities; where it may
+    not have them, because this login may not change it or another stream has them, ``has_lanes`` is False.
     """
 
     def __init__(self, api: JetStreamApi, *, installation_id: UUID | None, events: Events) -> None:
@@ -172,6 +179,9 @@ class Topology:
         self._installation_id = installation_id
         self._events = events
         self._stream = f"stream {api.name}"
+        self._lanes = lane_subjects(api.settings)
+        self._may_have_lanes = True
+        self.has_lanes = False
 
     async def ensure(
         self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float, *, shortens: bool = True
@@ -179,7 +189,7 @@ class Topology:
         """Create, compare and change; returns when the stream was created.
 
         Args:
-            kinds: those that need a consumer.
+            kinds: those that need a consumer; the names of consumers of one priority go with them.
             ack_waits: seconds by kind; the settings' own for others.
             seconds: how long to try without an answer, as from a cluster that elects its leaders.
             shortens: whether a longer ack_wait than asked for, which does no harm, is made shorter.
@@ -189,6 +199,7 @@ class Topology:
         async for attempt in while_unavailable(seconds):
             with attempt:
                 info = await self._ensure_stream()
+                self.has_lanes = set(self._lanes) <= set(info.config.subjects or ())
                 for kind in kinds:
                     ack_wait = ack_waits.get(kind, self._settings.ack_wait)
                     await self._ensure_consumer(kind, ack_wait, shortens=shortens)
@@ -203,18 +214,35 @@ class Topology:
         differences = self._check_stream(info.config, wanted)
         if not differences:
             return info
-        metadata = {**(info.config.metadata or {}), **(wanted.metadata or {})}
-        config = replace(info.config, **{**_changes(differences), "metadata": metadata})
         try:
-            changing = self._api.manager.update_stream(config)
-            info = await self._api.ask(f"STREAM.UPDATE.{wanted.name}", changing)
+            info = await self._update_stream(info.config, wanted, differences)
         except ApiRefused as refused:
+            if self._may_have_lanes and self._lacks_lanes_alone(info.config):
+                self._may_have_lanes = False  # not asked for again in this life
+                return await self._ensure_stream()
             asked = f"cannot be changed: {_list(differences)}"
             raise await self._stream_refusal(wanted, refused, asked) from refused
-        if left := self._check_stream(info.config, wanted):
+        left = self._check_stream(info.config, wanted)
+        was_unmarked = any(each.setting == "metadata" for each in differences)
+        if was_unmarked and self._lacks_lanes_alone(info.config):  # it is this installation's only now
+            self._emit_changes(self._stream, differences)
+            return await self._ensure_stream()
+        if left:
             raise StreamRefused(f"{self._stream} cannot be changed: {_list(left)}")
         self._emit_changes(self._stream, differences)
         return info
+
+    async def _update_stream(
+        self, actual: StreamConfig, wanted: StreamConfig, differences: Iterable[Difference]
+    ) -> StreamInfo:
+        metadata = {**(actual.metadata or {}), **(wanted.metadata or {})}
+        config = replace(actual, **{**_changes(differences), "metadata": metadata})
+        changing = self._api.manager.update_stream(config)
+        return await self._api.ask(f"STREAM.UPDATE.{wanted.name}", changing)
+
+    def _lacks_lanes_alone(self, actual: StreamConfig) -> bool:
+        had = set(actual.subjects or ())
+        return subject_of(self._settings.subject_prefix, "*") in had and not set(self._lanes) <= had
 
     async def _create_stream(self, wanted: StreamConfig) -> StreamInfo:
         try:
@@ -223,6 +251,9 @@ class Topology:
         except ApiRefused as refused:
             if refused.code == _NAME_IN_USE:  # another worker, or another installation, was faster
                 return await self._api.stream_info()
+            if refused.code == _SUBJECTS_OVERLAP and self._may_have_lanes:
+                self._may_have_lanes = False
+                return await self._create_stream(replace(wanted, subjects=(wanted.subjects or [])[:1]))
             raise await self._stream_refusal(wanted, refused, "cannot be made") from refused
         made = Difference("created", None, shown(info.created), changeable=True)
         self._emit_changes(self._stream, [made])
@@ -238,6 +269,8 @@ class Topology:
                 f"its metadata has {INSTALLATION}={owner}, this database is {own}"
             )
         differences = stream_differences(actual, wanted)
+        if self._lacks_lanes_alone(actual) and (owner is None or not self._may_have_lanes):
+            differences = [each for each in differences if each.setting != "subjects"]
         fixed = [each for each in differences if not each.changeable]
         if owner is None:  # an unmarked stream may serve another application: leave its subjects
             fixed += [each for each in differences if each.setting == "subjects"]

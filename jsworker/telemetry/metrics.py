@@ -218,11 +218,26 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     for name, field, documentation in _OF_QUEUES:
         values = {kind: getattr(queue, field) for kind, queue in fleet.queues.items()}
         yield gauge_by("kind", name, documentation, values)
+    yield from _of_lanes(fleet)
     oldest, refused = fleet.outbox_oldest_seconds, fleet.refused_rows
     yield gauge("outbox_jobs", "Queued jobs whose message is still to be sent.", fleet.outbox_jobs)
     yield gauge("outbox_oldest_seconds", "For how long the oldest of them has been queued.", oldest)
     yield gauge_by("attempted", "refused_rows", "Jobs whose row PostgreSQL refuses: set aside.", refused)
     yield gauge("dead_messages", "Messages kept because nobody could use them.", fleet.dead_messages)
+
+
+def _of_lanes(fleet: Fleet) -> Iterator[Metric]:
+    """Yield how many queued jobs are of high and of low priority; kinds that use neither have no figures."""
+    names = ["kind", "priority"]
+    jobs = GaugeMetricFamily("jsworker_queue_lane_jobs", "Queued jobs of high or low priority.", labels=names)
+    seconds = GaugeMetricFamily(
+        "jsworker_queue_lane_oldest_seconds", "For how long the oldest of them has been queued.", labels=names
+    )
+    for kind, queue in fleet.queues.items():
+        for priority, (number, oldest) in queue.lanes.items():
+            jobs.add_metric([kind, priority], number)
+            seconds.add_metric([kind, priority], oldest)
+    yield from (jobs, seconds)
 
 
 def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:

@@ -59,6 +59,7 @@ class KindQueue:
 
     The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
     Held jobs are counted by what they wait for, with the seconds for which the first has been held.
+    ``lanes`` tells of the queued jobs that are not of normal priority: how many, and the age of the oldest.
     """
 
     jobs: Mapping[str, int]
@@ -68,6 +69,7 @@ class KindQueue:
     unacknowledged: int | None
     held: Mapping[str, int] = field(default_factory=dict)
     held_oldest_seconds: Mapping[str, float] = field(default_factory=dict)
+    lanes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def drift(self) -> int | None:

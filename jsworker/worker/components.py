@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from jsworker.core.clock import boottime
+from jsworker.core.priorities import HIGH, NORMAL
 from jsworker.stream.result_hints import FORGET_SECONDS
 from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker import stacks
@@ -16,6 +17,7 @@ from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
 from jsworker.worker.maintenance.admissions import Admissions
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
+from jsworker.worker.maintenance.lanes import Lanes
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
@@ -46,6 +48,8 @@ _LEAST_FLUSH_SECONDS: Final = 0.5
 
 class Components:
     """Everything that works in a worker, wired and not started yet; ``siblings`` as ``Worker`` says."""
+
+    _pulls = False
 
     def __init__(
         self, context: WorkerContext, *, migration: str, siblings: Collection[str], surveys: bool
@@ -80,15 +84,18 @@ class Components:
         prunes = settings.retention is not None
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
-        self.shape = self._scan("shape", partial(watches.keep_in_shape, context), interval)
+        self.shape = self._scan("shape", partial(watches.keep_in_shape, context, self._lane_names), interval)
         self.schedules, self.scheduler, self.held, self.admissions = self._wakers()
-        self.survey = FleetSurvey(context)
+        self.survey = FleetSurvey(context, self._lane_names)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
         )
-        interval = _HEARTBEATS_A_FAILOVER_LOOK * settings.heartbeat_interval
-        self.failover_watch = self._scan("failover watch", self.database_watch.step, interval)
+        self.failover_watch = self._scan(
+            "failover watch",
+            self.database_watch.step,
+            _HEARTBEATS_A_FAILOVER_LOOK * settings.heartbeat_interval,
+        )
         self._scan("unconsumed", watches.Unconsumed(context).step, watches.LOOK_SECONDS)
 
         # Recovery.
@@ -114,19 +121,34 @@ class Components:
         context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
+        self.lanes = Lanes(context, self._open_lane)
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
         context, settings = self._context, self._context.settings
         schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
         held = self._scan("held jobs", self._find_held, settings.scan_interval)
-        admissions = Admissions(context, self.pipeline.consumers, wake=held.wake)
+        admissions = Admissions(context, self.pipeline.of_kind, wake=held.wake)
         self._loop("limits", admissions.learn, settings.relay_interval)
         context.held.append(held.wake)
         return schedules, Scheduler(context, wake=schedules.wake), held, admissions
 
     def _end_reconciliation(self) -> None:
         self.reconciliation.end()
+
+    def _lane_names(self) -> list[str]:
+        return [each.name for each in self.pipeline.consumers if each.priority != NORMAL]
+
+    def _open_lane(self, kind: str, priority: int) -> None:
+        """Pull and poll for the jobs of a kind and priority from now on."""
+        pipeline, room = self.pipeline, self._context.room
+        if pipeline.slots.is_closed:
+            return
+        consumer, puller = pipeline.add_lane(self._context.kinds[kind], priority)
+        self.poll.add(consumer)
+        room.insert(1 if priority == HIGH else len(room), puller.wake)  # high jobs are asked for first
+        if self._pulls:
+            puller.begin()
 
     async def _look_after_the_queue(self) -> None:
         context = self._context
@@ -135,6 +157,7 @@ class Components:
                 await context.refused_rows.look()
             with context.noting("events of what operators take back"):
                 await report_operators(context.database, events=context.events)
+            await self.lanes.look()
             await self.poll.step()
             await self._lost_messages.step()
 
@@ -168,14 +191,16 @@ class Components:
     def status(self, *, draining: bool) -> WorkerStatus:
         """Return how the worker is, from what is known at this moment; nothing is asked."""
         context = self._context
-        not_pulled = [puller.kind for puller in self.pipeline.pullers if not puller.is_pulling]
+        not_pulled = [puller.name for puller in self.pipeline.pullers if not puller.is_pulling]
+        # Of other priorities the table brings jobs too: who invents one makes no worker unready.
+        is_pulling = all(each.is_pulling for each in self.pipeline.pullers if each.priority == NORMAL)
         # A list at once: figures may be collected in another thread.
         running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
         readiness = Readiness(
             postgresql=context.health.up,
             nats=context.stream.connected,
             migration=self.database_watch.revision,
-            pulling=not not_pulled and not draining,
+            pulling=is_pulling and not draining,
             draining=draining,
             ailing=self._ailing(not_pulled),
             misfit=self.database_watch.misfit,
@@ -213,6 +238,12 @@ class Components:
         await self._publish_the_rest()
         await self._end_loops()
         return left
+
+    def start_pullers(self) -> None:
+        """Ask for messages from now on."""
+        self._pulls = True
+        for puller in self.pipeline.pullers:
+            puller.begin()
 
     async def join_pullers(self) -> None:
         """Wait until the pull loops have ended; raises what ended one."""

@@ -276,8 +276,7 @@ class Worker:
             self._opened.push_async_callback(loop.stop)
             loop.start()
         self._opened.push_async_callback(components.stop_pullers)
-        for puller in components.pipeline.pullers:
-            await puller.start()
+        components.start_pullers()
         watch = Loop("pull loop", components.join_pullers, interval=_WATCH_SECONDS, died=self._died)
         self._opened.push_async_callback(watch.stop)
         watch.start()

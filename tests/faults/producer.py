@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from jsworker.client import JobClient, enqueue_statement
 from jsworker.core.errors import DatabaseUnavailable, JsworkerError
+from jsworker.core.priorities import Priority
 from tests.faults.journal import Journal, records_folder
 from tests.faults.process_life import strike_once
 
@@ -31,6 +32,7 @@ _MIXTURE = (
     ("flaky", 6),
     ("doomed", 1),
 )
+_PRIORITIES: tuple[Priority, ...] = ("normal", "high", "normal", "low", "normal")
 _LONG_SHARE = 0.1
 _TRY_AGAIN_SECONDS = 0.3
 _LAST_TRIES_SECONDS = 30.0
@@ -43,6 +45,7 @@ class Order:
     key: str
     kind: str
     payload: dict[str, Any]
+    priority: Priority
 
 
 class Producer:
@@ -80,7 +83,8 @@ class Producer:
     def _order(self, kind: str) -> Order:
         self._made += 1
         key = f"{self._name}-{self._made}"
-        return Order(key, kind, {"key": key, "seconds": self._seconds(kind)})
+        priority = _PRIORITIES[self._made % len(_PRIORITIES)]
+        return Order(key, kind, {"key": key, "seconds": self._seconds(kind)}, priority)
 
     def _seconds(self, kind: str) -> float:
         if kind == "ordinary" and self._dice.random() < _LONG_SHARE:
@@ -116,17 +120,21 @@ class Producer:
     async def _enqueue(self, client: JobClient, orders: list[Order], how: float) -> list[str]:
         if len(orders) > 1:
             payloads, keys = [one.payload for one in orders], [one.key for one in orders]
-            many = await client.enqueue_many(orders[0].kind, payloads, unique_keys=keys)
+            first = orders[0]
+            many = await client.enqueue_many(first.kind, payloads, unique_keys=keys, priority=first.priority)
             return [str(one.id) for one in many]
         [order] = orders
         if how < 0.2:
             return [await self._in_own_transaction(order)]
-        return [str((await client.enqueue(order.kind, order.payload, unique_key=order.key)).id)]
+        one = await client.enqueue(order.kind, order.payload, unique_key=order.key, priority=order.priority)
+        return [str(one.id)]
 
     async def _in_own_transaction(self, order: Order) -> str:
         """Enqueue without telling NATS: the relay of some worker has to find it."""
         async with asyncio.timeout(3.0), AsyncSession(self._engine) as session, session.begin():
-            statement = enqueue_statement(order.kind, order.payload, unique_key=order.key)
+            statement = enqueue_statement(
+                order.kind, order.payload, unique_key=order.key, priority=order.priority
+            )
             rows = (await session.execute(statement)).all()
             if not rows:  # a twin, our own earlier try, is just being committed
                 raise TimeoutError("its twin is being committed")

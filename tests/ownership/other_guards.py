@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, DateTime, Text, Uuid, any_, bindparam
 
 from jsworker.ownership import predicates
 from jsworker.ownership.statements import AT_START, condition, given_array, given_runs, j
-from jsworker.ownership.transitions import claim, control, publish, republish, reset
+from jsworker.ownership.transitions import claim, control, priorities, publish, republish, reset
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
@@ -293,5 +293,18 @@ NOT_OWNER = [
         "failed",
         lambda job: {"id": job["id"]},
         statuses(predicates.failed, "failed"),
+    ),
+    *(
+        Transition(
+            f"SET_PRIORITY {status}",
+            priorities.SET_PRIORITY,
+            status,
+            lambda job: {"id": job["id"], "priority": 0},
+            [
+                *statuses(predicates.waits_for_a_run, "scheduled", "queued"),
+                Flip("has it already", predicates.has_other_priority, {"priority": 0}),
+            ],
+        )
+        for status in ("scheduled", "queued")
     ),
 ]

@@ -26,6 +26,7 @@ from jsworker.ownership.transitions import (
     settle,
     workers,
 )
+from jsworker.ownership.transitions.priorities import LANES
 
 from .conftest import TestDatabases
 from .polling import eventually
@@ -391,6 +392,26 @@ class TestBacklog:
         assert len(table.execute(republish.WAITING, parameters).all()) == 1000
         assert rows_read(table, republish.WAITING, parameters) <= 3 * 1000 + 1
 
+    @pytest.mark.parametrize(("priority", "found"), [(0, 0), (2, LIMIT)])
+    def test_waiting_in_a_lane(self, table: Connection, priority: int, found: int) -> None:
+        low = """
+            INSERT INTO jsworker.jobs
+              (id, kind, payload, status, dispatch, publish_after, queued_at, priority)
+            SELECT uuidv7(), :kind, '{}', 'queued', 1, now(), now() - (1000 + n) * interval '1 ms', 2
+            FROM generate_series(1, 1000) AS n
+        """
+        table.execute(text(low), {"kind": KIND})
+        parameters = self.waiting(KIND, 0.0) | {"priority": priority}
+        assert len(table.execute(republish.WAITING_IN_LANE, parameters).all()) == found
+        assert rows_read(table, republish.WAITING_IN_LANE, parameters) <= 3 * found + 1
+        table.execute(text(low), {"kind": KIND})
+        assert access_paths(table, republish.WAITING_IN_LANE, parameters) == {"jobs_queued_lanes"}
+
+    def test_lanes_with_jobs(self, table: Connection) -> None:
+        parameters = {"kinds": [KIND, KIND, "ghost"], "priorities": [0, 2, 0]}
+        table.execute(text(ALONG_INDEX))
+        assert access_paths(table, LANES, parameters) <= {"jobs_queued_lanes"}
+
     @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
     def test_posted(self, table: Connection, place: int | None) -> None:
         after = after_place(table, place) or {"after": "-infinity", "after_id": UUID(int=0)}
@@ -461,6 +482,7 @@ class TestManyKinds:
             "jobs_queued",
             "jobs_due",
             "jobs_owned",
+            "jobs_queued_lanes",
             "jobs_to_publish",
             "jobs_held",
         }
@@ -488,6 +510,7 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "page of held of a kind": (listing.PAGES_OF_KIND["held"], {"kind": KIND}, {"jobs_due_of_kind"}),
     "last queued": (listing.LAST_QUEUED, {}, {"jobs_queued"}),
     "last queued of a kind": (listing.LAST_QUEUED, {"kind": KIND}, {"jobs_queued"}),
+    "last queued of a priority": (listing.LAST_IN_LANE, {"priority": 2}, {"jobs_queued_lanes"}),
     **{
         f"page of {status} {of}": (pages[status], {"kind": kind, "place_kind": KIND}, {index})
         for of, kind, pages in (("jobs", None, listing.PAGES), ("a kind", KIND, listing.PAGES_OF_KIND))
@@ -512,7 +535,8 @@ class TestListings:
         middle = {"place": self.EACH // 2}
         place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
         place = dict.fromkeys(place) if is_first else place
-        parameters = {"kind": None, "digits": None, **ANY_AGE.values(), "limit": 200, **place} | own
+        every = {"kind": None, "digits": None, "priority": None, **ANY_AGE.values()}
+        parameters = {**every, "limit": 200, **place} | own
         listed.execute(text(ALONG_INDEX))
         paths = access_paths(listed, statement, parameters)
         assert paths - {"jobs_pkey"} == wanted - {"jobs_pkey"}
@@ -527,7 +551,7 @@ class TestListings:
         place = dict(listed.execute(MIDDLE, {"place": 1}).mappings().one())
         place = dict.fromkeys(place) if is_first else place
         ages = ANY_AGE.values() | {age: 0.0 for age in listing.SINCE if age == order}
-        parameters = {"kind": None, **ages, "limit": 200, **place}
+        parameters = {"kind": None, "priority": None, **ages, "limit": 200, **place}
         listed.execute(text(ALONG_INDEX))
         assert access_paths(listed, listing.LISTED[order], parameters) == {"jobs_owned"}
         listed.execute(text(ALONG_INDEX))

@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 import jsworker
 from jsworker.client import JobClient
 from jsworker.core.errors import MigrationMissing
+from jsworker.core.priorities import PRIORITIES
 from jsworker.core.settings import Settings, variable_of
 from jsworker.ownership.upgrading import upgrade_database
 from tests.conftest import FAST
@@ -169,3 +170,20 @@ async def test_workers_are_replaced_one_by_one_and_nothing_is_lost(site: Site, s
         new.kill_all()
         await all_end_completed(sql, 52)  # a way back: the old worker takes over from the new one
     assert sql.execute("SELECT FROM jsworker.jobs WHERE errors > 0").rowcount == 0
+
+
+@pytest.mark.thorough
+async def test_jobs_of_every_priority_run_whoever_is_there(site: Site, sql: Sql) -> None:
+    """Workers of the earlier version know no lanes: they find such jobs in the table."""
+    assert site.run_earlier("db", "upgrade").returncode == 0
+    await site.worker(is_earlier=True)
+    upgrade_database(site.url)
+    async with JobClient(site.settings) as client:
+        for priority in PRIORITIES:
+            await client.enqueue_many("nap", [{"seconds": 0}] * 3, priority=priority)
+        await all_end_completed(sql, 9)
+        await site.worker(is_earlier=False)
+        for priority in PRIORITIES:
+            await client.enqueue_many("nap", [{"seconds": 0}] * 10, priority=priority)
+        await all_end_completed(sql, 39)
+    assert sql.execute("SELECT FROM jsworker.jobs WHERE attempts <> 1").rowcount == 0

@@ -87,7 +87,7 @@ def nats_user(role: str) -> dict[str, Any]:
 
 def nats_permissions(*, stream: str = "JOBS", prefix: str = "jobs") -> str:
     """Return the shipped file with the harness's user, for a stream of another name."""
-    text = re.sub(r"(?<=\.)JOBS\b", stream, PERMISSIONS.read_text()).replace('"jobs.*"', f'"{prefix}.*"')
+    text = re.sub(r"(?<=\.)JOBS\b", stream, PERMISSIONS.read_text()).replace('"jobs.*', f'"{prefix}.*')
     return text.replace("users: [", "users: [\n      { user: harness, password: harness }", 1)
 
 

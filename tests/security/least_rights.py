@@ -5,11 +5,13 @@ from contextlib import suppress
 
 from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Events
+from jsworker.core.priorities import HIGH, LOW, NORMAL
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
+from jsworker.stream.message import consumer_of
 from tests.faults.campaign import TIME_SCALE
 from tests.faults.records import ROLE, prepare
 from tests.faults.stores import PREFIX, STREAM, Access, Stores
@@ -59,7 +61,7 @@ async def ensure(settings: Settings) -> None:
     stream = Stream(settings, installation_id=installation, events=Events(), client_name="operator")
     await stream.connect(timeout=2.0)
     try:
-        await stream.ensure([each.kind for each in KINDS])
+        await stream.ensure([consumer_of(each.kind, lane) for each in KINDS for lane in (NORMAL, HIGH, LOW)])
     finally:
         await stream.close()
 

@@ -251,3 +251,22 @@ def test_the_stream_command_tells_what_it_did_and_does_nothing_twice(run: Run) -
     assert run("worker", "operator", "stream", "ensure", "echo", ack_wait=6.0).lines == [
         "stream JOBS is ready for echo"
     ]
+
+
+@pytest.mark.parametrize("lanes", [(), ("--lanes",)], ids=["without lanes", "with lanes"])
+async def test_jobs_of_every_priority_run_with_the_least_rights(
+    run: Run, launch: Launch, guarded_settings: MakeSettings, sql: Sql, lanes: tuple[str, ...]
+) -> None:
+    """Without a consumer, which the worker may not make, the table brings the job; the worker stays ready."""
+    made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo", *lanes)
+    assert made.code == 0, made.err
+    worker = launch(guarded_settings("worker", **nats_user("worker"), log_level="debug"), "Echo")
+    await worker.ready()
+    async with JobClient(guarded_settings("producer", **nats_user("producer"))) as client:
+        jobs = [await client.enqueue("echo", {}, priority=each) for each in ("high", "low")]
+        assert client.unpublished_because is None
+    for priority, job in zip((0, 2), jobs, strict=True):
+        assert (await becomes(sql, job.id, "completed"))["priority"] == priority
+    await worker.ready()
+    assert ("permissions violation" in worker.log) is not bool(lanes)
+    assert "permission denied" not in worker.log

@@ -48,6 +48,12 @@ def break_pull(worker: Worker) -> None:
     worker._components.pipeline.pullers[0].wake()
 
 
+def break_a_lane(worker: Worker) -> None:
+    worker._components._open_lane(KIND, 0)
+    worker._components.pipeline.pullers[-1]._step = broken  # type: ignore[method-assign]  # the bug
+    worker._components.pipeline.pullers[-1].wake()
+
+
 def break_claims(worker: Worker) -> None:
     worker._components.pipeline.consumers[0]._batches._write = broken
 
@@ -60,6 +66,7 @@ def break_claims(worker: Worker) -> None:
         (break_scans, "scan"),
         (break_relay, "relay"),
         (break_pull, "pull loop"),
+        (break_a_lane, "pull loop"),
     ],
 )
 async def test_the_worker_stops_and_hands_its_jobs_back(

@@ -9,6 +9,7 @@ from jsworker.worker.pipeline import slots as module
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
 
+NORMAL = SimpleNamespace(priority=1)
 KIND = cast("Any", SimpleNamespace(name="any", concurrency=10))
 
 
@@ -36,7 +37,7 @@ def slots(clock: Clock) -> Slots:
 def run_jobs(slots: Slots, clock: Clock, *, jobs: int, seconds: float) -> None:
     """Let jobs that take no time run one after the other, within so many seconds in all."""
     for number in range(jobs):
-        slots.add(cast("Any", SimpleNamespace(id=number, kind=KIND, claimed_at=clock.now)))
+        slots.add(cast("Any", SimpleNamespace(id=number, kind=KIND, claimed_at=clock.now, claimed=NORMAL)))
         run = slots.next_run()
         assert run is not None
         slots.leave(run, 1e-4)
@@ -65,3 +66,74 @@ def test_a_process_that_is_starved_prefetches_no_more_than_others(slots: Slots, 
     assert slots.room(KIND, claiming=0) == 10 + 2_000
     run_jobs(slots, clock, jobs=100, seconds=2.0)
     assert slots.room(KIND, claiming=0) == 10 + 200
+
+
+class Lane:
+    """A lane as the slots see it."""
+
+    def __init__(self, slots: Slots, kind: Any, priority: int, *, has_more: bool = False) -> None:
+        self.kind, self.priority = kind, priority
+        self.claiming = 0
+        self.has_more = has_more
+        slots.open_lane(self)
+
+    def room(self, slots: Slots) -> int:
+        return slots.room(self.kind, claiming=self.claiming, priority=self.priority)
+
+
+def line_up(slots: Slots, clock: Clock, kind: Any, priority: int, count: int) -> None:
+    for number in range(count):
+        claimed = SimpleNamespace(priority=priority)
+        slots.add(cast("Any", SimpleNamespace(id=number, kind=kind, claimed_at=clock.now, claimed=claimed)))
+
+
+def test_lanes_that_have_work_share_the_room_and_one_alone_has_all_of_it(slots: Slots) -> None:
+    high, normal, low = (Lane(slots, KIND, priority, has_more=True) for priority in range(3))
+    assert [lane.room(slots) for lane in (high, normal, low)] == [6, 3, 1]
+    high.has_more = normal.has_more = False
+    assert low.room(slots) == 10
+    assert high.room(slots) >= 6  # what it would have of it: a request waits at the server
+
+
+def test_one_free_slot_is_one_lanes(slots: Slots, clock: Clock) -> None:
+    lanes = [Lane(slots, KIND, priority, has_more=True) for priority in range(3)]
+    line_up(slots, clock, KIND, 1, 9)
+    while slots.next_run() is not None:
+        continue
+    assert [lane.room(slots) for lane in lanes] == [1, 0, 0]
+    assert [slots.awaits_turn(KIND, lane.priority) for lane in lanes] == [False, True, True]
+    assert [slots.gives_way(KIND, lane.priority) for lane in lanes] == pytest.approx([0.0, 0.01, 0.02])
+    # What has come after all, for it was asked for before, is taken while there is room.
+    assert slots.takes_one(KIND, claiming=0, priority=2)
+
+
+def test_a_lane_has_its_place_behind_any_number_of_others(slots: Slots, clock: Clock) -> None:
+    high, normal = Lane(slots, KIND, 0), Lane(slots, KIND, 1, has_more=True)
+    run_jobs(slots, clock, jobs=100, seconds=0.1)
+    line_up(slots, clock, KIND, 1, 400)
+    assert normal.room(slots) <= 0
+    assert high.room(slots) == 200 * 8 // 12
+    line_up(slots, clock, KIND, 0, 1)
+    begun = [slots.next_run() for _ in range(2)]
+    assert 0 in [run.claimed.priority for run in begun if run is not None]
+
+
+def test_a_kind_that_has_all_it_may_leaves_the_slots_to_lower_ones(slots: Slots, clock: Clock) -> None:
+    one = cast("Any", SimpleNamespace(name="one", concurrency=1))
+    Lane(slots, one, 0, has_more=True)
+    normal = Lane(slots, KIND, 1, has_more=True)
+    assert normal.room(slots) < 10
+    line_up(slots, clock, one, 0, 1)
+    assert slots.next_run() is not None
+    assert normal.room(slots) == 9
+
+
+def test_runs_that_wait_too_long_are_taken_from_every_lane(slots: Slots, clock: Clock) -> None:
+    for priority in range(3):
+        line_up(slots, clock, KIND, priority, 2)
+    clock.now += 5.0
+    line_up(slots, clock, KIND, 2, 1)
+    assert len(slots.take_waiting(older_than=1.0)) == 6
+    assert slots._in_line == [0, 0, 1]
+    assert slots.next_run() is not None
+    assert slots.next_run() is None

@@ -338,6 +338,12 @@ async def test_runs_that_end_just_as_their_time_is_over_end_in_one_way_or_the_ot
         ),
         ({"concurrency": True}, "concurrency=True of kind scripted \\(Made\\) must be a whole number"),
         (
+            {"priority": "urgent"},
+            r"priority='urgent' of kind scripted \(Made\) must be one of high, normal, low$",
+        ),
+        ({"priority": 0}, r"priority=0 of kind scripted \(Made\) must be one of high, normal, low$"),
+        ({"priority": None}, r"priority=None of kind scripted \(Made\) must be one of high, normal"),
+        (
             {"backoff": 5},
             r"backoff=5 of kind scripted \(Made\) must be a Backoff, for example Backoff\(first=5.0\)$",
         ),

@@ -54,7 +54,7 @@ async def alone(settings: Settings, database: Database, client: JobClient) -> As
     await stream.close()
 
 
-@pytest.mark.parametrize("subject", ["*", ">"])
+@pytest.mark.parametrize("subject", ["*", ">", "*.high", ">.low"])
 async def test_a_subject_that_is_a_wildcard_costs_no_message(alone: Alone, subject: str) -> None:
     await alone.publish(KIND, times=3)
     await alone.publish(subject, times=1)
@@ -93,6 +93,22 @@ async def test_what_no_consumer_takes_is_removed_after_an_hour(alone: Alone) -> 
     await alone.step_after(3500.0)  # the one that came later was first seen later
     assert await alone.left() == 2
     await alone.step_after(3600.0)
+    assert await alone.left() == 1
+
+
+async def test_what_is_left_of_a_lane_is_removed_as_well(alone: Alone, client: JobClient, rows: Rows) -> None:
+    """The table brought the job, and the lane was never opened."""
+    await alone.publish("ghost.high", times=2)
+    await alone.publish("ghost.urgent", times=0)
+    await alone.publish(KIND, times=1)
+    assert await alone.stream.unconsumed() == {"ghost.high": 2}
+    await alone.unconsumed.step()
+    job = await client.enqueue("ghost", {}, delay=3600.0)
+    await rows.query("UPDATE jsworker.jobs SET status = 'queued', dispatch = 1, queued_at = now()")
+    await alone.step_after(3700.0)
+    assert await alone.left() == 3  # a job of the kind waits
+    await client.cancel(job.id)
+    await alone.step_after(3700.0)
     assert await alone.left() == 1
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import queued_indexed
+from jsworker.ownership.predicates import in_lane_indexed, queued_indexed
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.limits import LIST
@@ -150,8 +150,17 @@ SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'held
     AS double precision) AS oldest
 FROM jsworker.jobs WHERE status || '' = 'scheduled' AND held_by IS NOT NULL GROUP BY 1, 2
 """
+# Along an index in which no normal job stands.
+_LANES = """
+SELECT CASE WHEN j.kind = ANY(CAST(:kinds AS text[])) THEN j.kind END AS kind,
+  CASE j.priority WHEN 0 THEN 'high' ELSE 'low' END AS what, count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(j.queued_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.jobs AS j WHERE {queued} AND {in_lane} GROUP BY 1, 2
+"""
+_IN_LANES = filled(_LANES, queued=condition(queued_indexed), in_lane=condition(in_lane_indexed)).text
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
-BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _OTHERS]))
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _IN_LANES, _OTHERS]))
 
 
 class Late(NamedTuple):
@@ -262,7 +271,8 @@ class Rows:
 class Waiting:
     """One kind's live jobs by status, those queued ones whose message is still to be sent, and held ones by reason.
 
-    The oldest of each has been queued, or held, for so many seconds; 0 when there is none.
+    The oldest of each has been queued, or held, for so many seconds; 0 when there is none. ``lanes`` holds how many
+    of those that are queued are of high and of low priority, and the age of the oldest, where there are any.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
@@ -271,6 +281,7 @@ class Waiting:
     to_publish_oldest_seconds: float = 0.0
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0))
     held_oldest_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0.0))
+    lanes: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 class Backlog(NamedTuple):
@@ -332,6 +343,9 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
             case what if what.startswith("held by "):
                 waiting, why = found.setdefault(row.kind, Waiting()), what.removeprefix("held by ")
                 waiting.held[why], waiting.held_oldest_seconds[why] = row.number, row.oldest
+            case "high" | "low" as priority:
+                waiting = found.setdefault(row.kind, Waiting())
+                waiting.lanes[priority] = row.number, row.oldest
             case status:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.jobs[status] = row.number

@@ -15,9 +15,18 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 
 from jsworker.core.errors import JobNotFound
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, progressed_at, queued_indexed
+from jsworker.ownership.predicates import (
+    ANY_AGE,
+    RunAge,
+    as_old_as_chosen,
+    in_lane_indexed,
+    of_lane_indexed,
+    progressed_at,
+    queued_indexed,
+)
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
@@ -30,42 +39,50 @@ COLUMNS = text("""
 SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max_attempts, max_stalls, stage,
   progress, message, unique_key, run_at, queued_at, claimed_at, last_activity_at, deadline_at, cleared, clear_reason,
   cancel_requested, last_error, failure_reason, created_at, started_at, finished_at,
-  progress_at, held_by, held_at, due_at, limit_key
+  progress_at, held_by, held_at, due_at, limit_key, priority
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
 NEWEST = text("""
 WITH looked_at AS MATERIALIZED (
-  SELECT id, status, kind FROM jsworker.jobs
+  SELECT id, status, kind, priority FROM jsworker.jobs
   WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
   ORDER BY id DESC LIMIT :window
 )
 SELECT ARRAY(
     SELECT id FROM looked_at
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+      AND (CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))
       AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
     ORDER BY id DESC LIMIT :limit) AS ids,
   (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
 """)
 
 # Each kind's last ones, and of these the last.
-LAST_QUEUED = filled(
-    """
+_LAST_QUEUED = """
 WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 100
 )
 SELECT page.id FROM several AS k CROSS JOIN LATERAL (
   SELECT j.id, j.queued_at FROM jsworker.jobs AS j
-  WHERE j.status || '' = 'queued' AND j.kind = k.kind AND (CAST(:after AS uuid) IS NULL OR (
+  WHERE {queued}{of_lane} AND j.kind = k.kind AND (CAST(:after AS uuid) IS NULL OR (
     j.queued_at <= CAST(:place AS timestamptz)
     AND (j.queued_at, j.id) < (CAST(:place AS timestamptz), CAST(:after AS uuid))))
   ORDER BY j.queued_at DESC, j.id DESC LIMIT :limit
 ) AS page
 ORDER BY page.queued_at DESC, page.id DESC LIMIT :limit
-""",
-    kinds=KINDS_BY_LEAPS.replace("{which}", " AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)"),
-    queued=condition(queued_indexed),
-)
+"""
+_IS_OF_PRIORITY = "(CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))"
+
+
+def _last_queued(which: str, of_lane: str) -> TextClause:
+    kinds = KINDS_BY_LEAPS.replace("{which}", f"{which} AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)")
+    return filled(_LAST_QUEUED, kinds=kinds, queued=condition(queued_indexed), of_lane=of_lane)
+
+
+LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
+# Along the index in which no normal job stands.
+LAST_IN_LANE = _last_queued(f" AND {condition(in_lane_indexed)}", f" AND {condition(of_lane_indexed)}")
 
 _IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
 _IS_SO_OLD = sql(as_old_as_chosen)
@@ -79,25 +96,31 @@ SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "st
 _RUNS = """
 WITH runs AS MATERIALIZED (
   SELECT id, fencing_token, kind, {since} AS since FROM jsworker.jobs AS j
-  WHERE status || '' = 'processing' AND {is_of_kind} AND {is_so_old}
+  WHERE status || '' = 'processing' AND {is_of_kind} AND {is_of_priority} AND {is_so_old}
 )
 SELECT id, fencing_token, kind, NULL AS place FROM runs
 WHERE {after} IS NULL OR {behind} ORDER BY {order} LIMIT :limit
 """
 _PAGE = """
 SELECT id, fencing_token, kind, {place} AS place FROM jsworker.jobs AS j
-WHERE {which} AND ({after} IS NULL OR ({behind}))
+WHERE {which} AND {is_of_priority} AND ({after} IS NULL OR ({behind}))
 ORDER BY {order} LIMIT :limit
 """
 
 
 def _runs(order: str, behind: str, since: str = "NULL") -> TextClause:
-    parts = {"is_of_kind": _IS_OF_KIND, "is_so_old": _IS_SO_OLD, "after": _AFTER}
+    parts = {
+        "is_of_kind": _IS_OF_KIND,
+        "is_of_priority": _IS_OF_PRIORITY,
+        "is_so_old": _IS_SO_OLD,
+        "after": _AFTER,
+    }
     return filled(_RUNS, since=since, order=order, behind=behind, **parts)
 
 
 def _page(which: str, order: str, behind: str, place: str = "NULL") -> TextClause:
-    return filled(_PAGE, which=which, order=order, behind=behind, place=place, after=_AFTER)
+    parts = {"is_of_priority": _IS_OF_PRIORITY, "place": place, "after": _AFTER}
+    return filled(_PAGE, which=which, order=order, behind=behind, **parts)
 
 
 # The first range is there for the index, which is not searched by a row of values whose first is not unique.
@@ -204,6 +227,7 @@ async def list_jobs(
     after: UUID | None = None,
     seconds: float | None = None,
     age: RunAge = ANY_AGE,
+    priority: int | None = None,
 ) -> Page:
     """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
 
@@ -213,6 +237,7 @@ async def list_jobs(
         after: begin behind this job.
         seconds: end a search after so long with what was found; None: never.
         age: only running jobs that are so old, the oldest first.
+        priority: only jobs of this one, by its number.
 
     Raises:
         JobNotFound: the place of ``after`` in a queue is not known any more.
@@ -222,7 +247,8 @@ async def list_jobs(
         raise ValueError(f"limit {limit} must be 1 or more")
     if age:
         status = "processing"
-    values = {"status": status, "kind": kind, "limit": limit, "after": after, **age.values()}
+    filters = {"status": status, "kind": kind, "priority": priority}
+    values = {**filters, "limit": limit, "after": after, **age.values()}
     if status is None or status == "completed":
         ids, after = await _search(database, values, math.inf if seconds is None else seconds)
     else:
@@ -243,7 +269,7 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
     """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
     ends_at = time.monotonic() + seconds
-    everything = {"status": None, "kind": None, "after": None, "limit": WINDOW}
+    everything = {"status": None, "kind": None, "after": None, "limit": WINDOW, "priority": None}
     async for ids, _ in _windows(database, everything, digits):
         if ids or time.monotonic() >= ends_at:
             return ids
@@ -263,6 +289,7 @@ async def matching(
     kind: str | None = None,
     age: RunAge = ANY_AGE,
     acting: bool = False,
+    priority: int | None = None,
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
@@ -271,12 +298,13 @@ async def matching(
         age: of running jobs only those that are so old; others have none.
         acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
             on; then jobs that went from one of them to another meanwhile are looked for a second time.
+        priority: only jobs of this one, by its number.
     """
     ran: set[UUID] = set()
     for _ in range(2 if acting and len(statuses) > 1 else 1):
         meant = {*statuses, "held"} if "scheduled" in statuses else statuses
         for status in (each for each in PAGES if each in meant):
-            async for rows in _walk(database, status, kind, age):
+            async for rows in _walk(database, status, kind, age, priority):
                 page = [(row.id, row.fencing_token) for row in rows if row.id not in ran]
                 if status == "processing":
                     ran.update(job_id for job_id, _ in page)
@@ -342,6 +370,8 @@ async def _find(database: Database, order: str, values: dict[str, Any]) -> list[
             )
         place = rows[0]._asdict()
     statement = (LISTED if values["kind"] is None else LISTED_OF_KIND)[order]
+    if order == "queued" and values["priority"] not in (None, NORMAL):
+        statement = LAST_IN_LANE
     return [row.id for row in await database.run_along_index(statement, values | place)]
 
 
@@ -356,12 +386,12 @@ async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) ->
 
 
 async def _walk(
-    database: Database, status: str, kind: str | None, age: RunAge
+    database: Database, status: str, kind: str | None, age: RunAge, priority: int | None
 ) -> AsyncIterator[Sequence[Row]]:
     page = (PAGES if kind is None else PAGES_OF_KIND)[status]
     length = None if status == "processing" else PAGE
     beginning = dict.fromkeys(("after", "place", "place_kind"))
-    values = {"kind": kind, "limit": length, **beginning, **age.values()}
+    values = {"kind": kind, "limit": length, "priority": priority, **beginning, **age.values()}
     while True:
         rows = await database.run_along_index(page, values)
         yield rows

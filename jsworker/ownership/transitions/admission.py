@@ -126,23 +126,23 @@ _CLAIMED = sql(
 ADMIT = filled(
     """
 WITH asked AS MATERIALIZED (
-  SELECT j.id, coalesce(j.limit_key, '') AS key, j.queued_at, false AS held FROM jsworker.jobs AS j
+  SELECT j.id, coalesce(j.limit_key, '') AS key, j.priority, j.queued_at, false AS held FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {queued} AND {of_kind}
   ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), state AS MATERIALIZED ({state}
 ), held AS MATERIALIZED (
-  SELECT row.id, state.key, row.queued_at, true AS held FROM state CROSS JOIN LATERAL (
-    SELECT j.id, j.queued_at FROM jsworker.jobs AS j
+  SELECT row.id, state.key, row.priority, row.queued_at, true AS held FROM state CROSS JOIN LATERAL (
+    SELECT j.id, j.priority, j.queued_at FROM jsworker.jobs AS j
     WHERE {held} AND {of_kind} AND j.limit_key = state.key AND j.id <> ALL(CAST(:besides AS uuid[]))
-    ORDER BY j.queued_at, j.id LIMIT least(state.jobs, CAST(:most_held AS integer))
+    ORDER BY j.priority, j.queued_at, j.id LIMIT least(state.jobs, CAST(:most_held AS integer))
     FOR NO KEY UPDATE OF j SKIP LOCKED
   ) AS row
 ), ranked AS MATERIALIZED (
-  SELECT c.id, c.key, c.queued_at, c.held, state.held_by,
-    row_number() OVER (PARTITION BY c.key ORDER BY c.queued_at, c.id) <= state.jobs AS fits
+  SELECT c.id, c.key, c.priority, c.queued_at, c.held, state.held_by,
+    row_number() OVER (PARTITION BY c.key ORDER BY c.priority, c.queued_at, c.id) <= state.jobs AS fits
   FROM (SELECT * FROM asked UNION ALL SELECT * FROM held) AS c JOIN state ON state.key = c.key
 ), admitted AS MATERIALIZED (
-  SELECT id, key FROM ranked WHERE fits ORDER BY queued_at, id LIMIT CAST(:most AS integer)
+  SELECT id, key FROM ranked WHERE fits ORDER BY priority, queued_at, id LIMIT CAST(:most AS integer)
 ), spent AS (
   UPDATE jsworker.limits AS l SET full_at = state.full_at + make_interval(secs => state.step * a.jobs)
   FROM (SELECT key, count(*) AS jobs FROM admitted GROUP BY key) AS a JOIN state ON state.key = a.key
@@ -179,7 +179,7 @@ WITH state AS MATERIALIZED ({state}
   SELECT row.id, row.held_by FROM state CROSS JOIN LATERAL (
     SELECT j.id, j.held_by FROM jsworker.jobs AS j
     WHERE {held} AND {of_kind} AND j.limit_key = state.key
-    ORDER BY j.queued_at, j.id LIMIT least(state.jobs, {most})
+    ORDER BY j.priority, j.queued_at, j.id LIMIT least(state.jobs, {most})
     FOR NO KEY UPDATE OF j SKIP LOCKED
   ) AS row LIMIT {most}
 ), woken AS (

@@ -10,6 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from jsworker.core.errors import OwnershipLost
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
@@ -56,6 +57,7 @@ class ClaimedJob(NamedTuple):
     stored_bytes: int
     scheduled_for: datetime | None = None
     limit_key: str | None = None
+    priority: int = NORMAL
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -8,6 +8,7 @@ import uuid_utils.compat
 from sqlalchemy import Text, TextClause, any_, select, text
 
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import live, of_kind
@@ -15,7 +16,7 @@ from jsworker.ownership.statements import compiled, condition, filled, given_arr
 
 _COLUMNS = """
     id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
-    status, run_at, dispatch, needs_publish, publish_after, queued_at, limit_key"""
+    status, run_at, dispatch, needs_publish, publish_after, queued_at, limit_key, priority"""
 _DUE = """
     CASE WHEN {delay} > 0 THEN 'scheduled' ELSE 'queued' END,
     clock_timestamp() + make_interval(secs => {delay}),
@@ -33,7 +34,7 @@ WITH created AS (
   INSERT INTO jsworker.jobs ({columns})
   SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}, CAST(:limit_key AS text)
+    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}, CAST(:limit_key AS text), CAST(:priority AS smallint)
   FROM (SELECT CAST(:delay AS double precision)) AS d(delay)
   ON CONFLICT DO NOTHING
   RETURNING id, dispatch
@@ -56,14 +57,15 @@ WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
     CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
-    CAST(:traceparents AS text[]), CAST(:tracestates AS text[]), CAST(:limit_keys AS text[])
+    CAST(:traceparents AS text[]), CAST(:tracestates AS text[]), CAST(:limit_keys AS text[]),
+    CAST(:priorities AS smallint[])
   ) WITH ORDINALITY AS i(
-    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, place)
+    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, place)
   ORDER BY unique_key, place
 )
 INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
-  traceparent, tracestate,{due}, limit_key
+  traceparent, tracestate,{due}, limit_key, priority
 FROM input
 ON CONFLICT DO NOTHING
 RETURNING id
@@ -81,13 +83,14 @@ _ARRAYS = (
     "traceparents",
     "tracestates",
     "limit_keys",
+    "priorities",
 )
 """Its parameters for the fields of ``NewJob``, in their order."""
 
 # Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
 COPY_MANY = text("""
 COPY jsworker.jobs (
-  id, kind, payload, max_attempts, max_stalls, traceparent, tracestate,
+  id, kind, payload, max_attempts, max_stalls, priority, traceparent, tracestate,
   status, run_at, dispatch, needs_publish, publish_after, queued_at) FROM STDIN
 """)
 
@@ -100,7 +103,7 @@ _TRIES = 3
 class NewJob(NamedTuple):
     """A job to enqueue: ``payload`` is JSON text, ``delay`` seconds until it is due.
 
-    ``limit_key``: under which limits count it.
+    ``limit_key``: under which limits count it. ``priority``: its number.
     """
 
     id: UUID
@@ -112,6 +115,7 @@ class NewJob(NamedTuple):
     traceparent: str | None = None
     tracestate: str | None = None
     limit_key: str | None = None
+    priority: int = NORMAL
 
 
 class Enqueued(NamedTuple):
@@ -203,7 +207,8 @@ def _lines(kind: str, new: Sequence[NewJob]) -> str:
     tail = f"{_field(new[0].traceparent)}\t{_field(new[0].tracestate)}\tqueued\tnow\t1\tt\tnow\tnow\n"
     return "".join(
         [
-            f"{job.id.hex}\t{kind}\t{_field(job.payload)}\t{_field(job.max_attempts)}\t{_field(job.max_stalls)}\t{tail}"
+            f"{job.id.hex}\t{kind}\t{_field(job.payload)}\t{_field(job.max_attempts)}\t{_field(job.max_stalls)}\t"
+            f"{job.priority}\t{tail}"
             for job in new
         ]
     )

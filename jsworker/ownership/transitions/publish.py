@@ -7,6 +7,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
@@ -66,7 +67,7 @@ _PUBLISHING = _sweep(
     indexed=(predicates.needs_publish_indexed, predicates.queued),
     guard=(predicates.queued, j.c.needs_publish),
     values={"publish_after": NOW + timedelta(seconds=5)},
-    answer=j.c["id", "kind", "dispatch", "cleared", "clear_reason", "traceparent", "tracestate"],
+    answer=j.c["id", "kind", "dispatch", "cleared", "clear_reason", "traceparent", "tracestate", "priority"],
 )
 PUBLISH = _PUBLISHING.at_once
 
@@ -115,6 +116,7 @@ class Outgoing(NamedTuple):
     clear_reason: str | None
     traceparent: str | None
     tracestate: str | None
+    priority: int = NORMAL
 
 
 class Sent(NamedTuple):

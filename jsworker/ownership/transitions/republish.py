@@ -7,6 +7,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
@@ -32,7 +33,7 @@ WITH RECURSIVE instants AS (
   SELECT next.queued_at, instants.place + 1
   FROM instants CROSS JOIN LATERAL (
     SELECT j.queued_at FROM jsworker.jobs AS j
-    WHERE {queued} AND {of_kind} AND j.queued_at > instants.queued_at AND {waits}{besides}
+    WHERE {queued} AND {of_kind} AND {of_lane} AND j.queued_at > instants.queued_at AND {waits}{besides}
     ORDER BY j.queued_at LIMIT 1
   ) AS next
   WHERE instants.place < {length}
@@ -41,7 +42,7 @@ SELECT id FROM (
   SELECT row.id, instants.place, row.needs_publish, row.stream_seq
   FROM instants CROSS JOIN LATERAL (
     SELECT j.id, j.needs_publish, j.stream_seq FROM jsworker.jobs AS j
-    WHERE {queued} AND {of_kind} AND j.queued_at = instants.queued_at{besides}
+    WHERE {queued} AND {of_kind} AND {of_lane} AND j.queued_at = instants.queued_at{besides}
     LIMIT {length}
   ) AS row
   WHERE instants.place > 0 LIMIT {length}
@@ -53,17 +54,27 @@ ORDER BY place, id LIMIT :limit
 """
 
 
-def _waiting(besides: str = "") -> sa.TextClause:
+def _waiting(of_lane: predicates.Predicate, besides: str = "") -> sa.TextClause:
     length = "(CAST(:length AS integer) + cardinality(CAST(:besides AS uuid[])))"
     of_kind = condition(predicates.of_kind)
+    of_lane_text = condition(of_lane)
     return statements.filled(
-        _WAITING, queued=_QUEUED, of_kind=of_kind, waits=_WAITS, length=length, besides=besides
+        _WAITING,
+        queued=_QUEUED,
+        of_kind=of_kind,
+        of_lane=of_lane_text,
+        waits=_WAITS,
+        length=length,
+        besides=besides,
     )
 
 
-WAITING = _waiting()
+_NOT_REFUSED: Final = f" AND {condition(~predicates.set_aside('claim'))}"
+WAITING = _waiting(predicates.normal)
+WAITING_IN_LANE = _waiting(predicates.of_lane_indexed)
 # Past rows whose CLAIM is refused: they wait for ever, and stand first.
-WAITING_BESIDES = _waiting(f" AND {condition(~predicates.set_aside('claim'))}")
+WAITING_BESIDES = _waiting(predicates.normal, _NOT_REFUSED)
+WAITING_IN_LANE_BESIDES = _waiting(predicates.of_lane_indexed, _NOT_REFUSED)
 
 # Of each kind its queued rows in the order of (queued_at, id), each found from the one before by the index. As
 # one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
@@ -76,17 +87,17 @@ WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
   UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
 )
-SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at
+SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at, page.priority
 FROM several AS k CROSS JOIN LATERAL (
   WITH RECURSIVE walk AS (
     SELECT CAST(NULL AS uuid) AS id, CAST(:after AS timestamptz) AS queued_at, CAST(:after_id AS uuid) AS at_id,
       0 AS place, CAST(NULL AS bigint) AS dispatch, true AS needs_publish, CAST(NULL AS bigint) AS stream_seq,
-      CAST(NULL AS timestamptz) AS stream_created
+      CAST(NULL AS timestamptz) AS stream_created, CAST(NULL AS smallint) AS priority
     UNION ALL
     SELECT next.id, next.queued_at, next.id, walk.place + 1, next.dispatch, next.needs_publish, next.stream_seq,
-      next.stream_created
+      next.stream_created, next.priority
     FROM walk CROSS JOIN LATERAL (
-      SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created
+      SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created, j.priority
       FROM jsworker.jobs AS j
       WHERE {queued} AND j.kind = k.kind AND j.queued_at >= walk.queued_at
         AND (j.queued_at, j.id) > (walk.queued_at, walk.at_id)
@@ -141,6 +152,7 @@ class Posted(NamedTuple):
     stream_seq: int | None
     stream_created: datetime | None
     queued_at: datetime
+    priority: int = NORMAL
 
 
 async def waiting(
@@ -153,8 +165,9 @@ async def waiting(
     delivered: int | None = None,
     seconds: float | None = None,
     past_refused: bool = False,
+    priority: int = NORMAL,
 ) -> list[UUID]:
-    """Return queued jobs of a kind to claim without their message, the oldest first. CLAIM decides.
+    """Return queued jobs of a kind and priority to claim without their message, the oldest first. CLAIM decides.
 
     Args:
         older_than: seconds that they have been queued.
@@ -171,7 +184,11 @@ async def waiting(
         "delivered": delivered,
         "length": limit if delivered is None else max(limit, _PASSED_OVER),
     }
-    statement = WAITING_BESIDES if past_refused else WAITING
+    if priority == NORMAL:
+        statement = WAITING_BESIDES if past_refused else WAITING
+    else:
+        statement = WAITING_IN_LANE_BESIDES if past_refused else WAITING_IN_LANE
+        values["priority"] = priority
     return [row.id for row in await database.run(statement, values, seconds=seconds)]
 
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.priorities import NORMAL
 from jsworker.core.schedule_rules import Schedule, read_schedule
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live
@@ -63,6 +64,7 @@ def _job_of(source: sa.FromClause, instant: sa.ColumnElement[Any]) -> sa.Insert:
         "queued_at": NOW,
         "schedule": source.c.name,
         "scheduled_for": instant,
+        "priority": source.c.priority,
     }
     return sa.insert(jobs).from_select(list(values), sa.select(*values.values()).select_from(source))
 
@@ -87,7 +89,7 @@ def _fire() -> sa.TextClause:
             last_job=sa.case((mine.c.runs, given("job_id", sa.Uuid)), else_=s.c.last_job),
         )
         .where(s.c.name == mine.c.name, due_and_seen)
-        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs, mine.c.held_up)
+        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs, mine.c.held_up, s.c.priority)
         .cte("moved")
     )
     runs = sa.select(moved).where(moved.c.runs).cte("runs")
@@ -96,7 +98,8 @@ def _fire() -> sa.TextClause:
 
 
 def _run_now() -> sa.TextClause:
-    chosen = sa.select(s.c.name, s.c.kind, s.c.payload).where(s.c.name == sa.bindparam("name")).cte("chosen")
+    described = sa.select(s.c.name, s.c.kind, s.c.payload, s.c.priority)
+    chosen = described.where(s.c.name == sa.bindparam("name")).cte("chosen")
     created = _job_of(chosen, NOW).cte("created")
     return compiled(sa.select(chosen.c.kind).add_cte(created))
 
@@ -107,14 +110,16 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     each = given_rows(
         "each",
         **{name: given_array(f"{name}s", sa.Text) for name in texts},
+        priority=given_array("priorities", sa.SmallInteger),
         next_at=given_array("next_ats", _TIME),
     )
-    columns = [sa.cast(each.c[name], schedules.c[name].type) for name in (*texts, "next_at")]
+    described = [*texts[1:], "priority"]
+    columns = ["name", *described, "next_at"]
     # In one order, so that two workers that start wait for each other at most.
-    rows = sa.select(*columns, sa.literal(set_by)).order_by(each.c.name)
-    new = insert(schedules).from_select([*texts, "next_at", "set_by"], rows)
+    values = [sa.cast(each.c[name], schedules.c[name].type) for name in columns]
+    rows = sa.select(*values, sa.literal(set_by)).order_by(each.c.name)
+    new = insert(schedules).from_select([*columns, "set_by"], rows)
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
-    described = texts[1:]
     is_same = sa.and_(*(schedules.c[name] == new.excluded[name] for name in described))
     if set_by == "code":
         # A kind of this worker's own: its schedule moves to the class that has the name now.
@@ -171,7 +176,7 @@ LIST = compiled(
             s.c[name]
             for name in ("name", "kind", "rule", "tz", "next_at", "last_at", "last_job", "missed", "overlap")
         ),
-        *(s.c[name] for name in ("paused", "set_by", "revision", "payload")),
+        *(s.c[name] for name in ("paused", "set_by", "revision", "payload", "priority")),
         sa.select(j.c.status).where(j.c.id == s.c.last_job).scalar_subquery().label("last_status"),
     ).order_by(s.c.next_at, s.c.name)
 )
@@ -200,6 +205,7 @@ class NewSchedule:
     payload: str
     schedule: Schedule
     first: datetime
+    priority: int = NORMAL
 
 
 def _values(new: Sequence[NewSchedule]) -> dict[str, Any]:
@@ -212,6 +218,7 @@ def _values(new: Sequence[NewSchedule]) -> dict[str, Any]:
         "tzs": [each.schedule.tz for each in new],
         "misseds": [each.schedule.missed_text for each in new],
         "overlaps": [each.schedule.overlap for each in new],
+        "priorities": [each.priority for each in new],
         "next_ats": [each.first for each in new],
     }
 

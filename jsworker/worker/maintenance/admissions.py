@@ -7,7 +7,7 @@ died, whose tokens have come back, whose pause has ended, whose limit was raised
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from jsworker.core.clock import boottime
@@ -58,10 +58,10 @@ class Admissions:
     """Learns of limits and pauses, and finds what is held although it may begin; ``wake`` begins a step."""
 
     def __init__(
-        self, context: WorkerContext, consumers: Sequence[Consumer], *, wake: Callable[[], None]
+        self, context: WorkerContext, consumers: Mapping[str, Consumer], *, wake: Callable[[], None]
     ) -> None:
         self._context = context
-        self._consumers = {consumer.kind.name: consumer for consumer in consumers}
+        self._consumers = consumers
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._place = _BEGINNING
@@ -74,13 +74,13 @@ class Admissions:
         with self._context.noting("limits"):
             found = await limits.of_kinds(self._context.database, list(self._consumers))
             for name, consumer in self._consumers.items():
-                known = found.get(name)
-                if known is not None and known.is_limited and not consumer.is_limited:
-                    consumer.is_limited = True
+                known, terms = found.get(name), consumer.terms
+                if known is not None and known.is_limited and not terms.is_limited:
+                    terms.is_limited = True
                     await limits.count_running(self._context.database, name)
                 is_paused = known is not None and known.is_paused
-                if is_paused is not consumer.is_paused:
-                    consumer.is_paused = is_paused
+                if is_paused is not terms.is_paused:
+                    terms.is_paused = is_paused
                     self._context.events.emit(
                         "limit.paused" if is_paused else "limit.resumed", kind=name, key=""
                     )

@@ -1,13 +1,15 @@
 """What waits in the table and in the stream, asked now and then for metrics."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
+from jsworker.core.priorities import PRIORITIES, priority_number
 from jsworker.ownership.queries.job_report import Backlog, Waiting, backlog
-from jsworker.stream.api import ConsumerInfo
+from jsworker.stream.api import ConsumerInfo, NotThere
+from jsworker.stream.message import consumer_of, lane_of
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ScanPace
@@ -22,10 +24,13 @@ _FRESH_SECONDS: Final = 60.0
 class FleetSurvey:
     """Asks both servers; a question that has become slow is asked less often."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, open_lanes: Callable[[], Iterable[str]] = tuple) -> None:
+        """Prepare; ``open_lanes`` returns this worker's consumers of other priorities than normal."""
         self._context = context
+        self._open_lanes = open_lanes
         self._kinds = sorted(context.kinds)
         self._pace = ScanPace(longest_rest=_LONGEST_REST_SECONDS)
+        self._lanes: dict[str, set[str]] = {}  # priorities of which each kind has had jobs
         self._found: Fleet | None = None
         self._found_at = 0.0
 
@@ -43,22 +48,37 @@ class FleetSurvey:
                 found = await backlog(self._context.database, self._kinds, most=MOST_KINDS)
         except (DatabaseUnavailable, DatabaseRefused):  # a slow count says nothing about the server's health
             return
+        self._note_lanes(found)
         # At once, without the stream: its silence must not hide what the table says about it.
         self._found, self._found_at = _fleet(found, {}), boottime()
         self._found = _fleet(found, await self._consumer_states(found.kinds))
 
-    async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, ConsumerInfo]:
-        states: dict[str, ConsumerInfo] = {}
+    def _note_lanes(self, found: Backlog) -> None:
+        """Show as empty, not as gone, a lane that had jobs."""
+        for kind, priority in map(lane_of, self._open_lanes()):
+            self._lanes.setdefault(kind, set()).add(PRIORITIES[priority])
+        for kind, waiting in found.kinds.items():
+            seen = self._lanes.setdefault(kind, set())
+            seen.update(waiting.lanes)
+            waiting.lanes = {priority: waiting.lanes.get(priority, (0, 0.0)) for priority in sorted(seen)}
+
+    async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, list[ConsumerInfo]]:
+        states: dict[str, list[ConsumerInfo]] = {}
         with suppress(StreamUnavailable):  # the next one would not answer either
             for kind in kinds:
                 if not self._context.stream.connected:
                     break
                 with suppress(StreamRefused):  # a kind without a worker so far
-                    states[kind] = await self._context.stream.consumer_state(kind)
+                    states[kind] = [await self._context.stream.consumer_state(kind)]
+                for priority in self._lanes.get(kind, ()):
+                    with suppress(StreamRefused, NotThere):
+                        consumer = consumer_of(kind, priority_number(priority))
+                        of_lane = await self._context.stream.consumer_state(consumer)
+                        states.setdefault(kind, []).append(of_lane)
         return states
 
 
-def _fleet(found: Backlog, states: Mapping[str, ConsumerInfo]) -> Fleet:
+def _fleet(found: Backlog, states: Mapping[str, Sequence[ConsumerInfo]]) -> Fleet:
     kinds = found.kinds if found.others is None else found.kinds | {OTHER_KINDS: found.others}
     return Fleet(
         queues={kind: _queue(waiting, states.get(kind)) for kind, waiting in kinds.items()},
@@ -71,13 +91,14 @@ def _fleet(found: Backlog, states: Mapping[str, ConsumerInfo]) -> Fleet:
     )
 
 
-def _queue(waiting: Waiting, state: ConsumerInfo | None) -> KindQueue:
+def _queue(waiting: Waiting, states: Sequence[ConsumerInfo] | None) -> KindQueue:
     return KindQueue(
         jobs=waiting.jobs,
         oldest_seconds=waiting.oldest_seconds,
         to_publish=waiting.to_publish,
-        pending=None if state is None else state.num_pending,
-        unacknowledged=None if state is None else state.num_ack_pending,
+        pending=None if states is None else sum(each.num_pending or 0 for each in states),
+        unacknowledged=None if states is None else sum(each.num_ack_pending or 0 for each in states),
         held=waiting.held,
         held_oldest_seconds=waiting.held_oldest_seconds,
+        lanes=waiting.lanes,
     )

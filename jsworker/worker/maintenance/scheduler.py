@@ -9,7 +9,7 @@ from typing import Final
 from jsworker.client.enqueueing import payload_text
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, SettingsError
-from jsworker.core.schedule_rules import due, named_schedules
+from jsworker.core.schedule_rules import Schedule, due, named_schedules
 from jsworker.ownership.transitions import schedules
 from jsworker.ownership.transitions.schedules import NewSchedule, StoredSchedule
 from jsworker.worker.context import WorkerContext
@@ -62,12 +62,13 @@ async def write_schedules(context: WorkerContext) -> None:
 
 def _schedules_of(kind: Kind, now: datetime, most_bytes: int) -> dict[str, NewSchedule]:
     processor = type(kind.processor)
-    return {
-        name: NewSchedule(
-            name, kind.name, payload_text(processor, each.payload, most_bytes), each, each.after(now)
-        )
-        for name, each in named_schedules(kind.name, kind.processor.schedule).items()
-    }
+
+    def new(name: str, each: Schedule) -> NewSchedule:
+        payload = payload_text(processor, each.payload, most_bytes)
+        return NewSchedule(name, kind.name, payload, each, each.after(now), kind.priority)
+
+    found = named_schedules(kind.name, kind.processor.schedule)
+    return {name: new(name, each) for name, each in found.items()}
 
 
 class Scheduler:

@@ -1,6 +1,6 @@
 """What may change below a running worker: the database by a failover, its schema, and the stream."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -73,12 +73,19 @@ class DatabaseWatch:
         self._on_failover()
 
 
-async def keep_in_shape(context: WorkerContext) -> None:
-    """Compare stream and consumers once with what the settings ask for, and put them right."""
+async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str]]) -> None:
+    """Compare stream and consumers once with what the settings ask for, and put them right.
+
+    Those of ``lanes``, the consumers of other priorities, come last, and by themselves.
+    """
     if context.stream.connected:
         with context.complaints.of_stream("stream settings"):
             await context.stream.keep_in_shape(list(context.kinds))
             context.complaints.end("stream settings")
+        for consumer in lanes():
+            with context.complaints.of_stream(f"settings of consumer {consumer}"):
+                await context.stream.keep_in_shape([consumer])
+                context.complaints.end(f"settings of consumer {consumer}")
 
 
 class Unconsumed:
@@ -106,14 +113,15 @@ class Unconsumed:
         known = {kind: seen for kind, seen in self._seen.items() if seen[1].created == state.created}
         self._seen = {kind: known.get(kind, (now, state)) for kind in without}
         due = {
-            kind: then.last_seq
-            for kind, (seen_at, then) in self._seen.items()
-            if now - seen_at >= _LEFT_SECONDS and kind not in _WILDCARDS
+            place: then.last_seq
+            for place, (seen_at, then) in self._seen.items()
+            if now - seen_at >= _LEFT_SECONDS and not _WILDCARDS.intersection(place.split("."))
         }
-        names = [kind for kind in due if is_kind(kind)]
+        kind_of = {place: place.partition(".")[0] for place in due}
+        names = sorted({kind for kind in kind_of.values() if is_kind(kind)})
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
         removed: list[str] = []
-        for kind in [each for each in due if each not in waiting]:
+        for kind in [each for each in due if kind_of[each] not in waiting]:
             with self._context.complaints.of_stream(_REMOVAL):  # others may be removed all the same
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.stream.message import Delivery
 from jsworker.worker.pipeline.kinds import Kind
@@ -175,6 +176,7 @@ class Claiming:
     kind: str
     deliveries: list[Delivery]
     times_locked: int = 0
+    priority: int = NORMAL  # of the consumer whose claim it is
 
 
 class InFlight:

@@ -11,12 +11,13 @@ from uuid import UUID
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import admission
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
 from jsworker.ownership.transitions.reset import Reset, Suspect
-from jsworker.stream.message import Delivery, Undecodable
+from jsworker.stream.message import Delivery, Undecodable, consumer_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
@@ -39,8 +40,16 @@ _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, not by more
 
 
+class Terms:
+    """What the table says of a kind: whether keys are counted, and whether it rests. Its lanes share it."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self.is_paused = False
+
+
 class Consumer:
-    """Deliveries of one kind on their way to a job slot; ``claim`` is called with each batch of them."""
+    """Deliveries of one kind and priority on their way to a slot; ``claim`` is called with each batch."""
 
     def __init__(
         self,
@@ -53,13 +62,19 @@ class Consumer:
         quiet: QuietPhases,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
         admit: Callable[["Consumer", Collection[str]], Awaitable[None]],
+        terms: Terms,
+        priority: int = NORMAL,
     ) -> None:
         self.kind = kind
-        self.is_paused = False
-        self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self.priority = priority
+        self.name = consumer_of(kind.name, priority)
+        self.terms = terms
+        self.has_rows = False  # found in the table, and not taken yet
+        self.is_dry: Callable[[], bool] = lambda: False  # messages are asked for, and none comes
+        self._had_more = False  # messages, when the last one came
         self._admit = admit
         self._freed: Batcher[str, None] = Batcher(
-            f"freed keys of {kind.name}", self._take_freed, limit=_MOST_AT_ONCE, died=context.died
+            f"freed keys of {self.name}", self._take_freed, limit=_MOST_AT_ONCE, died=context.died
         )
         self.delivered_at = boottime()  # of the last message
         self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
@@ -76,17 +91,35 @@ class Consumer:
         self._waiting_for_locks = 0
         self._room = 0  # for more deliveries at the last look; looked at again with every batch
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {kind.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
+            f"claims of {self.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
         )
         self._locked: Batcher[UUID, None] = Batcher(
-            f"locked rows of {kind.name}", self._claim_locked, limit=_MOST_AT_ONCE, died=context.died
+            f"locked rows of {self.name}", self._claim_locked, limit=_MOST_AT_ONCE, died=context.died
         )
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        if self.is_paused or not self._context.health.up or self._unusable >= _MOST_UNUSABLE:
-            return 0
-        return self._slots.room(self.kind, claiming=self._claiming)
+        return self._slots.room(self.kind, **self._place) if self._is_open else 0
+
+    @property
+    def _is_open(self) -> bool:
+        return not self.terms.is_paused and self._context.health.up and self._unusable < _MOST_UNUSABLE
+
+    @property
+    def _place(self) -> dict[str, int]:
+        return {"claiming": self._claiming, "priority": self.priority}
+
+    @property
+    def claiming(self) -> int:
+        """How many jobs are being claimed."""
+        return self._claiming
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are more jobs to be had, as far as is known."""
+        if self._had_more and self.is_dry():
+            self._had_more = False
+        return self._had_more or self.has_rows
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in flight now, if no other kind has any."""
@@ -97,6 +130,7 @@ class Consumer:
         self.delivered_at = boottime()
         if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
+        self._had_more = delivery.pending > 0
         run = self._in_flight.runs.get(delivery.job_id)
         if run is not None:
             _answer_copy(delivery, run.claimed.dispatch)
@@ -106,6 +140,7 @@ class Consumer:
             else:
                 delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
         elif self._room <= 0 and not self._look_for_room():
+            self._had_more = True
             delivery.nak()
         else:
             self._begin(delivery.job_id, [delivery])
@@ -130,8 +165,9 @@ class Consumer:
         await self._locked.flush()
         await self._freed.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
-        mine = [job_id for job_id, claim in self._in_flight.claiming.items() if claim.kind == self.kind.name]
-        self._put_off(mine)
+        own = (self.kind.name, self.priority)
+        claims = self._in_flight.claiming.items()
+        self._put_off([job_id for job_id, claim in claims if (claim.kind, claim.priority) == own])
 
     async def close(self) -> None:
         """Give up claims on their way."""
@@ -140,14 +176,15 @@ class Consumer:
         await self._freed.close()
 
     def _look_for_room(self) -> bool:
-        room = self.room()
-        # Other kinds take from the same room, so that with several each message is a look of its own.
-        self._room = room if self._slots.serve_one_kind else min(room, 1)
-        return room > 0
+        if self._slots.serves_one:
+            self._room = self.room()
+        else:  # others take from the same room: each message is a look of its own
+            self._room = int(self._is_open and self._slots.takes_one(self.kind, **self._place))
+        return self._room > 0
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
         self._room -= 1
-        self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries)
+        self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries, priority=self.priority)
         self._claiming += 1
         self._batches.post(job_id)
 
@@ -181,7 +218,7 @@ class Consumer:
         self._put_off(aside, _REFUSED_DELAY)
         if aside and not (ids := self.undecided(ids)):
             return []
-        if self.is_limited:
+        if self.terms.is_limited:
             ask = partial(
                 admission.admit, self._context.database, ids=ids, besides=self._in_hand().difference(ids)
             )
@@ -254,7 +291,7 @@ class Consumer:
             if row is not None and row.held_by is not None:
                 self._note_held(job_id, row)
             if row is not None and row.status == "queued":
-                self.is_limited |= row.limit_key is not None
+                self.terms.is_limited |= row.limit_key is not None
                 self._claim_again(job_id)
             else:
                 for delivery in self._let_go(job_id):

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.limits import Limit, Rate, common_key
 from jsworker.core.names import printable, shown
+from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
@@ -40,6 +41,7 @@ class Kind:
     is_async: bool  # process is a coroutine function; a plain one runs in a thread
     has_own_timeout: bool  # its class sets a time-out, or it has a progress time-out
     origin: str | None  # MODULE:NAME from which another process can make the processor
+    priority: int = NORMAL  # of its jobs, where who enqueues them says nothing else
 
     @property
     def needs_timers(self) -> bool:
@@ -155,6 +157,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "limit": (lambda value: value is None or isinstance(value, Limit), "a Limit, for example Limit(2)"),
     "rate": (lambda value: value is None or isinstance(value, Rate), "a Rate, for example Rate(50, per=60)"),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
+    "priority": (
+        lambda value: isinstance(value, str) and value in PRIORITIES,
+        f"one of {', '.join(PRIORITIES)}",
+    ),
 }
 
 
@@ -211,6 +217,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
         is_async=any(inspect.iscoroutinefunction(each) for each in functions),
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=origin,
+        priority=priority_number(processor.priority),
     )
 
 

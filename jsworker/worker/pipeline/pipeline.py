@@ -10,6 +10,7 @@ from uuid import UUID
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions.settle import ENDED, Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
@@ -18,7 +19,8 @@ from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
-from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.intake import Consumer, Terms
+from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
 from jsworker.worker.pipeline.settling import Settler
@@ -33,6 +35,7 @@ _NO_SPAN: Final = nullcontext()
 class Pipeline:
     """Runs the jobs that messages and the table bring, with one puller and one consumer for every kind.
 
+    There are others for each priority besides normal, from when its lane is opened on.
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
 
@@ -63,32 +66,42 @@ class Pipeline:
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
         self.hints = context.stream.hint_sender(partial(context.complaints.note, "result hints"))
-        self.consumers = [
-            Consumer(
-                context,
-                kind,
-                slots=self.slots,
-                dead_letters=self.dead_letters,
-                late=late,
-                quiet=quiet,
-                claim=self._claim,
-                admit=self._admit,
-            )
-            for kind in context.kinds.values()
-        ]
-        self.pullers = [self._puller(consumer) for consumer in self.consumers]
-        self._consumer_of = {consumer.kind.name: consumer for consumer in self.consumers}
+        self._consumer = partial(
+            Consumer,
+            context,
+            slots=self.slots,
+            dead_letters=self.dead_letters,
+            late=late,
+            quiet=quiet,
+            claim=self._claim,
+            admit=self._admit,
+        )
+        self.consumers: list[Consumer] = []
+        self.pullers: list[Puller] = []
+        self.terms = {kind.name: Terms(kind) for kind in context.kinds.values()}
+        self.of_kind = {kind.name: self.add_lane(kind, NORMAL)[0] for kind in context.kinds.values()}
 
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
 
-    def _puller(self, consumer: Consumer) -> Puller:
-        return Puller(
+    def add_lane(self, kind: Kind, priority: int) -> tuple[Consumer, Puller]:
+        """Make what pulls and claims the jobs of a kind and priority; the puller is to be started."""
+        consumer = self._consumer(kind, priority=priority, terms=self.terms[kind.name])
+        puller = Puller(
             self._context.stream,
-            consumer.kind.name,
+            kind.name,
             deliver=consumer.deliver,
             undecodable=lambda message: consumer.keep_unusable(message, message.reason),
             room=consumer.room,
+            priority=priority,
+            gives_way=partial(self.slots.gives_way, kind, priority),
+            awaits_turn=partial(self.slots.awaits_turn, kind, priority),
+            died=partial(self._context.died, "pull loop"),
         )
+        consumer.is_dry = lambda: puller.is_dry
+        self.slots.open_lane(consumer)
+        self.consumers.append(consumer)
+        self.pullers.append(puller)
+        return consumer, puller
 
     # --- Claim: a batch of messages becomes runs. ---
 
@@ -222,7 +235,7 @@ class Pipeline:
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
         if run.claimed.limit_key is not None:  # committed: what waits for its slot sees it free
-            self._consumer_of[run.kind.name].free(run.claimed.limit_key)
+            self.of_kind[run.kind.name].free(run.claimed.limit_key)
 
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)

@@ -2,8 +2,12 @@
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import Protocol
 
 from jsworker.core.clock import boottime
+from jsworker.core.priorities import HIGH, LOW, NORMAL, WEIGHTS, Turns
 from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
@@ -16,15 +20,42 @@ _WEIGHT = 0.05  # of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
 
 
+_LANES = (HIGH, NORMAL, LOW)
+_GRACE_SECONDS = 0.01  # for which each lane of higher priority is asked alone
+
+
+class Lane(Protocol):
+    """Where jobs of one kind and priority come from."""
+
+    kind: Kind
+    priority: int
+
+    @property
+    def claiming(self) -> int:
+        """How many jobs are being claimed."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are more jobs to be had, as far as is known."""
+
+
 class Slots:
-    """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled."""
+    """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled.
+
+    While jobs of several priorities wait, they begin in turns of 8 : 3 : 1. As long as there is no ``Lane``
+    of another priority than normal, none of that costs anything.
+    """
 
     def __init__(self, capacity: int, kinds: int, in_flight: InFlight) -> None:
         self._capacity = capacity
         self._kinds = kinds
-        self.serve_one_kind = kinds == 1
         self._all = in_flight
-        self._waiting: dict[str, deque[Run]] = {}  # the kind that was served last stands last
+        # By priority and kind; the kind that was served last stands last.
+        self._waiting: tuple[dict[str, deque[Run]], ...] = ({}, {}, {})
+        self._in_line = [0, 0, 0]  # runs that wait, by priority
+        self._turns = Turns()
+        self._lanes: dict[str, list[Lane]] = {}  # by kind
+        self._has_priorities = False
         self._running: Counter[str] = Counter()
         self._taken = 0
         self._unsettled = 0  # runs that wait or run
@@ -34,13 +65,83 @@ class Slots:
         self._ended = 0
         self._counted_from = boottime()
 
-    def room(self, kind: Kind, *, claiming: int) -> int:
-        """Return how many more jobs of a kind may be claimed, ``claiming`` of it being on their way."""
+    def open_lane(self, lane: Lane) -> None:
+        """Note where jobs come from."""
+        self._lanes.setdefault(lane.kind.name, []).append(lane)
+        self._has_priorities |= lane.priority != NORMAL
+
+    @property
+    def serves_one(self) -> bool:
+        """Whether all jobs are of one kind and of normal priority."""
+        return self._kinds == 1 and not self._has_priorities
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more runs get a slot."""
+        return self._closed
+
+    def room(self, kind: Kind, *, claiming: int, priority: int = NORMAL) -> int:
+        """Return how many more jobs of a kind and priority may be claimed, ``claiming`` being on their way.
+
+        While other lanes have work this is its part of the room. Where jobs are prefetched, some are in any
+        case, however many of others wait: for they begin in their own turn.
+        """
+        if not self._has_priorities:
+            return self._room(kind, claiming)
+        part = self._part(self._room_of_all(kind), priority)
+        return max(part, self._own_place(kind, priority) - claiming)
+
+    def takes_one(self, kind: Kind, *, claiming: int, priority: int) -> bool:
+        """Return whether one that has come after all may be claimed, even if it was another lane's turn."""
+        if not self._has_priorities:
+            return self._room(kind, claiming) > 0
+        return self._room_of_all(kind) > 0 or self._own_place(kind, priority) > claiming
+
+    def awaits_turn(self, kind: Kind, priority: int) -> bool:
+        """Return whether there is room for a kind, and the next turn is not that of this priority."""
+        return self._has_priorities and self._room_of_all(kind) > 0 and self._part(1, priority) == 0
+
+    def gives_way(self, kind: Kind, priority: int) -> float:
+        """Return for how many seconds jobs of higher priority are to be asked for alone.
+
+        Whether there are any shows in milliseconds, which matter only where jobs are that short, and there
+        they are prefetched.
+        """
+        if not self._has_priorities or self._prefetch(kind):
+            return 0.0
+        return _GRACE_SECONDS * len({lane.priority for lane in self._all_lanes() if lane.priority < priority})
+
+    def _all_lanes(self) -> Iterator[Lane]:
+        return chain.from_iterable(self._lanes.values())
+
+    def _own_place(self, kind: Kind, priority: int) -> int:
+        """Return how many of a kind and priority may be prefetched or claimed whatever else waits."""
+        if self._closed or self._settling() >= _SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
+            return 0
+        own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
+        return own - len(self._waiting[priority].get(kind.name, ()))
+
+    def _room_of_all(self, kind: Kind) -> int:
+        """Return how many more jobs of a kind may be claimed, of whatever priority."""
+        return self._room(kind, sum(lane.claiming for lane in self._lanes.get(kind.name, ())))
+
+    def _part(self, room: int, priority: int) -> int:
+        """Return how many of a room are for jobs of this priority: all, where no others can be had."""
+        ahead = list(self._in_line)
+        with_work: set[int] = set()
+        for lane in self._all_lanes():
+            ahead[lane.priority] += lane.claiming
+            # A kind that has all it may have leaves the slots to others.
+            if lane.priority not in with_work and lane.has_more and self._room_of_all(lane.kind) > 0:
+                with_work.add(lane.priority)
+        return self._turns.part(priority, room, among=with_work, ahead=ahead)
+
+    def _room(self, kind: Kind, claiming: int) -> int:
         if self._closed or self._settling() >= _SETTLING_JOBS:
             return 0
         self._count_ended()
         prefetch = self._prefetch(kind)
-        in_line = claiming + len(self._waiting.get(kind.name, ()))
+        in_line = claiming + sum(len(lane[kind.name]) for lane in self._waiting if kind.name in lane)
         free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
         if prefetch:  # slots fall free quickly: each kind gets some, however many jobs of others wait
             free = max(free, self._share(kind, prefetch) - in_line)
@@ -53,19 +154,35 @@ class Slots:
 
     def add(self, run: Run) -> None:
         """Let a run wait for a slot; ``next_run`` returns it in its turn."""
-        self._waiting.setdefault(run.kind.name, deque()).append(run)
+        priority = run.claimed.priority  # a message may have come another way
+        self._waiting[priority].setdefault(run.kind.name, deque()).append(run)
+        self._in_line[priority] += 1
         self._unsettled += 1
 
     def next_run(self) -> Run | None:
-        """Give a slot to the next run, kind after kind so that none starves; None: no slot, or no run."""
+        """Give a slot to the next run; None: no slot, or no run.
+
+        The priorities take turns, and in each of them kind after kind, so that none starves.
+        """
         if self._closed or self._taken >= self._capacity:
             return None
-        for name, queue in self._waiting.items():
+        if not (self._has_priorities or self._in_line[HIGH] or self._in_line[LOW]):
+            return self._next_of(NORMAL)
+        for priority in self._turns.in_order(each for each in _LANES if self._in_line[each]):
+            if (run := self._next_of(priority)) is not None:
+                self._turns.take(priority)
+                return run
+        return None
+
+    def _next_of(self, priority: int) -> Run | None:
+        kinds = self._waiting[priority]
+        for name, queue in kinds.items():
             if queue and self._running[name] < queue[0].kind.concurrency:
-                if len(self._waiting) > 1:
-                    self._waiting[name] = self._waiting.pop(name)
+                if len(kinds) > 1:
+                    kinds[name] = kinds.pop(name)
                 self._running[name] += 1
                 self._taken += 1
+                self._in_line[priority] -= 1
                 return queue.popleft()
         return None
 
@@ -92,9 +209,12 @@ class Slots:
         """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
         now = boottime()
         taken: list[Run] = []
-        for name, queue in self._waiting.items():
+        for priority, name, queue in [
+            (lane, *each) for lane, kinds in enumerate(self._waiting) for each in kinds.items()
+        ]:
             while queue and now - queue[0].claimed_at >= older_than:
                 taken.append(queue.popleft())
+                self._in_line[priority] -= 1
                 self._unsettled -= 1
                 # Runs take longer than the mean says: until one has ended, nothing more is prefetched.
                 self._mean_seconds.pop(name, None)

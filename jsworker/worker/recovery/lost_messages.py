@@ -1,15 +1,18 @@
 """Lost messages: a queued job whose message is proven to be gone is published again, and no other."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from uuid import UUID
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.api import StreamState
+from jsworker.stream.api import ConsumerInfo, StreamState
+from jsworker.stream.message import consumer_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
@@ -60,8 +63,9 @@ class LostMessages:
             return False
         # The stream is asked after the rows were read: what is marked in them is in it, or was.
         state = await self._context.stream.state()
-        ack_floors = {kind: await self._ack_floor(kind) for kind in {row.kind for row in rows}}
-        gone = [row for row in rows if _is_gone(row, state, ack_floors[row.kind])]
+        lanes = {(row.kind, row.priority) for row in rows}
+        ack_floors = {lane: await self._ack_floor(*lane) for lane in lanes}
+        gone = [row for row in rows if _is_gone(row, state, ack_floors[row.kind, row.priority])]
         lost = {row.id for row in gone}
         there = [row for row in rows if row.id not in lost]
         missing = await self._look_up(there[:_LOOKED_UP])
@@ -71,13 +75,23 @@ class LostMessages:
             await self._republish([*gone, *missing])
         return bool(gone) and not self._search.is_slow
 
-    async def _ack_floor(self, kind: str) -> int:
-        """Return up to which number every message of a kind was answered."""
-        try:
-            consumer = await self._context.stream.consumer_state(kind)
-        except (StreamUnavailable, StreamRefused):
+    async def _ack_floor(self, kind: str, priority: int) -> float:
+        """Return up to which number every message of a kind and priority was answered.
+
+        Those of other priorities may have been published with the normal ones, by an older version, say.
+        """
+        own = await self._answered(consumer_of(kind, priority))
+        if own is None:
             return 0  # no consumer yet, or somebody else's: the messages themselves are looked up
-        return consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+        if priority == NORMAL:
+            return own.ack_floor.stream_seq if own.ack_floor else 0
+        return min(_answered_to(own), _answered_to(await self._answered(kind)))
+
+    async def _answered(self, consumer: str) -> ConsumerInfo | None:
+        try:
+            return await self._context.stream.consumer_state(consumer)
+        except (StreamUnavailable, StreamRefused):
+            return None
 
     async def _look_up(self, rows: Sequence[Posted]) -> list[Posted]:
         at_once = asyncio.Semaphore(_AT_ONCE)
@@ -104,7 +118,16 @@ class LostMessages:
             self._context.requeued.notify()
 
 
-def _is_gone(row: Posted, state: StreamState, ack_floor: int) -> bool:
+def _answered_to(consumer: ConsumerInfo | None) -> float:
+    """Return up to which number every message of a consumer was answered; it may never have had one."""
+    if consumer is None:
+        return 0
+    if not consumer.num_pending and not consumer.num_ack_pending:
+        return math.inf
+    return consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+
+
+def _is_gone(row: Posted, state: StreamState, ack_floor: float) -> bool:
     """Return whether a row's message cannot be in the stream, by its numbers alone."""
     return (
         row.stream_seq is None

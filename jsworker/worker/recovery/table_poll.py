@@ -32,7 +32,7 @@ _MOST: Final = 200
 
 
 class _Line:
-    """Rows of one kind that were found and wait for room, the oldest first."""
+    """Rows of one kind and priority that were found and wait for room, the oldest first."""
 
     def __init__(self, consumer: Consumer, search: ThrottledScan) -> None:
         self.consumer = consumer
@@ -71,25 +71,32 @@ class IdlePoll:
         self, context: WorkerContext, consumers: Sequence[Consumer], *, on_more: Callable[[], None]
     ) -> None:
         self._context = context
-        self._lines = [
-            _Line(each, ThrottledScan(context, f"waiting jobs of {each.kind.name}")) for each in consumers
-        ]
+        self._lines: list[_Line] = []
         self._active: dict[str, _Line] = {}  # those that have rows, or may find more at once
         self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
         self._pace = ScanPace(longest_rest=longest_rest(context))
         self._searching = asyncio.Lock()
+        for consumer in consumers:
+            self.add(consumer)
+
+    def add(self, consumer: Consumer) -> None:
+        """Look for rows of this consumer, too."""
+        search = ThrottledScan(self._context, f"waiting jobs of {consumer.name}")
+        self._lines.append(_Line(consumer, search))
+        self._lines.sort(key=lambda line: line.consumer.priority)  # what is found first is claimed first
 
     async def step(self) -> None:
         """Once a scan: look for old rows."""
         async with self._searching:
-            for line in self._lines:
+            for line in list(self._lines):
                 line.note_deliveries()
                 line.rows.clear()  # others may have taken them, and older ones may be there
+                line.consumer.has_rows = False
             if self._is_without_messages or not self._pace.is_due:
                 return
             with self._pace.timed():  # the searches of all kinds together
-                for line in self._lines:
+                for line in list(self._lines):
                     await self._look(line)
 
     async def go_on(self) -> None:
@@ -98,7 +105,7 @@ class IdlePoll:
             return
         async with self._searching:
             without_messages = self._is_without_messages
-            for line in self._lines:
+            for line in list(self._lines):
                 if not line.rows and (without_messages or line.is_longer):
                     await self._look(line)
 
@@ -108,6 +115,7 @@ class IdlePoll:
             return
         for name, line in list(self._active.items()):
             line.take(self._context.in_flight)
+            line.consumer.has_rows = bool(line.rows)
             if not line.rows and not line.is_longer:
                 del self._active[name]
             else:  # the next kind comes first the next time
@@ -139,6 +147,7 @@ class IdlePoll:
                 besides=[*in_flight.claiming, *in_flight.runs, *line.consumer.put_off],
                 delivered=None if idle else line.passed,
                 past_refused=self._context.refused_rows.any_of("claim"),
+                priority=line.consumer.priority,
             )
             with self._context.health.noting():
                 found = await line.search.make(lambda seconds: search(seconds=seconds)) or []
@@ -148,5 +157,6 @@ class IdlePoll:
         enough = len(found) > wanted if without_messages else bool(found)
         line.is_longer = enough and len(line.consumer.put_off) < _MOST
         if line.rows:
-            self._active[line.consumer.kind.name] = line
+            line.consumer.has_rows = True
+            self._active[line.consumer.name] = line
             self.on_room()

@@ -1,0 +1,44 @@
+"""``jsworker priority``: a waiting job goes to another lane."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
+from uuid import UUID
+
+from jsworker.cli import options
+from jsworker.cli.options import argument
+from jsworker.cli.output import ActionOutcome, refused, report
+from jsworker.cli.selection import connected_database
+from jsworker.core.errors import TransitionRefused
+from jsworker.core.priorities import Priority, priority_number
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions import priorities
+
+app = options.new_app()
+
+
+@app.command()
+def priority(
+    ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.")],
+    priority: Annotated[Priority, argument("PRIORITY", "high, normal or low.")],
+    *,
+    as_json: options.Json = False,
+) -> int:
+    """Give waiting jobs another priority.
+
+    A queued job gets a message in its new lane, which a worker publishes within its relay interval. Jobs that
+    run or have ended keep theirs.
+    """
+    with operators_rights("priority"):
+        return asyncio.run(report(_set(list(dict.fromkeys(ids)), priority), as_json=as_json))
+
+
+async def _set(ids: Sequence[UUID], priority: Priority) -> AsyncIterator[ActionOutcome]:
+    async with connected_database() as database:
+        for job_id in ids:
+            try:
+                await priorities.set_priority(database, job_id, priority_number(priority))
+            except TransitionRefused as error:
+                yield refused(job_id, str(error))
+            else:
+                yield ActionOutcome(job_id, priority)

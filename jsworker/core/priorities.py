@@ -1,0 +1,67 @@
+"""Priorities: the three lanes of each kind, and whose turn it is when several have work."""
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+from jsworker.core.names import shown
+
+Priority = Literal["high", "normal", "low"]
+
+PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
+"""By the number that stands in the row: 0, 1, 2."""
+HIGH, NORMAL, LOW = range(3)
+
+WEIGHTS: Final = (8, 3, 1)
+"""How many jobs of each priority begin in turn while all of them wait."""
+_STEPS: Final = tuple(24 // weight for weight in WEIGHTS)
+
+
+def priority_number(priority: Any) -> int:
+    """Return the number of a priority; ValueError: there is none of this name."""
+    if isinstance(priority, str) and priority in PRIORITIES:
+        return PRIORITIES.index(priority)
+    raise ValueError(f"priority={shown(priority)} must be one of {', '.join(PRIORITIES)}")
+
+
+class Turns:
+    """Gives turns to lanes by their weights; one without work misses its turns, and saves none."""
+
+    def __init__(self) -> None:
+        self._next = [0] * len(PRIORITIES)
+        self._now = 0
+
+    def take(self, lane: int) -> None:
+        """Note that a lane has had a turn."""
+        self._now = self._turn(lane)
+        self._next[lane] = self._now + _STEPS[lane]
+
+    def in_order(self, lanes: Iterable[int]) -> list[int]:
+        """Return lanes that have work, the one whose turn it is first."""
+        return sorted(lanes, key=lambda lane: (self._turn(lane), lane))
+
+    def part(self, lane: int, turns: int, *, among: Iterable[int], ahead: Iterable[int]) -> int:
+        """Return how many of the next ``turns`` are those of ``lane``.
+
+        Args:
+            lane: one of the lanes.
+            turns: how many there are to be given.
+            among: the lanes that have work.
+            ahead: how many jobs of each lane, by its number, will have a turn before.
+        """
+        others = [other for other in {*among, lane} if other != lane]
+        if not others or turns <= 0:
+            return max(turns, 0)
+        waiting = list(ahead)
+        due = {each: self._turn(each) + _STEPS[each] * waiting[each] for each in (*others, lane)}
+        part = 0
+        rounds = sum(WEIGHTS[each] for each in due)
+        if turns > 4 * rounds:  # many: as good as exact, and it need not be counted out
+            return max(1, turns * WEIGHTS[lane] // rounds)
+        for _ in range(turns):
+            first = min(due, key=lambda each: (due[each], each))
+            due[first] += _STEPS[first]
+            part += first == lane
+        return part
+
+    def _turn(self, lane: int) -> int:
+        return max(self._next[lane], self._now)
