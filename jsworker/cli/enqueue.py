@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,8 @@ import typer
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, remark
 from jsworker.client import Enqueued, JobClient
-from jsworker.client.enqueueing import LONGEST_DELAY, Kind
+from jsworker.client.enqueueing import Kind
+from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, shown
@@ -38,6 +40,9 @@ def enqueue(
         int | None, option("N", "Instead of the processor's own.", min=1, max=1_000_000)
     ] = None,
     max_stalls: Annotated[int | None, option("N", "Instead of the processor's own.", min=1, max=100)] = None,
+    run_at: Annotated[
+        str | None, option("TIME", "Due then: ISO 8601 with a zone, instead of --delay.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -53,7 +58,12 @@ def enqueue(
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     of_kind, content = kind_of(kind), read_payload(payload)
-    options = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
+    options: dict[str, Any] = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
+    options |= {"run_at": None if run_at is None else _instant(run_at)}
+    try:
+        Terms(options["run_at"]).check(delay)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
     enqueued: list[Enqueued] = []
 
     def print_ids(batch: list[Enqueued]) -> None:
@@ -68,6 +78,15 @@ def enqueue(
     finally:  # what is committed is committed, whatever came after it
         if as_json:
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
+
+
+def _instant(given: str) -> datetime:
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise WrongUsage(
+            f"--run-at {shown(given)} must be a time as 2030-01-31T18:00+01:00, with its zone"
+        ) from None
 
 
 def kind_of(given: str) -> Kind:
@@ -113,5 +132,5 @@ async def _enqueue(
                 remark(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
                 return
     unpublished = client.unpublished_because
-    if unpublished and not options["delay"]:
+    if unpublished and not (options["delay"] or options["run_at"]):
         remark(f"stored, but not published yet, which a worker does: {unpublished}")

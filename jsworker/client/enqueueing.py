@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -11,6 +11,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
+from jsworker.client.terms import Seconds, Terms
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
@@ -19,8 +20,8 @@ from jsworker.core.processor import JobProcessor, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
-from jsworker.ownership.transitions import enqueue
-from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, new_job_id
+from jsworker.ownership.transitions import enqueue, enqueue_terms
+from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
@@ -31,7 +32,6 @@ Kind = str | type[JobProcessor[Any]]
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 MOST_ATTEMPTS: Final = 1_000_000
 MOST_STALLS: Final = 100  # the table's constraint refuses more from a producer, too
-LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
 _NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
 _BATCH_BYTES: Final = 8_000_000  # of payloads in one statement, but for a single one that is larger
@@ -43,25 +43,19 @@ _Answer = Enqueued | JsworkerError
 class JobOptions(NamedTuple):
     """What is given once for all jobs of a call."""
 
-    delay: float
+    delay: Seconds
     max_attempts: int | None
     max_stalls: int | None
     max_payload_bytes: int
+    terms: Terms = Terms()
 
-    def check(self) -> None:
-        """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
-        try:
-            is_in_range = 0 <= self.delay <= LONGEST_DELAY
-        except TypeError:
-            hint = "; give its total_seconds()" if isinstance(self.delay, timedelta) else ""
-            what = f"not {type(self.delay).__name__}{hint}"
-            raise TypeError(f"delay={shown(self.delay)} must be a number of seconds, {what}") from None
-        if not is_in_range:
-            raise ValueError(f"delay={shown(self.delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
+    def check(self) -> tuple[float, JobTerms | None]:
+        """Return delay and terms of each job; ``TypeError`` or ``ValueError``: they cannot be enqueued."""
         if self.max_attempts is not None:
             check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
         if self.max_stalls is not None:
             check_count("max_stalls", self.max_stalls, MOST_STALLS)
+        return self.terms.check(self.delay)
 
 
 def check_count(name: str, value: int, most: int) -> None:
@@ -77,10 +71,11 @@ def enqueue_statement(
     payload: Any,
     *,
     unique_key: str | None = None,
-    delay: float = 0.0,
+    delay: Seconds = 0.0,
     max_attempts: int | None = None,
     max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    run_at: datetime | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -93,19 +88,20 @@ def enqueue_statement(
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
-        delay: seconds until the job is due.
+        delay: seconds, or a timedelta, until the job is due.
         max_attempts: overrides the processor's; at most 1,000,000.
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
+        run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
 
     Raises:
         InvalidName: the kind or the unique key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
-        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number.
+        ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes)
+    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at))
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
-    return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
+    return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 
 
 def kind_name(kind: Kind) -> str:
@@ -135,7 +131,7 @@ def new_jobs(
 ) -> Iterator[NewJob]:
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
-    options.check()
+    delay, terms = options.check()
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts: list[str] = []
     for payload in payloads:
@@ -145,7 +141,7 @@ def new_jobs(
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
-    rest = (float(options.delay), options.max_attempts, options.max_stalls, *context)
+    rest = (delay, options.max_attempts, options.max_stalls, *context, terms)
     return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
 
 
@@ -173,7 +169,7 @@ async def insert(
     at_once = 1 if keyed else _AT_ONCE
     try:
         for batch in _batches(jobs):
-            under_way.append(asyncio.create_task(enqueue.enqueue_many(database, kind, batch)))
+            under_way.append(asyncio.create_task(enqueue_terms.enqueue_many(database, kind, batch)))
             await asyncio.sleep(0)  # begin with it before the next batch keeps the processor busy
             if len(under_way) == at_once:
                 yield await under_way.popleft()
@@ -201,7 +197,8 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
 class SharedInserts:
     """Inserts single jobs of a client: a lone one at once, a flood in natural batches, kind by kind.
 
-    A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet.
+    A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet. So
+    does one with terms, whose statement is another.
     ``publish_after`` returns the seconds for which relays leave messages to this client now.
     """
 
@@ -220,7 +217,7 @@ class SharedInserts:
 
     async def insert(self, kind: str, job: NewJob) -> Enqueued:
         """Insert a job; after DatabaseUnavailable it is unclear whether it was stored."""
-        if job.unique_key is None and self._under_way:
+        if job.unique_key is None and job.terms is None and self._under_way:
             if kind not in self._kinds:
                 name, write = f"inserts of {kind}", partial(self._write, kind)
                 self._kinds[kind] = Batcher(name, write, limit=_SHARED_BATCH, died=self._died)
@@ -240,7 +237,9 @@ class SharedInserts:
             await batches.flush()
 
     async def _alone(self, kind: str, job: NewJob) -> Enqueued:
-        return await enqueue.enqueue(self._database, kind, job, publish_after=self._publish_after())
+        # What is not due when it is enqueued, or may not be, is left to relays.
+        after = self._publish_after() if job.terms is None or job.terms.run_at is None else 0.0
+        return await enqueue_terms.enqueue_one(self._database, kind, job, publish_after=after)
 
     async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:
         answers: dict[UUID, _Answer] = {}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -19,6 +20,7 @@ from jsworker.client.enqueueing import (
     one_for_each,
 )
 from jsworker.client.schedules import Schedules
+from jsworker.client.terms import Seconds, Terms
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -121,9 +123,10 @@ class JobClient:
         payload: Any,
         *,
         unique_key: str | None = None,
-        delay: float = 0.0,
+        delay: Seconds = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
+        run_at: datetime | None = None,
     ) -> Enqueued:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -133,13 +136,13 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls)
+        options = self._options(delay, max_attempts, max_stalls, Terms(run_at))
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
             self._opened()
             enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
-            if enqueued.created and not delay:
+            if enqueued.created and not (job.delay or run_at):
                 await fault_points.reach("after_commit_before_publish")
                 await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
             return enqueued
@@ -150,9 +153,10 @@ class JobClient:
         payloads: Iterable[Any],
         *,
         unique_keys: Sequence[str | None] | None = None,
-        delay: float = 0.0,
+        delay: Seconds = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
+        run_at: datetime | None = None,
     ) -> list[Enqueued]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -163,7 +167,7 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls)
+        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, Terms(run_at))
         enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)
@@ -299,8 +303,10 @@ class JobClient:
     def _subject_of(self, kind: str) -> str:
         return subject_of(self._settings.subject_prefix, kind)
 
-    def _options(self, delay: float, max_attempts: int | None, max_stalls: int | None) -> JobOptions:
-        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes)
+    def _options(
+        self, delay: Seconds, max_attempts: int | None, max_stalls: int | None, terms: Terms
+    ) -> JobOptions:
+        return JobOptions(delay, max_attempts, max_stalls, self._settings.max_payload_bytes, terms)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")

@@ -1,4 +1,5 @@
 import io
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ class TestOneJob:
         assert one == {"id": str(row["id"]), "created": True}
         assert (row["status"], row["payload"], row["unique_key"]) == ("scheduled", {}, "a.b")
         assert (row["max_attempts"], row["max_stalls"]) == (7, 2)
+
+    def test_when_it_is_due(self, cli: Cli, sql: Sql) -> None:
+        cli("enqueue", "double", "--run-at", "2030-01-31T18:00+01:00").ok()
+        row = sql.execute("SELECT * FROM jsworker.jobs").fetchall()[0]
+        assert (row["status"], row["run_at"]) == ("scheduled", datetime(2030, 1, 31, 17, tzinfo=UTC))
 
     def test_a_unique_key_that_is_taken_prints_its_holder(self, cli: Cli, sql: Sql) -> None:
         [first] = cli("enqueue", "double", "--unique-key", "a").ok().lines
@@ -149,6 +155,9 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
         (["double", "--unique-key", "no\nkey"], r"unique key 'no\nkey' must be text of 1 to 255 printable"),
         (["double", "--delay", "-1"], "--delay -1 must be from 0 to 316224000 seconds"),
         (["double", "--delay", "nan"], "--delay nan must be from 0 to 316224000 seconds"),
+        (["double", "--run-at", "tomorrow"], "--run-at 'tomorrow' must be a time as 2030-01-31T18:00+01:00"),
+        (["double", "--run-at", "2030-01-31T18:00"], "run_at=2030-01-31T18:00:00 must have a time zone"),
+        (["double", "--run-at", "2030-01-31T18:00Z", "--delay", "5"], "delay=5.0 and run_at="),
         (["double", "--count", "0"], "Invalid value for '--count'"),
         (["double", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
         (["nowhere:Double"], "target nowhere:Double: there is no module nowhere in "),

@@ -1,0 +1,97 @@
+"""ENQUEUE for jobs with terms of their own: due at an instant. Jobs without any take the statements of ``enqueue``."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import TextClause
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import live
+from jsworker.ownership.statements import condition, filled
+from jsworker.ownership.transitions import enqueue
+from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
+
+# The present is read once for each row: a job that is due is queued in every column of it.
+_PRESENT: Final = "(SELECT clock_timestamp() AS now) AS n"
+_DUE: Final = """
+    CASE WHEN d.run_at <= n.now THEN 'queued' ELSE 'scheduled' END, d.run_at,
+    CASE WHEN d.run_at <= n.now THEN 1 ELSE 0 END, d.run_at <= n.now,
+    CASE WHEN d.run_at <= n.now THEN n.now + make_interval(secs => CAST(:publish_after AS double precision)) END,
+    CASE WHEN d.run_at <= n.now THEN n.now END"""
+_INSTANT: Final = "LATERAL (SELECT coalesce(CAST(:run_at AS timestamptz), n.now + make_interval(secs => {delay}))) AS d(run_at)"
+_OF_ONE: Final = """
+  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
+    CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
+    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}
+  FROM {present}, {instant}"""
+
+_parts: Final = {"columns": COLUMNS, "due": _DUE, "present": _PRESENT}
+_one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
+
+ENQUEUE_TERMS = filled(
+    """
+WITH created AS (
+  INSERT INTO jsworker.jobs ({columns}){of_one}
+  ON CONFLICT DO NOTHING
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
+WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
+""",
+    of_one=_OF_ONE,
+    live=condition(live),
+    **_one,
+)
+
+# Of keys given twice in one call the first wins; keys are inserted in one order by all producers.
+ENQUEUE_MANY_TERMS = filled(
+    """
+WITH input AS (
+  SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
+    CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
+    CAST(:traceparents AS text[]), CAST(:tracestates AS text[])
+  ) WITH ORDINALITY AS i(
+    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, place)
+  ORDER BY unique_key, place
+)
+INSERT INTO jsworker.jobs ({columns})
+SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
+  traceparent, tracestate,{due}
+FROM {present}, input, {instant}
+ORDER BY unique_key, place
+ON CONFLICT DO NOTHING
+RETURNING id
+""",
+    instant=_INSTANT.format(delay="input.delay"),
+    **_parts,
+)
+
+
+def _more(terms: JobTerms) -> dict[str, Any]:
+    return {"run_at": terms.run_at}
+
+
+def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
+    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again."""
+    if job.terms is None:
+        return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
+    return ENQUEUE_TERMS.bindparams(**values_of(kind, job, publish_after), **_more(job.terms))
+
+
+async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
+    """Insert a job as ``enqueue.enqueue``, by its terms."""
+    if job.terms is None:
+        return await enqueue.enqueue(database, kind, job, publish_after=publish_after)
+    return await enqueue.enqueue(
+        database, kind, job, publish_after=publish_after, statement=ENQUEUE_TERMS, more=_more(job.terms)
+    )
+
+
+async def enqueue_many(database: Database, kind: str, new: Sequence[NewJob]) -> list[Enqueued]:
+    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those of one call have the same."""
+    if not new or (terms := new[0].terms) is None:
+        return await enqueue.enqueue_many(database, kind, new)
+    return await enqueue.enqueue_many(database, kind, new, statement=ENQUEUE_MANY_TERMS, more=_more(terms))
