@@ -43,6 +43,7 @@ def enqueue(
     run_at: Annotated[
         str | None, option("TIME", "Due then: ISO 8601 with a zone, instead of --delay.")
     ] = None,
+    expires_in: Annotated[float | None, option("SECONDS", "Cancelled then, unless it has begun.")] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -59,9 +60,9 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     of_kind, content = kind_of(kind), read_payload(payload)
     options: dict[str, Any] = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    options |= {"run_at": None if run_at is None else _instant(run_at)}
+    options |= {"run_at": None if run_at is None else _instant(run_at), "expires_in": expires_in}
     try:
-        Terms(options["run_at"]).check(delay)
+        Terms(options["run_at"], expires_in).check(delay)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     enqueued: list[Enqueued] = []

@@ -58,6 +58,9 @@ _FAILURES: Final = {
     "result": "its result cannot be stored",
 }
 
+_CANCELLATIONS: Final = {"expired": "it had not begun by the time at which it expires"}
+"""Reasons of a cancellation that nobody asked for."""
+
 _CAUSES: Final = {
     "stale": "its heartbeats stopped for longer than the stale threshold",
     "crashed": "its heartbeats stopped and no process answered for it on NATS",
@@ -69,7 +72,7 @@ _BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "fenced"
 """Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
     "released": "handed back: {reason}",
-    "cancelled": "cancelled",
+    "cancelled": "cancelled{because}",
     "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had failed: {failed_for}",
     "cancel_requested": "{owner} was asked to stop it",
@@ -161,8 +164,13 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
         case "scheduled":
             yield f"due in {until(job['run_at'])}"
             yield headline(job["last_error"])
+            yield _expiry(job)
         case "queued" if job["cleared"]:
             yield f"taken back: {headline(job['clear_reason'])}"
+        case "queued":
+            yield _expiry(job)
+        case "cancelled":
+            yield cell(job["failure_reason"])
         case "processing":
             yield cell(job["worker_id"])
             yield f"running for {since(job['claimed_at'])}, heartbeat {since(job['last_activity_at'])} ago"
@@ -176,6 +184,13 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
                 yield f"took {seconds_in_words(took)}" if took >= 1 else f"took {took * 1000:.0f}ms"
         case "failed":
             yield ": ".join(filter(None, (cell(job["failure_reason"]), headline(job["last_error"]))))
+
+
+def _expiry(job: Mapping[str, Any]) -> str:
+    """Return until when a job that was never claimed may begin."""
+    if job["expires_at"] is None or job["fencing_token"]:
+        return ""
+    return f"expires in {until(job['expires_at'])}"
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
@@ -287,13 +302,15 @@ def _standing(found: Mapping[str, Any]) -> str:
     match found["status"]:
         case "scheduled":
             begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"
-            return f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+            due = f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+            return "; ".join(filter(None, (due, _expiry(found))))
         case "queued":
             waits = (
                 "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
             )
             again = f"; taken back: {cell(found['clear_reason'])}" if found["cleared"] else ""
-            return f"{waits} since {since(found['queued_at'])}{again}"
+            waits = f"{waits} since {since(found['queued_at'])}{again}"
+            return "; ".join(filter(None, (waits, _expiry(found))))
         case "processing":
             asked = ", asked to stop" if found["cancel_requested"] else ""
             return f"runs since {since(found['claimed_at'])}{asked}"
@@ -303,7 +320,7 @@ def _standing(found: Mapping[str, Any]) -> str:
         case "completed":
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
-            return "on request"
+            return _CANCELLATIONS.get(found["failure_reason"], "on request")
 
 
 def _in_words(value: Any) -> str:
@@ -338,6 +355,8 @@ def _entry(event: Mapping[str, Any]) -> str:
 
 def _filled(words: str, event: Mapping[str, Any]) -> str:
     details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
+    why = (event["detail"] or {}).get("reason")
+    details["because"] = f": {_CANCELLATIONS[why]}" if why in _CANCELLATIONS else ""
     details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
     return words.format_map(defaultdict(lambda: "?", details))
 

@@ -11,12 +11,12 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from jsworker.client.terms import Seconds, Terms
+from jsworker.client.terms import Terms
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.names import check_kind, check_unique_key, shown
-from jsworker.core.processor import JobProcessor, write_payload
+from jsworker.core.processor import JobProcessor, Seconds, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
@@ -49,13 +49,14 @@ class JobOptions(NamedTuple):
     max_payload_bytes: int
     terms: Terms = Terms()
 
-    def check(self) -> tuple[float, JobTerms | None]:
+    def check(self, kind: Kind) -> tuple[float, JobTerms | None]:
         """Return delay and terms of each job; ``TypeError`` or ``ValueError``: they cannot be enqueued."""
         if self.max_attempts is not None:
             check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
         if self.max_stalls is not None:
             check_count("max_stalls", self.max_stalls, MOST_STALLS)
-        return self.terms.check(self.delay)
+        terms = self.terms if isinstance(kind, str) else self.terms.of(kind)
+        return terms.check(self.delay)
 
 
 def check_count(name: str, value: int, most: int) -> None:
@@ -76,6 +77,7 @@ def enqueue_statement(
     max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     run_at: datetime | None = None,
+    expires_in: Seconds | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -93,13 +95,16 @@ def enqueue_statement(
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
         run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
+        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
+            claim is a beginning: what is retried or taken back later does not expire. Overrides the
+            processor's.
 
     Raises:
         InvalidName: the kind or the unique key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
         ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at))
+    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at, expires_in))
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 
@@ -131,7 +136,7 @@ def new_jobs(
 ) -> Iterator[NewJob]:
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
-    delay, terms = options.check()
+    delay, terms = options.check(kind)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts: list[str] = []
     for payload in payloads:

@@ -20,11 +20,12 @@ from jsworker.client.enqueueing import (
     one_for_each,
 )
 from jsworker.client.schedules import Schedules
-from jsworker.client.terms import Seconds, Terms
+from jsworker.client.terms import Terms
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
+from jsworker.core.processor import Seconds
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
@@ -127,6 +128,7 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
         run_at: datetime | None = None,
+        expires_in: Seconds | None = None,
     ) -> Enqueued:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -136,7 +138,7 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls, Terms(run_at))
+        options = self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in))
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
@@ -157,6 +159,7 @@ class JobClient:
         max_attempts: int | None = None,
         max_stalls: int | None = None,
         run_at: datetime | None = None,
+        expires_in: Seconds | None = None,
     ) -> list[Enqueued]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -167,7 +170,10 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, Terms(run_at))
+        name, options = (
+            kind_name(kind),
+            self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in)),
+        )
         enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, options, context)

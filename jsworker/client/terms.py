@@ -1,12 +1,11 @@
 """When a job is due and until when it may begin: as producers give it, checked, in seconds and UTC."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Self
 
 from jsworker.core.names import shown
+from jsworker.core.processor import JobProcessor, Seconds
 from jsworker.ownership.transitions.enqueue import JobTerms
-
-Seconds: TypeAlias = float | timedelta
 
 LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
 _FIRST: Final = datetime(2000, 1, 1, tzinfo=UTC)  # what the table takes
@@ -16,6 +15,11 @@ class Terms(NamedTuple):
     """What a call says beyond kind, payload, key and limits."""
 
     run_at: datetime | None = None
+    expires_in: Seconds | None = None
+
+    def of(self, processor: type[JobProcessor[Any]]) -> Self:
+        """Return these terms with what a class says where the call says nothing."""
+        return self if self.expires_in is not None else self._replace(expires_in=processor.expires_in)
 
     def check(self, delay: Seconds) -> tuple[float, JobTerms | None]:
         """Return the delay in seconds and the terms of each job; None: the plain statements enqueue it.
@@ -24,11 +28,34 @@ class Terms(NamedTuple):
             TypeError, ValueError: what cannot be, or cannot be together.
         """
         seconds = seconds_of("delay", delay)
-        if self.run_at is None:
-            return seconds, None
-        if seconds:
+        if self.run_at is not None and seconds:
             raise ValueError(f"delay={shown(delay)} and run_at={shown(self.run_at)}: give one of them")
-        return seconds, JobTerms(run_at=instant_of("run_at", self.run_at))
+        run_at = None if self.run_at is None else instant_of("run_at", self.run_at)
+        expires_in = None if self.expires_in is None else positive_seconds("expires_in", self.expires_in)
+        if expires_in is not None:
+            self._check_expiry(expires_in, delay, seconds, run_at)
+        terms = JobTerms(run_at, expires_in)
+        return seconds, None if terms == _PLAIN else terms
+
+    def _check_expiry(
+        self, expires_in: float, delay: Seconds, seconds: float, run_at: datetime | None
+    ) -> None:
+        # By this machine's clock, for a mistake; the database's decides.
+        due = seconds if run_at is None else (run_at - datetime.now(UTC)).total_seconds()
+        if expires_in <= due:
+            when = f"delay={shown(delay)}" if run_at is None else f"run_at={run_at.isoformat()}"
+            raise ValueError(f"expires_in={shown(self.expires_in)} ends before the job is due: {when}")
+
+
+_PLAIN: Final = JobTerms()
+
+
+def positive_seconds(name: str, value: Seconds) -> float:
+    """Return a duration of more than 0 seconds; raises as ``seconds_of``."""
+    seconds = seconds_of(name, value)
+    if seconds == 0:
+        raise ValueError(f"{name}={shown(value)} must be more than 0 seconds")
+    return seconds
 
 
 def seconds_of(name: str, value: Seconds, *, longest: float = LONGEST_DELAY) -> float:

@@ -22,6 +22,7 @@ EVENT_NAMES = frozenset(
         "job.stop_ignored",
         "job.lost",
         "job.cleared",
+        "jobs.expired",
         "jobs.pruned",
         "stale.detected",
         "stale.recovered",

@@ -5,9 +5,10 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Final, Generic, get_args, get_origin
+from typing import Any, ClassVar, Final, Generic, TypeAlias, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
@@ -19,6 +20,8 @@ from jsworker.core.names import check_kind, kebab_case, printable
 from jsworker.core.schedule_rules import Schedule
 
 P = TypeVar("P", default=dict[str, Any])
+Seconds: TypeAlias = float | timedelta
+"""A duration as users give it."""
 
 
 class FromSettings(Enum):
@@ -84,6 +87,8 @@ class JobProcessor(ABC, Generic[P]):
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
         schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
+        expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
+            unless it has begun; None: it never is.
     """
 
     kind: ClassVar[str] = ""
@@ -95,6 +100,7 @@ class JobProcessor(ABC, Generic[P]):
     backoff: ClassVar[Backoff] = Backoff()
     concurrency: ClassVar[int | None] = None
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
+    expires_in: ClassVar[Seconds | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -26,10 +26,13 @@ failed: Final = j.c.status == "failed"
 live: Final = j.c.status.in_(("scheduled", "queued", "processing"))
 ended: Final = j.c.status.in_(("completed", "failed", "cancelled"))
 
+waiting: Final = j.c.status.in_(("scheduled", "queued"))
+
 scheduled_indexed: Final = j.c.status + "" == "scheduled"
 queued_indexed: Final = j.c.status + "" == "queued"
 processing_indexed: Final = j.c.status + "" == "processing"
 ended_indexed: Final = (j.c.status + "").not_in(("scheduled", "queued", "processing"))
+waiting_indexed: Final = (j.c.status + "").in_(("scheduled", "queued"))
 needs_publish_indexed: Final = sa.cast(j.c.needs_publish, sa.Integer) == 1
 
 # The owner's fence.
@@ -64,6 +67,11 @@ def lost_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
     """Return that a job still waits for the message of this dispatch, which was published and is proven gone."""
     return sa.and_(queued, ~j.c.needs_publish, j.c.dispatch == dispatch)
 
+
+# Expiry. Once claimed, a job has begun: what brings it back to the queue later is no reason to drop it.
+never_claimed: Final = j.c.fencing_token == 0
+is_over: Final = j.c.expires_at <= NOW
+may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
 
 # Who may reset: a row as the sweeper has seen it, and late still.
 may_stall_once: Final = sa.and_(j.c.stalls == 0, j.c.max_stalls >= 2, ~j.c.cancel_requested)

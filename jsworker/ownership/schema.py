@@ -52,6 +52,7 @@ _JOB_RULES = {
         + " AND (queued_at IS NOT NULL OR status <> 'queued')"
     ),
     "jobs_progress": "progress >= 0 AND progress <= 1",
+    "jobs_expires_at": f"expires_at BETWEEN {_FIRST} AND {_LAST}",
 }
 
 metadata = sa.MetaData(schema=SCHEMA)
@@ -125,6 +126,7 @@ jobs = sa.Table(
     sa.Column("completed_by", sa.Text),
     sa.Column("schedule", sa.Text),
     _instant("scheduled_for"),
+    _instant("expires_at"),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -143,6 +145,11 @@ jobs = sa.Table(
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
+    _partial(
+        "jobs_expiring",
+        "expires_at",
+        where="expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued')",
+    ),
     _partial(
         "jobs_unique_live",
         "kind",

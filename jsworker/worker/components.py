@@ -13,6 +13,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
+from jsworker.worker.maintenance.expiry import Expiry
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
@@ -76,6 +77,7 @@ class Components:
         self.relay = self._loop("relay", self.publisher.step, settings.relay_interval)
         prunes = settings.retention is not None
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
+        self._scan("expiry", Expiry(context).step, settings.scan_interval)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context), interval)
         self.schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
@@ -93,8 +95,9 @@ class Components:
         rules = settings.recovers_by()
         self.dead_owners = DeadOwners(context)
         sweeper = Sweeper(context, heartbeat=self.heartbeat, presence=self.presence, late=self.late)
-        sweeps = rules["crashed"] or rules["stale"]
-        self.scans = self._scan("scan", sweeper.step, settings.scan_interval, runs=sweeps)
+        self.scans = self._scan(
+            "scan", sweeper.step, settings.scan_interval, runs=rules["crashed"] or rules["stale"]
+        )
         self._lost_messages = LostMessages(context)
         # By itself: the jobs of the dead wait for no search that has become slow.
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)

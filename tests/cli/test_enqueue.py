@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jsworker.cli import enqueue
+from jsworker.ownership.transitions.expire import EXPIRE
 from tests.ownership.rows import Sql, read_value
 
 from .commands import Cli, Keyboard
@@ -39,6 +40,17 @@ class TestOneJob:
         cli("enqueue", "double", "--run-at", "2030-01-31T18:00+01:00").ok()
         row = sql.execute("SELECT * FROM jsworker.jobs").fetchall()[0]
         assert (row["status"], row["run_at"]) == ("scheduled", datetime(2030, 1, 31, 17, tzinfo=UTC))
+
+    def test_until_when_it_may_begin(self, cli: Cli, sql: Sql) -> None:
+        [job_id] = cli("enqueue", "double", "--expires-in", "3600").ok().lines
+        assert "expires in " in cli("jobs", "--status", "queued").ok().out
+        assert "waits for a free worker" in cli("job", job_id).ok().out
+        assert "expires in " in cli("job", job_id).ok().out
+        sql.execute("UPDATE jsworker.jobs SET expires_at = clock_timestamp() - interval '1 s'")
+        sql.execute(EXPIRE.text.replace(":limit", "10").encode())
+        assert "expired" in cli("jobs", "--status", "cancelled").ok().out
+        told = " ".join(cli("job", job_id).ok().out.split())
+        assert "cancelled: it had not begun by the time at which it expires" in told
 
     def test_a_unique_key_that_is_taken_prints_its_holder(self, cli: Cli, sql: Sql) -> None:
         [first] = cli("enqueue", "double", "--unique-key", "a").ok().lines
@@ -158,6 +170,11 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
         (["double", "--run-at", "tomorrow"], "--run-at 'tomorrow' must be a time as 2030-01-31T18:00+01:00"),
         (["double", "--run-at", "2030-01-31T18:00"], "run_at=2030-01-31T18:00:00 must have a time zone"),
         (["double", "--run-at", "2030-01-31T18:00Z", "--delay", "5"], "delay=5.0 and run_at="),
+        (["double", "--expires-in", "0"], "expires_in=0.0 must be more than 0 seconds"),
+        (
+            ["double", "--expires-in", "5", "--delay", "9"],
+            "expires_in=5.0 ends before the job is due: delay=9.0",
+        ),
         (["double", "--count", "0"], "Invalid value for '--count'"),
         (["double", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
         (["nowhere:Double"], "target nowhere:Double: there is no module nowhere in "),

@@ -49,6 +49,31 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         ValueError,
         r"^run_at=9999.* must be from 2000 on",
     ),
+    "an expiry at once": (
+        lambda client: client.enqueue(KIND, {}, expires_in=0),
+        ValueError,
+        r"^expires_in=0 must be more than 0 seconds$",
+    ),
+    "an expiry in the past": (
+        lambda client: client.enqueue_many(KIND, [{}], expires_in=timedelta(days=-1)),
+        ValueError,
+        r"^expires_in=.* must be from 0 to 3\.16224e\+08 seconds$",
+    ),
+    "an expiry as an instant": (
+        lambda client: client.enqueue(KIND, {}, expires_in=datetime(2030, 1, 1, tzinfo=UTC)),  # type: ignore[arg-type]
+        TypeError,
+        r"^expires_in=.* must be a number of seconds or a timedelta, not datetime$",
+    ),
+    "an expiry before the job is due": (
+        lambda client: client.enqueue(KIND, {}, delay=60, expires_in=60),
+        ValueError,
+        r"^expires_in=60 ends before the job is due: delay=60$",
+    ),
+    "an expiry before the instant": (
+        lambda client: client.enqueue(KIND, {}, run_at=datetime.now(UTC) + timedelta(hours=1), expires_in=60),
+        ValueError,
+        r"^expires_in=60 ends before the job is due: run_at=",
+    ),
     "an instant and a delay": (
         lambda client: client.enqueue(KIND, {}, delay=5, run_at=datetime(2030, 1, 1, tzinfo=UTC)),
         ValueError,

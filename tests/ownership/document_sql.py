@@ -15,6 +15,8 @@ from jsworker.ownership.transitions import (
     claim,
     control,
     enqueue,
+    enqueue_terms,
+    expire,
     heartbeat,
     publish,
     republish,
@@ -33,6 +35,7 @@ row alone.
 """
 STATEMENTS: dict[str, TextClause] = {
     "ENQUEUE": enqueue.ENQUEUE,
+    "ENQUEUE with terms": enqueue_terms.ENQUEUE_TERMS,
     "PUBLISH": publish.PUBLISH,
     "MARK": publish.MARK,
     "CLAIM": claim.CLAIM,
@@ -53,6 +56,7 @@ STATEMENTS: dict[str, TextClause] = {
     "RESET by rule 3 (two witnesses)": reset.RESET_CRASHED,
     "RESET by rule 4 (operator)": reset.RESET_BY_OPERATOR,
     "PROMOTE": publish.PROMOTE,
+    "EXPIRE": expire.EXPIRE,
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,

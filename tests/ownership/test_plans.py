@@ -19,6 +19,7 @@ from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
     control,
+    expire,
     heartbeat,
     publish,
     republish,
@@ -294,6 +295,9 @@ class TestSweeps:
             "jobs_due",
             "jobs_pkey",
         }
+
+    def test_expire(self, table: Connection) -> None:
+        assert access_paths(table, expire.EXPIRE, {"limit": 200}) == {"jobs_expiring", "jobs_pkey"}
 
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}

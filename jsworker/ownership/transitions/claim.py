@@ -127,8 +127,8 @@ def _claim(
 
 _ids = given_array("ids", sa.Uuid)
 
-_queued = predicates.queued
-CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _queued, of_kind), _queued)
+_may_claim = sa.and_(predicates.queued, predicates.may_begin)
+CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _may_claim, of_kind), _may_claim)
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
 # first stall, for a later one waits out its back-off; only when a further run is due at all.
@@ -156,8 +156,9 @@ CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine)
 # locked, or was queued again since, and is claimed again; what is not was refused. A skip of a job that another
 # worker runs is logged once for each worker that skipped it, however often its message comes back.
 _me = statements.given("worker_id", sa.Text)
+_status = sa.case((sa.and_(predicates.queued, ~predicates.may_begin), "expired"), else_=j.c.status)
 _row = (
-    sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token"])
+    sa.select(j.c.id, _status.label("status"), *j.c["dispatch", "worker_id", "fencing_token"])
     .where(j.c.id == sa.any_(_ids), of_kind)
     .cte("refused")
 )
@@ -198,7 +199,10 @@ class Taken(NamedTuple):
 
 
 class RefusedJob(NamedTuple):
-    """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again."""
+    """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again.
+
+    ``expired``: it is queued, and was not begun in time. A sweep ends it.
+    """
 
     status: str
     dispatch: int

@@ -103,9 +103,11 @@ class JobTerms(NamedTuple):
 
     Attributes:
         run_at: when the job is due, instead of a delay.
+        expires_in: seconds from its insert until it is cancelled, unless it has begun.
     """
 
     run_at: datetime | None = None
+    expires_in: float | None = None
 
 
 class NewJob(NamedTuple):

@@ -1,4 +1,4 @@
-"""ENQUEUE for jobs with terms of their own: due at an instant. Jobs without any take the statements of ``enqueue``."""
+"""ENQUEUE for jobs with terms of their own: due at an instant, expiring. All others take those of ``enqueue``."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,7 +17,8 @@ _DUE: Final = """
     CASE WHEN d.run_at <= n.now THEN 'queued' ELSE 'scheduled' END, d.run_at,
     CASE WHEN d.run_at <= n.now THEN 1 ELSE 0 END, d.run_at <= n.now,
     CASE WHEN d.run_at <= n.now THEN n.now + make_interval(secs => CAST(:publish_after AS double precision)) END,
-    CASE WHEN d.run_at <= n.now THEN n.now END"""
+    CASE WHEN d.run_at <= n.now THEN n.now END,
+    n.now + make_interval(secs => CAST(:expires_in AS double precision))"""
 _INSTANT: Final = "LATERAL (SELECT coalesce(CAST(:run_at AS timestamptz), n.now + make_interval(secs => {delay}))) AS d(run_at)"
 _OF_ONE: Final = """
   SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
@@ -25,7 +26,7 @@ _OF_ONE: Final = """
     CAST(:traceparent AS text), CAST(:tracestate AS text),{due}
   FROM {present}, {instant}"""
 
-_parts: Final = {"columns": COLUMNS, "due": _DUE, "present": _PRESENT}
+_parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _PRESENT}
 _one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
 
 ENQUEUE_TERMS = filled(
@@ -71,7 +72,7 @@ RETURNING id
 
 
 def _more(terms: JobTerms) -> dict[str, Any]:
-    return {"run_at": terms.run_at}
+    return {"run_at": terms.run_at, "expires_in": terms.expires_in}
 
 
 def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:

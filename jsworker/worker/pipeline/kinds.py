@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from jsworker.client.terms import positive_seconds
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
@@ -143,14 +144,23 @@ def _is_time_limit(value: Any) -> bool:
     return left_open or (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS)
 
 
+def _is_duration(value: Any) -> bool:
+    try:
+        return positive_seconds("", value) > 0
+    except (TypeError, ValueError):
+        return False
+
+
 _COUNT = f"a whole number from 1 to {_MOST}"
 _SECONDS = f"None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
+_DURATION = "None, a number of seconds or a timedelta, more than 0 and at most ten years"
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_attempts": (_is_count, _COUNT),
     "max_stalls": (_is_count, _COUNT),
     "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
+    "expires_in": (lambda value: value is None or _is_duration(value), _DURATION),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
 }
 

@@ -1,0 +1,72 @@
+"""Jobs that are not begun in time are cancelled, by whichever worker comes first, and never run."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.errors import SettingsError
+from jsworker.core.job import Job
+from jsworker.worker.maintenance.expiry import Expiry
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+OVER = "UPDATE jsworker.jobs SET expires_at = clock_timestamp() - interval '1 second'"
+
+
+async def test_a_worker_cancels_what_has_expired_also_of_kinds_that_others_run(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    late = await client.enqueue("elsewhere", {}, delay=3600, expires_in=timedelta(hours=2))
+    await rows.query(OVER)
+    running = await start(scripted(echo))
+    assert await running.events.told("jobs.expired") == [{"kind": "elsewhere", "jobs": 1}]
+    job = await rows.job(late.id)
+    assert (job["status"], job["failure_reason"]) == ("cancelled", "expired")
+    assert await rows.told(late.id) == ["cancelled"]
+
+
+async def test_a_message_of_an_expired_job_is_acknowledged_and_starts_nothing(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_: Expiry) -> None: ...
+
+    ran: list[Any] = []
+
+    async def process(job: Job[Any]) -> None:
+        ran.append(job.payload)
+
+    monkeypatch.setattr(Expiry, "step", nothing)  # before any sweep
+    over = await client.enqueue(KIND, {"over": True}, expires_in=60)
+    await rows.query(OVER)
+    await client.enqueue(KIND, {"over": False}, expires_in=60)
+    running = await start(scripted(process))
+    [skipped] = await running.events.told("job.skipped")
+    assert (skipped["job_id"], skipped["status"]) == (str(over.id), "expired")
+    await running.events.told("job.completed")
+    await running.stream_is_empty()
+    assert ran == [{"over": False}]
+    assert (await rows.job(over.id))["status"] == "queued"
+
+
+async def test_a_class_gives_its_jobs_their_time(client: JobClient, rows: Rows) -> None:
+    processor = type(scripted(echo, expires_in=timedelta(minutes=5)))
+    one, other = await client.enqueue(processor, {}), await client.enqueue(processor, {}, expires_in=60)
+    [many] = await client.enqueue_many(processor, [{}])
+    by_name = await client.enqueue(KIND, {})
+    seconds = "SELECT extract(epoch FROM expires_at - created_at) FROM jsworker.jobs WHERE id = %s"
+    for job_id, expected in ((one.id, 300), (other.id, 60), (many.id, 300)):
+        assert abs(float(await rows.value(seconds, job_id)) - expected) < 10
+    assert await rows.value(seconds, by_name.id) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, "60", timedelta(0), float("nan"), 1e12])
+async def test_a_class_with_no_sensible_time_is_refused(start: StartWorker, value: Any) -> None:
+    with pytest.raises(
+        SettingsError, match=r"^expires_in=.* of kind scripted \(Made\) must be None, a number"
+    ):
+        await start(scripted(echo, expires_in=value))
