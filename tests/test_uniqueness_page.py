@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,8 +20,9 @@ def blocks(language: str) -> list[str]:
 def _servers(monkeypatch: pytest.MonkeyPatch, servers: Any, database_url: str) -> None:
     monkeypatch.setenv("JSWORKER_DATABASE_URL", database_url)
     monkeypatch.setenv("JSWORKER_NATS_URL", servers.nats.url)
-    monkeypatch.setenv("JSWORKER_STREAM", "PAGE_OF_UNIQUENESS")
-    monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", "page-of-uniqueness")
+    name = f"page-{uuid4().hex[:8]}"  # a stream belongs to one database
+    monkeypatch.setenv("JSWORKER_STREAM", name)
+    monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", name)
 
 
 def test_its_code_enqueues() -> None:

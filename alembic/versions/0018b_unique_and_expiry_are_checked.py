@@ -1,4 +1,4 @@
-"""Every row is known to obey the rules that 0018 wrote, and what expires is found by an index.
+"""Every row is known to obey the rules that 0018 wrote, and what expires or has a key is found by an index.
 
 Revision: 0018b, after 0018
 """
@@ -12,11 +12,19 @@ down_revision = "0018"
 branch_labels = None
 depends_on = None
 
-RULES = ("jobs_expires_at",)
+RULES = ("jobs_expires_at", "jobs_waiting_key")
 CONCURRENTLY = {
     "jobs_expiring": (
         "CREATE INDEX CONCURRENTLY jobs_expiring ON jsworker.jobs (expires_at) "
         "WHERE expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued')"
+    ),
+    "jobs_unique_waiting": (
+        "CREATE UNIQUE INDEX CONCURRENTLY jobs_unique_waiting ON jsworker.jobs (kind, waiting_key) "
+        "WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')"
+    ),
+    "jobs_unique_running": (
+        "CREATE UNIQUE INDEX CONCURRENTLY jobs_unique_running ON jsworker.jobs (kind, waiting_key) "
+        "WHERE waiting_key IS NOT NULL AND status = 'processing'"
     ),
 }
 DROP = {name: f"DROP INDEX IF EXISTS jsworker.{name}" for name in CONCURRENTLY}

@@ -121,11 +121,12 @@ BEGIN
     GRANT INSERT, DELETE ON jsworker.untold_resets TO jsworker_worker;
     GRANT UPDATE (at) ON jsworker.untold_resets TO jsworker_worker;  -- what locking an entry takes
   END IF;
-  -- Until when a job may begin.
+  -- Until when a job may begin, and keys of which one job may wait beside one that runs.
   IF EXISTS (
     SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'expires_at' AND NOT attisdropped
   ) THEN
-    GRANT INSERT (expires_at) ON jsworker.jobs TO jsworker_producer;
+    GRANT INSERT (expires_at, waiting_key) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (waiting_key) ON jsworker.jobs TO jsworker_producer;
   END IF;
   -- What enqueues jobs by the clock.
   IF to_regclass('jsworker.schedules') IS NOT NULL THEN

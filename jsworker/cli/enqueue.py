@@ -17,6 +17,7 @@ from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, shown
+from jsworker.core.processor import Unique
 from jsworker.core.targets import load_processor_class
 
 _BATCH = 10_000
@@ -44,6 +45,9 @@ def enqueue(
         str | None, option("TIME", "Due then: ISO 8601 with a zone, instead of --delay.")
     ] = None,
     expires_in: Annotated[float | None, option("SECONDS", "Cancelled then, unless it has begun.")] = None,
+    unique: Annotated[
+        Unique | None, option("SCOPE", "Of the key: live (default), or waiting: one may wait and one run.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -60,9 +64,11 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     of_kind, content = kind_of(kind), read_payload(payload)
     options: dict[str, Any] = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    options |= {"run_at": None if run_at is None else _instant(run_at), "expires_in": expires_in}
+    terms = Terms(None if run_at is None else _instant(run_at), expires_in, unique)
+    options |= terms._asdict()
     try:
-        Terms(options["run_at"], expires_in).check(delay)
+        terms.check_keys([unique_key])
+        terms.check(delay)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     enqueued: list[Enqueued] = []
@@ -130,7 +136,8 @@ async def _enqueue(
             one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             take([one])
             if not one.created:
-                remark(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
+                holder = "waiting" if options["unique"] == "waiting" else "live"
+                remark(f"a {holder} job has unique key {unique_key} already, this one; nothing was enqueued")
                 return
     unpublished = client.unpublished_because
     if unpublished and not (options["delay"] or options["run_at"]):

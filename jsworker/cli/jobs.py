@@ -30,7 +30,7 @@ from jsworker.cli.output import (
     until,
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
-from jsworker.core.names import check_kind, printable
+from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
@@ -58,7 +58,10 @@ _FAILURES: Final = {
     "result": "its result cannot be stored",
 }
 
-_CANCELLATIONS: Final = {"expired": "it had not begun by the time at which it expires"}
+_CANCELLATIONS: Final = {
+    "expired": "it had not begun by the time at which it expires",
+    "superseded": "another job of its unique key waited already when it came back to the queue",
+}
 """Reasons of a cancellation that nobody asked for."""
 
 _CAUSES: Final = {
@@ -79,6 +82,7 @@ _ENTRIES: Final = {
     "skipped": "{who} skipped a message about it: {owner} has it",
     "rejected": "a late {write} by {who} was refused",
     "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
+    "deferred": "waits for job {behind} of its unique key, which runs",
     "republished": "its message was lost, and published again",
 }
 """Names in braces are those of the details; who wrote it, and the error's first line."""
@@ -162,7 +166,12 @@ def _refusal(mark: Mark) -> str:
 def _detail(job: Mapping[str, Any]) -> Iterator[str]:
     match job["status"]:
         case "scheduled":
-            yield f"due in {until(job['run_at'])}"
+            behind = job["behind"]
+            yield (
+                f"due in {until(job['run_at'])}"
+                if behind is None
+                else f"behind {short_id(behind)}, of its key"
+            )
             yield headline(job["last_error"])
             yield _expiry(job)
         case "queued" if job["cleared"]:
@@ -285,8 +294,9 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
     if found["finished_at"] is not None:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
-    if found["unique_key"] is not None:
-        yield "unique key", Text(cell(found["unique_key"]))
+    if (key := found["unique_key"] or found["waiting_key"]) is not None:
+        scope = "" if found["waiting_key"] is None else " (one may wait, one may run)"
+        yield "unique key", Text(f"{cell(key)}{scope}")
     for name in ("payload", "checkpoint", "result"):
         if found[name] is not None:
             yield name, Text(_in_words(found[name]))
@@ -302,6 +312,8 @@ def _standing(found: Mapping[str, Any]) -> str:
     match found["status"]:
         case "scheduled":
             begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"
+            if found["behind"] is not None:
+                begins = f"waits for job {found['behind']} of its unique key; looked at again"
             due = f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
             return "; ".join(filter(None, (due, _expiry(found))))
         case "queued":

@@ -11,12 +11,12 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from jsworker.client.terms import Terms
+from jsworker.client.terms import Terms, of_job
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.names import check_kind, check_unique_key, shown
-from jsworker.core.processor import JobProcessor, Seconds, write_payload
+from jsworker.core.processor import JobProcessor, Seconds, Unique, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
@@ -49,12 +49,16 @@ class JobOptions(NamedTuple):
     max_payload_bytes: int
     terms: Terms = Terms()
 
-    def check(self, kind: Kind) -> tuple[float, JobTerms | None]:
-        """Return delay and terms of each job; ``TypeError`` or ``ValueError``: they cannot be enqueued."""
+    def check(self, kind: Kind, keys: Sequence[str | None]) -> tuple[float, JobTerms]:
+        """Return the delay, and the terms of jobs with a key.
+
+        Raises ``TypeError`` or ``ValueError`` for what cannot be enqueued.
+        """
         if self.max_attempts is not None:
             check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
         if self.max_stalls is not None:
             check_count("max_stalls", self.max_stalls, MOST_STALLS)
+        self.terms.check_keys(keys)
         terms = self.terms if isinstance(kind, str) else self.terms.of(kind)
         return terms.check(self.delay)
 
@@ -78,6 +82,7 @@ def enqueue_statement(
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     run_at: datetime | None = None,
     expires_in: Seconds | None = None,
+    unique: Unique | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -98,13 +103,17 @@ def enqueue_statement(
         expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
             claim is a beginning: what is retried or taken back later does not expire. Overrides the
             processor's.
+        unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
+            waits and one runs. Overrides the processor's.
 
     Raises:
         InvalidName: the kind or the unique key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
         ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at, expires_in))
+    options = JobOptions(
+        delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at, expires_in, unique)
+    )
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 
@@ -136,7 +145,7 @@ def new_jobs(
 ) -> Iterator[NewJob]:
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
-    delay, terms = options.check(kind)
+    delay, terms = options.check(kind, unique_keys)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     texts: list[str] = []
     for payload in payloads:
@@ -146,8 +155,12 @@ def new_jobs(
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
-    rest = (delay, options.max_attempts, options.max_stalls, *context, terms)
-    return (NewJob(new_job_id(), text, key, *rest) for text, key in zip(texts, keys, strict=True))
+    rest = (delay, options.max_attempts, options.max_stalls, *context)
+    keyed, unkeyed = (of_job(terms, key) for key in ("", None))
+    return (
+        NewJob(new_job_id(), text, key, *rest, unkeyed if key is None else keyed)
+        for text, key in zip(texts, keys, strict=True)
+    )
 
 
 def payload_text(kind: Kind, payload: Any, most: int) -> str:

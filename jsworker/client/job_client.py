@@ -25,7 +25,7 @@ from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
-from jsworker.core.processor import Seconds
+from jsworker.core.processor import Seconds, Unique
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
@@ -129,6 +129,7 @@ class JobClient:
         max_stalls: int | None = None,
         run_at: datetime | None = None,
         expires_in: Seconds | None = None,
+        unique: Unique | None = None,
     ) -> Enqueued:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -138,7 +139,7 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in))
+        options = self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique))
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
@@ -160,6 +161,7 @@ class JobClient:
         max_stalls: int | None = None,
         run_at: datetime | None = None,
         expires_in: Seconds | None = None,
+        unique: Unique | None = None,
     ) -> list[Enqueued]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -172,7 +174,7 @@ class JobClient:
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = (
             kind_name(kind),
-            self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in)),
+            self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique)),
         )
         enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:

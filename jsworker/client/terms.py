@@ -1,10 +1,11 @@
 """When a job is due and until when it may begin: as producers give it, checked, in seconds and UTC."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, get_args
 
 from jsworker.core.names import shown
-from jsworker.core.processor import JobProcessor, Seconds
+from jsworker.core.processor import JobProcessor, Seconds, Unique
 from jsworker.ownership.transitions.enqueue import JobTerms
 
 LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
@@ -16,17 +17,26 @@ class Terms(NamedTuple):
 
     run_at: datetime | None = None
     expires_in: Seconds | None = None
+    unique: Unique | None = None
 
     def of(self, processor: type[JobProcessor[Any]]) -> Self:
         """Return these terms with what a class says where the call says nothing."""
-        return self if self.expires_in is not None else self._replace(expires_in=processor.expires_in)
+        expires_in = processor.expires_in if self.expires_in is None else self.expires_in
+        return self._replace(expires_in=expires_in, unique=self.unique or processor.unique)
 
-    def check(self, delay: Seconds) -> tuple[float, JobTerms | None]:
-        """Return the delay in seconds and the terms of each job; None: the plain statements enqueue it.
+    def check_keys(self, keys: Iterable[str | None]) -> None:
+        """Raise ValueError where what is said of keys, by the call and not by its class, has none."""
+        if self.unique is not None and any(key is None for key in keys):
+            raise ValueError(f"unique={shown(self.unique)} needs a unique_key for each job")
+
+    def check(self, delay: Seconds) -> tuple[float, JobTerms]:
+        """Return the delay in seconds and the terms of a job that has a key.
 
         Raises:
             TypeError, ValueError: what cannot be, or cannot be together.
         """
+        if self.unique is not None and self.unique not in get_args(Unique):
+            raise ValueError(f"unique={shown(self.unique)} must be 'live' or 'waiting'")
         seconds = seconds_of("delay", delay)
         if self.run_at is not None and seconds:
             raise ValueError(f"delay={shown(delay)} and run_at={shown(self.run_at)}: give one of them")
@@ -34,8 +44,7 @@ class Terms(NamedTuple):
         expires_in = None if self.expires_in is None else positive_seconds("expires_in", self.expires_in)
         if expires_in is not None:
             self._check_expiry(expires_in, delay, seconds, run_at)
-        terms = JobTerms(run_at, expires_in)
-        return seconds, None if terms == _PLAIN else terms
+        return seconds, JobTerms(run_at, expires_in, self.unique or "live")
 
     def _check_expiry(
         self, expires_in: float, delay: Seconds, seconds: float, run_at: datetime | None
@@ -48,6 +57,13 @@ class Terms(NamedTuple):
 
 
 _PLAIN: Final = JobTerms()
+
+
+def of_job(terms: JobTerms, key: str | None) -> JobTerms | None:
+    """Return the terms of a job with or without a key; None: the plain statements enqueue it."""
+    if key is None:
+        terms = JobTerms(terms.run_at, terms.expires_in)
+    return None if terms == _PLAIN else terms
 
 
 def positive_seconds(name: str, value: Seconds) -> float:

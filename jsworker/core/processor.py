@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Final, Generic, TypeAlias, get_args, get_origin
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
@@ -22,6 +22,7 @@ from jsworker.core.schedule_rules import Schedule
 P = TypeVar("P", default=dict[str, Any])
 Seconds: TypeAlias = float | timedelta
 """A duration as users give it."""
+Unique: TypeAlias = Literal["live", "waiting"]
 
 
 class FromSettings(Enum):
@@ -87,6 +88,8 @@ class JobProcessor(ABC, Generic[P]):
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
         schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
+        unique: of jobs of one unique key that are enqueued by this class: ``live``, at most one waits or
+            runs; ``waiting``, at most one waits and one runs.
         expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
             unless it has begun; None: it never is.
     """
@@ -101,6 +104,7 @@ class JobProcessor(ABC, Generic[P]):
     concurrency: ClassVar[int | None] = None
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
     expires_in: ClassVar[Seconds | None] = None
+    unique: ClassVar[Unique] = "live"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from jsworker.ownership.schema import refused_rows
+from jsworker.ownership.schema import jobs, refused_rows
 from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, locked, seconds
 
 Predicate = sa.ColumnElement[bool]
@@ -72,6 +72,15 @@ def lost_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
 never_claimed: Final = j.c.fencing_token == 0
 is_over: Final = j.c.expires_at <= NOW
 may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
+
+# A key of which one job may wait beside one that runs: who comes back to the queue while another waits is superseded.
+# Of the snapshot; where another was committed since, the index jobs_unique_waiting refuses the row.
+o: Final = jobs.alias("o")
+_of_its_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
+_another_runs: Final = sa.select(o.c.id).where(_of_its_key, o.c.status == "processing").exists()
+_another_waits: Final = sa.select(o.c.id).where(_of_its_key, o.c.status.in_(("scheduled", "queued"))).exists()
+none_of_its_key_runs: Final = sa.or_(j.c.waiting_key.is_(None), ~_another_runs)
+is_superseded: Final = sa.and_(j.c.waiting_key.is_not(None), _another_waits)
 
 # Who may reset: a row as the sweeper has seen it, and late still.
 may_stall_once: Final = sa.and_(j.c.stalls == 0, j.c.max_stalls >= 2, ~j.c.cancel_requested)

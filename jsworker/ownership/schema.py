@@ -52,6 +52,10 @@ _JOB_RULES = {
         + " AND (queued_at IS NOT NULL OR status <> 'queued')"
     ),
     "jobs_progress": "progress >= 0 AND progress <= 1",
+    "jobs_waiting_key": (
+        "waiting_key IS NULL OR (unique_key IS NULL AND waiting_key !~ "
+        r"'[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(waiting_key) BETWEEN 1 AND 255)"
+    ),
     "jobs_expires_at": f"expires_at BETWEEN {_FIRST} AND {_LAST}",
 }
 
@@ -127,6 +131,8 @@ jobs = sa.Table(
     sa.Column("schedule", sa.Text),
     _instant("scheduled_for"),
     _instant("expires_at"),
+    sa.Column("waiting_key", sa.Text),
+    sa.Column("behind", sa.Uuid),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -145,6 +151,21 @@ jobs = sa.Table(
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
+    # A key may have one job that waits beside one that runs.
+    _partial(
+        "jobs_unique_waiting",
+        "kind",
+        "waiting_key",
+        where="waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')",
+        unique=True,
+    ),
+    _partial(
+        "jobs_unique_running",
+        "kind",
+        "waiting_key",
+        where="waiting_key IS NOT NULL AND status = 'processing'",
+        unique=True,
+    ),
     _partial(
         "jobs_expiring",
         "expires_at",

@@ -62,6 +62,21 @@ class TestOneJob:
         ]
         assert count(sql) == 1
 
+    def test_one_that_waits_beside_one_that_runs(self, cli: Cli, sql: Sql) -> None:
+        again = ("enqueue", "double", "--unique-key", "a", "--unique", "waiting")
+        [first] = cli(*again).ok().lines
+        assert cli(*again).errors == [
+            "a waiting job has unique key a already, this one; nothing was enqueued"
+        ]
+        sql.execute(
+            "UPDATE jsworker.jobs SET status = 'scheduled', needs_publish = false, behind = id, "
+            "run_at = clock_timestamp() + interval '9 s'"
+        )
+        assert f"behind {first[-8:]}, of its key" in " ".join(cli("jobs").ok().out.split())
+        told = " ".join(cli("job", first).ok().out.split())
+        assert f"waits for job {first} of its unique key; looked at again in" in told
+        assert "a (one may wait, one may run)" in told
+
 
 class TestPayload:
     def test_from_a_file(self, cli: Cli, sql: Sql, tmp_path: Path) -> None:
@@ -175,6 +190,8 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
             ["double", "--expires-in", "5", "--delay", "9"],
             "expires_in=5.0 ends before the job is due: delay=9.0",
         ),
+        (["double", "--unique", "waiting"], "unique='waiting' needs a unique_key for each job"),
+        (["double", "--unique", "some", "--unique-key", "a"], "Invalid value for '--unique'"),
         (["double", "--count", "0"], "Invalid value for '--count'"),
         (["double", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
         (["nowhere:Double"], "target nowhere:Double: there is no module nowhere in "),

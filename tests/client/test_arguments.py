@@ -74,6 +74,21 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         ValueError,
         r"^expires_in=60 ends before the job is due: run_at=",
     ),
+    "a scope that there is not": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique="running"),  # type: ignore[arg-type]
+        ValueError,
+        r"^unique='running' must be 'live' or 'waiting'$",
+    ),
+    "a scope without a key": (
+        lambda client: client.enqueue(KIND, {}, unique="waiting"),
+        ValueError,
+        r"^unique='waiting' needs a unique_key for each job$",
+    ),
+    "a scope without one of the keys": (
+        lambda client: client.enqueue_many(KIND, [{}, {}], unique_keys=["a", None], unique="waiting"),
+        ValueError,
+        r"^unique='waiting' needs a unique_key for each job$",
+    ),
     "an instant and a delay": (
         lambda client: client.enqueue(KIND, {}, delay=5, run_at=datetime(2030, 1, 1, tzinfo=UTC)),
         ValueError,

@@ -23,6 +23,7 @@ from jsworker.ownership.transitions import (
     reset,
     schedules,
     settle,
+    waiting_keys,
 )
 
 WIDTH = 110
@@ -56,6 +57,9 @@ STATEMENTS: dict[str, TextClause] = {
     "RESET by rule 3 (two witnesses)": reset.RESET_CRASHED,
     "RESET by rule 4 (operator)": reset.RESET_BY_OPERATOR,
     "PROMOTE": publish.PROMOTE,
+    "ENQUEUE beside one of its key that runs": enqueue_terms.ENQUEUE_WAITING,
+    "DEFER": waiting_keys.DEFER,
+    "WAKE": waiting_keys.WAKE,
     "EXPIRE": expire.EXPIRE,
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,

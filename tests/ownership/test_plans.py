@@ -25,6 +25,7 @@ from jsworker.ownership.transitions import (
     republish,
     reset,
     settle,
+    waiting_keys,
     workers,
 )
 
@@ -34,6 +35,8 @@ from .rows import KIND, OTHER_WORKER, WORKER, insert_job
 
 QUEUED = 100_000
 KINDS = 50_000
+WAITS, RUNS = {"jobs_unique_waiting"}, {"jobs_unique_running"}
+"""Read for a job with a key of which one may wait and one run, and for no other."""
 FEW = 500
 """Jobs in each of the other states that a sweep looks for."""
 
@@ -208,7 +211,7 @@ class TestByPrimaryKey:
             "max_attempts": 3,
             "max_stalls": 3,
         }
-        assert access_paths(table, claim.CLAIM, parameters) == {"jobs_pkey"}
+        assert access_paths(table, claim.CLAIM, parameters) == {"jobs_pkey"} | RUNS
 
     def test_read_back(self, table: Connection, batch: int) -> None:
         parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch)}
@@ -237,20 +240,20 @@ class TestByPrimaryKey:
         columns = {"errors": ["e"] * batch, "reasons": [None] * batch, "delays": [1.0] * batch}
         columns |= {"stalled": [False] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
-        assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"}
+        assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"} | WAITS
 
     def test_release(self, table: Connection, batch: int) -> None:
         columns = {"reasons": ["r"] * batch, "delays": [None] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
-        assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"}
+        assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"} | WAITS
 
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
         seen |= {"in_line": [False] * batch, **RunAge(60.0, 60.0, 60.0).values()}
-        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset.RESET_CRASHED, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"} | WAITS
+        assert access_paths(table, reset.RESET_CRASHED, seen) == {"jobs_pkey"} | WAITS
+        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"} | WAITS
 
     def test_claim_of_a_stale_owners_job(self, table: Connection, batch: int) -> None:
         parameters = hand(some(table, "processing", batch)) | {
@@ -266,7 +269,12 @@ class TestByPrimaryKey:
 
     def test_refused(self, table: Connection, batch: int) -> None:
         parameters = {"kind": KIND, "ids": some(table, "processing", batch), "worker_id": WORKER}
-        assert of_jobs(access_paths(table, claim.REFUSED, parameters)) == {"jobs_pkey"}
+        assert of_jobs(access_paths(table, claim.REFUSED, parameters)) == {"jobs_pkey"} | RUNS
+
+    def test_waiting_keys(self, table: Connection, batch: int) -> None:
+        parameters = {"ids": some(table, "queued", batch)}
+        for statement in (waiting_keys.DEFER, waiting_keys.WAKE):
+            assert of_jobs(access_paths(table, statement, parameters)) <= {"jobs_pkey"} | RUNS | WAITS
 
     def test_republish(self, table: Connection, batch: int) -> None:
         parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch), "dispatches": [1] * batch}
@@ -314,7 +322,7 @@ class TestSweeps:
             "in_line": [],
             "ids": some(table, "processing", 200),
         }
-        assert access_paths(table, reset.RESET_DEAD, parameters) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_DEAD, parameters) == {"jobs_pkey"} | WAITS
         assert of_jobs(access_paths(table, reset.OWNED, {"owner": OTHER_WORKER})) == {"jobs_owned"}
 
     def test_workers(self, table: Connection) -> None:

@@ -68,6 +68,8 @@ MAY: dict[str, list[str]] = {
     ],
     "producer": [
         insert(),
+        insert(waiting_key="'a'", expires_at="now() + interval '1 h'"),
+        "SELECT id FROM jsworker.jobs WHERE kind = 'echo' AND waiting_key = 'a' AND status = 'queued'",
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
     ],

@@ -32,6 +32,7 @@ class ClaimedJob(NamedTuple):
         waited: seconds since it was last put into the queue.
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
         scheduled_for: the instant for which a schedule has enqueued it.
+        waiting_key: of which one other job may wait.
     """
 
     id: UUID
@@ -53,6 +54,7 @@ class ClaimedJob(NamedTuple):
     waited: float | None
     stored_bytes: int
     scheduled_for: datetime | None = None
+    waiting_key: str | None = None
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -102,6 +104,7 @@ def _claim(
             max_attempts=sa.func.coalesce(j.c.max_attempts, sa.bindparam("max_attempts")),
             max_stalls=sa.func.coalesce(j.c.max_stalls, sa.bindparam("max_stalls")),
             needs_publish=False,
+            behind=sa.null(),
             **(stall if from_stale_owner else {}),
         )
         .where(j.c.id == picked.c.id, guard, of_kind)
@@ -127,7 +130,7 @@ def _claim(
 
 _ids = given_array("ids", sa.Uuid)
 
-_may_claim = sa.and_(predicates.queued, predicates.may_begin)
+_may_claim = sa.and_(predicates.queued, predicates.may_begin, predicates.none_of_its_key_runs)
 CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _may_claim, of_kind), _may_claim)
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
@@ -156,7 +159,12 @@ CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine)
 # locked, or was queued again since, and is claimed again; what is not was refused. A skip of a job that another
 # worker runs is logged once for each worker that skipped it, however often its message comes back.
 _me = statements.given("worker_id", sa.Text)
-_status = sa.case((sa.and_(predicates.queued, ~predicates.may_begin), "expired"), else_=j.c.status)
+_status = sa.case(
+    (~predicates.queued, j.c.status),
+    (~predicates.may_begin, "expired"),
+    (~predicates.none_of_its_key_runs, "behind"),
+    else_=j.c.status,
+)
 _row = (
     sa.select(j.c.id, _status.label("status"), *j.c["dispatch", "worker_id", "fencing_token"])
     .where(j.c.id == sa.any_(_ids), of_kind)
@@ -201,7 +209,7 @@ class Taken(NamedTuple):
 class RefusedJob(NamedTuple):
     """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again.
 
-    ``expired``: it is queued, and was not begun in time. A sweep ends it.
+    Queued are also jobs that are ``expired``, which a sweep ends, and ``behind`` another of their key that runs.
     """
 
     status: str

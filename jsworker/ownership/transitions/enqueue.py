@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
@@ -104,10 +104,12 @@ class JobTerms(NamedTuple):
     Attributes:
         run_at: when the job is due, instead of a delay.
         expires_in: seconds from its insert until it is cancelled, unless it has begun.
+        scope: among which jobs its key is unique: ``live`` ones, or those that are ``waiting``.
     """
 
     run_at: datetime | None = None
     expires_in: float | None = None
+    scope: Literal["live", "waiting"] = "live"
 
 
 class NewJob(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import TextClause
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import live
+from jsworker.ownership.predicates import live, waiting
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
@@ -21,12 +21,13 @@ _DUE: Final = """
     n.now + make_interval(secs => CAST(:expires_in AS double precision))"""
 _INSTANT: Final = "LATERAL (SELECT coalesce(CAST(:run_at AS timestamptz), n.now + make_interval(secs => {delay}))) AS d(run_at)"
 _OF_ONE: Final = """
-  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
+  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), {live_key},
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}
+    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}{more}
   FROM {present}, {instant}"""
 
 _parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _PRESENT}
+_KEY: Final = "CAST(:unique_key AS text)"
 _one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
 
 ENQUEUE_TERMS = filled(
@@ -42,9 +43,32 @@ SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
 WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
 """,
     of_one=_OF_ONE,
+    live_key=_KEY,
     live=condition(live),
+    more="",
     **_one,
 )
+
+# The key of which one job may wait beside one that runs.
+ENQUEUE_WAITING = filled(
+    """
+WITH created AS (
+  INSERT INTO jsworker.jobs ({columns}, waiting_key){of_one}
+  ON CONFLICT DO NOTHING
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
+WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXISTS (SELECT FROM created)
+""",
+    of_one=_OF_ONE,
+    live_key="NULL",
+    waiting=condition(waiting),
+    more=f", {_KEY}",
+    **_one,
+)
+_ENQUEUE: Final = {"live": ENQUEUE_TERMS, "waiting": ENQUEUE_WAITING}
 
 # Of keys given twice in one call the first wins; keys are inserted in one order by all producers.
 ENQUEUE_MANY_TERMS = filled(
@@ -79,20 +103,24 @@ def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause
     """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again."""
     if job.terms is None:
         return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
-    return ENQUEUE_TERMS.bindparams(**values_of(kind, job, publish_after), **_more(job.terms))
+    return _ENQUEUE[job.terms.scope].bindparams(**values_of(kind, job, publish_after), **_more(job.terms))
 
 
 async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
     """Insert a job as ``enqueue.enqueue``, by its terms."""
     if job.terms is None:
         return await enqueue.enqueue(database, kind, job, publish_after=publish_after)
+    statement = _ENQUEUE[job.terms.scope]
     return await enqueue.enqueue(
-        database, kind, job, publish_after=publish_after, statement=ENQUEUE_TERMS, more=_more(job.terms)
+        database, kind, job, publish_after=publish_after, statement=statement, more=_more(job.terms)
     )
 
 
 async def enqueue_many(database: Database, kind: str, new: Sequence[NewJob]) -> list[Enqueued]:
-    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those of one call have the same."""
-    if not new or (terms := new[0].terms) is None:
+    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those with another scope than ``live`` one by one."""
+    if not new or all(job.terms is None for job in new):
         return await enqueue.enqueue_many(database, kind, new)
+    terms = new[0].terms
+    if terms is None or any(job.terms != terms or terms.scope != "live" for job in new):
+        return [await enqueue_one(database, kind, job, publish_after=0.0) for job in new]
     return await enqueue.enqueue_many(database, kind, new, statement=ENQUEUE_MANY_TERMS, more=_more(terms))

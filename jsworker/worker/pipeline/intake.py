@@ -12,6 +12,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import claim as claims
+from jsworker.ownership.transitions import waiting_keys
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
 from jsworker.ownership.transitions.reset import Reset, Suspect
 from jsworker.stream.message import Delivery, Undecodable
@@ -180,6 +181,7 @@ class Consumer:
         """Acknowledge messages of jobs that others own or that have ended: the sweeps of the row cover them.
 
         Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
+        Those of whose key another one runs leave the queue.
         """
         if not (ids := self.undecided(ids)):
             return
@@ -190,13 +192,15 @@ class Consumer:
             # Only the timelines of those that a message brought note the skip.
             rows = await look(ids=delivered, worker_id=self._context.worker_id) if delivered else {}
             rows |= await look(ids=found) if found else {}
+            behind = {job_id for job_id, row in rows.items() if row.status == "behind"}
+            behind -= await waiting_keys.defer(self._context.database, behind) if behind else set()
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
             self._put_off(ids)
             return
         for job_id in ids:
             row = rows.get(job_id)
-            if row is not None and row.status == "queued":
+            if row is not None and (row.status == "queued" or job_id in behind):
                 self._claim_again(job_id)
             else:
                 for delivery in self._let_go(job_id):

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter
 
 from jsworker.client.terms import positive_seconds
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.names import printable, shown
-from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
+from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Unique, payload_type
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.strict_json import result_type
@@ -160,6 +160,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
+    "unique": (lambda value: value in get_args(Unique), "'live' or 'waiting'"),
     "expires_in": (lambda value: value is None or _is_duration(value), _DURATION),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
 }

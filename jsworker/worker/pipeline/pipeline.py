@@ -8,8 +8,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core import fault_points
+from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership.transitions import waiting_keys
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
@@ -28,6 +30,8 @@ from jsworker.worker.recovery.sweeper import LateRows
 
 _ABANDON_SECONDS: Final = 1.0  # for a run that swallows its last cancellation too
 _NO_SPAN: Final = nullcontext()
+_WAKES: Final = 500
+_ENDED: Final = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
 
 
 class Pipeline:
@@ -58,6 +62,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
         self.isolated_runner = IsolatedRunner(context)
+        self._wakes: Batcher[UUID, None] = Batcher("wakes", self._wake, limit=_WAKES, died=context.died)
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
@@ -212,6 +217,15 @@ class Pipeline:
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
+        elif run.claimed.waiting_key is not None and settled in _ENDED:
+            self._wakes.post(run.id)
+
+    async def _wake(self, ended: Sequence[UUID]) -> Sequence[None]:
+        """Queue what waits behind jobs that have ended, now; lost, PROMOTE does it some seconds later."""
+        with self._context.noting("waiting keys"):
+            if self._context.health.up and await waiting_keys.wake(self._context.database, ended):
+                self._context.requeued.notify()
+        return [None] * len(ended)
 
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)
@@ -254,12 +268,14 @@ class Pipeline:
                     if self._tasks:
                         await asyncio.wait(self._tasks)
                     await self.settler.completions.flush()
+                await self._wakes.flush()
         except TimeoutError:
             return False
         return True
 
     async def abandon(self) -> int:
         """Leave runs that do not end to the stale rule, and return how many there are."""
+        await self._wakes.close()
         left = len(self._in_flight.runs)
         for run in self._in_flight.runs.values():
             run.abandoned = True
