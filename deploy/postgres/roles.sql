@@ -128,6 +128,11 @@ BEGIN
     GRANT INSERT (expires_at, waiting_key) ON jsworker.jobs TO jsworker_producer;
     GRANT SELECT (waiting_key) ON jsworker.jobs TO jsworker_producer;
   END IF;
+  -- Keys of which one job is enqueued in a window: who enqueues it takes the window.
+  IF to_regclass('jsworker.unique_windows') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.unique_windows TO jsworker_worker;
+    GRANT SELECT, INSERT, UPDATE ON jsworker.unique_windows TO jsworker_producer;
+  END IF;
   -- What enqueues jobs by the clock.
   IF to_regclass('jsworker.schedules') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.schedules TO jsworker_worker;

@@ -48,6 +48,9 @@ def enqueue(
     unique: Annotated[
         Unique | None, option("SCOPE", "Of the key: live (default), or waiting: one may wait and one run.")
     ] = None,
+    unique_for: Annotated[
+        float | None, option("SECONDS", "At most one of the key in so long, ended ones included.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -64,7 +67,7 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     of_kind, content = kind_of(kind), read_payload(payload)
     options: dict[str, Any] = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    terms = Terms(None if run_at is None else _instant(run_at), expires_in, unique)
+    terms = Terms(None if run_at is None else _instant(run_at), expires_in, unique, unique_for)
     options |= terms._asdict()
     try:
         terms.check_keys([unique_key])
@@ -137,6 +140,7 @@ async def _enqueue(
             take([one])
             if not one.created:
                 holder = "waiting" if options["unique"] == "waiting" else "live"
+                holder = holder if options["unique_for"] is None else "recent"
                 remark(f"a {holder} job has unique key {unique_key} already, this one; nothing was enqueued")
                 return
     unpublished = client.unpublished_because

@@ -83,6 +83,7 @@ def enqueue_statement(
     run_at: datetime | None = None,
     expires_in: Seconds | None = None,
     unique: Unique | None = None,
+    unique_for: Seconds | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -105,6 +106,8 @@ def enqueue_statement(
             processor's.
         unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
             waits and one runs. Overrides the processor's.
+        unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
+            ones included, and none while it waits or runs. Overrides the processor's.
 
     Raises:
         InvalidName: the kind or the unique key is not allowed.
@@ -112,7 +115,7 @@ def enqueue_statement(
         ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
     options = JobOptions(
-        delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at, expires_in, unique)
+        delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at, expires_in, unique, unique_for)
     )
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)

@@ -130,6 +130,7 @@ class JobClient:
         run_at: datetime | None = None,
         expires_in: Seconds | None = None,
         unique: Unique | None = None,
+        unique_for: Seconds | None = None,
     ) -> Enqueued:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -139,7 +140,9 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique))
+        options = self._options(
+            delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique, unique_for)
+        )
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
@@ -162,6 +165,7 @@ class JobClient:
         run_at: datetime | None = None,
         expires_in: Seconds | None = None,
         unique: Unique | None = None,
+        unique_for: Seconds | None = None,
     ) -> list[Enqueued]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -174,7 +178,7 @@ class JobClient:
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = (
             kind_name(kind),
-            self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique)),
+            self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique, unique_for)),
         )
         enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:

@@ -18,16 +18,21 @@ class Terms(NamedTuple):
     run_at: datetime | None = None
     expires_in: Seconds | None = None
     unique: Unique | None = None
+    unique_for: Seconds | None = None
 
     def of(self, processor: type[JobProcessor[Any]]) -> Self:
         """Return these terms with what a class says where the call says nothing."""
         expires_in = processor.expires_in if self.expires_in is None else self.expires_in
-        return self._replace(expires_in=expires_in, unique=self.unique or processor.unique)
+        terms = self._replace(expires_in=expires_in)
+        if any(getattr(self, name) is not None for name in _OF_KEYS):
+            return terms
+        return terms._replace(**{name: getattr(processor, name) for name in _OF_KEYS})
 
     def check_keys(self, keys: Iterable[str | None]) -> None:
         """Raise ValueError where what is said of keys, by the call and not by its class, has none."""
-        if self.unique is not None and any(key is None for key in keys):
-            raise ValueError(f"unique={shown(self.unique)} needs a unique_key for each job")
+        said = [name for name in _OF_KEYS if getattr(self, name) is not None]
+        if said and any(key is None for key in keys):
+            raise ValueError(f"{self._shown(said[0])} needs a unique_key for each job")
 
     def check(self, delay: Seconds) -> tuple[float, JobTerms]:
         """Return the delay in seconds and the terms of a job that has a key.
@@ -44,7 +49,14 @@ class Terms(NamedTuple):
         expires_in = None if self.expires_in is None else positive_seconds("expires_in", self.expires_in)
         if expires_in is not None:
             self._check_expiry(expires_in, delay, seconds, run_at)
-        return seconds, JobTerms(run_at, expires_in, self.unique or "live")
+        unique_for = None if self.unique_for is None else positive_seconds("unique_for", self.unique_for)
+        if unique_for is not None and self.unique == "waiting":
+            raise ValueError(f"{self._shown('unique_for')} and {self._shown('unique')}: give one of them")
+        scope = self.unique or "live" if unique_for is None else "window"
+        return seconds, JobTerms(run_at, expires_in, scope, unique_for)
+
+    def _shown(self, name: str) -> str:
+        return f"{name}={shown(getattr(self, name))}"
 
     def _check_expiry(
         self, expires_in: float, delay: Seconds, seconds: float, run_at: datetime | None
@@ -56,6 +68,7 @@ class Terms(NamedTuple):
             raise ValueError(f"expires_in={shown(self.expires_in)} ends before the job is due: {when}")
 
 
+_OF_KEYS: Final = ("unique", "unique_for")
 _PLAIN: Final = JobTerms()
 
 

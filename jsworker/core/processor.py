@@ -90,6 +90,8 @@ class JobProcessor(ABC, Generic[P]):
         schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
         unique: of jobs of one unique key that are enqueued by this class: ``live``, at most one waits or
             runs; ``waiting``, at most one waits and one runs.
+        unique_for: seconds, or a timedelta, in which at most one job of a unique key is enqueued by this
+            class, ended ones included; None: no window.
         expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
             unless it has begun; None: it never is.
     """
@@ -105,6 +107,7 @@ class JobProcessor(ABC, Generic[P]):
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
     expires_in: ClassVar[Seconds | None] = None
     unique: ClassVar[Unique] = "live"
+    unique_for: ClassVar[Seconds | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -299,3 +299,20 @@ schedules = sa.Table(
     sa.CheckConstraint(f"next_at BETWEEN {_FIRST} AND {_LAST}", name="schedules_next_at"),
     _partial("schedules_next", "next_at", where="NOT paused"),
 )
+
+# Of a key one job in a window of time, however it has ended: pruning takes the job before. No foreign key.
+unique_windows = sa.Table(
+    "unique_windows",
+    metadata,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Uuid, nullable=False),
+    _instant("until", nullable=False),
+    sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="unique_windows_kind"),
+    sa.CheckConstraint(
+        r"key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(key) BETWEEN 1 AND 255",
+        name="unique_windows_key",
+    ),
+    sa.CheckConstraint(f"until BETWEEN {_FIRST} AND {_LAST}", name="unique_windows_until"),
+    sa.Index("unique_windows_until", "until"),
+)

@@ -89,6 +89,21 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         ValueError,
         r"^unique='waiting' needs a unique_key for each job$",
     ),
+    "a window without a key": (
+        lambda client: client.enqueue(KIND, {}, unique_for=60),
+        ValueError,
+        r"^unique_for=60 needs a unique_key for each job$",
+    ),
+    "a window of nothing": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique_for=timedelta(0)),
+        ValueError,
+        r"^unique_for=.* must be more than 0 seconds$",
+    ),
+    "a window and a scope": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique_for=60, unique="waiting"),
+        ValueError,
+        r"^unique_for=60 and unique='waiting': give one of them$",
+    ),
     "an instant and a delay": (
         lambda client: client.enqueue(KIND, {}, delay=5, run_at=datetime(2030, 1, 1, tzinfo=UTC)),
         ValueError,

@@ -58,6 +58,8 @@ STATEMENTS: dict[str, TextClause] = {
     "RESET by rule 4 (operator)": reset.RESET_BY_OPERATOR,
     "PROMOTE": publish.PROMOTE,
     "ENQUEUE beside one of its key that runs": enqueue_terms.ENQUEUE_WAITING,
+    "ENQUEUE once in a window": enqueue_terms.ENQUEUE_WINDOW,
+    "Forget windows": enqueue_terms.FORGET_WINDOWS,
     "DEFER": waiting_keys.DEFER,
     "WAKE": waiting_keys.WAKE,
     "EXPIRE": expire.EXPIRE,

@@ -61,6 +61,7 @@ MAY: dict[str, list[str]] = {
         SCHEDULE,
         "UPDATE jsworker.schedules SET paused = true",
         "DELETE FROM jsworker.schedules",
+        "DELETE FROM jsworker.unique_windows",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -69,6 +70,10 @@ MAY: dict[str, list[str]] = {
     "producer": [
         insert(),
         insert(waiting_key="'a'", expires_at="now() + interval '1 h'"),
+        (
+            "INSERT INTO jsworker.unique_windows AS w VALUES ('echo', 'a', gen_random_uuid(), now())"
+            " ON CONFLICT (kind, key) DO UPDATE SET until = excluded.until WHERE w.until < now()"
+        ),
         "SELECT id FROM jsworker.jobs WHERE kind = 'echo' AND waiting_key = 'a' AND status = 'queued'",
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
@@ -112,6 +117,7 @@ MAY_NOT: dict[str, list[str]] = {
     ],
     "producer": [
         SCHEDULE,
+        "DELETE FROM jsworker.unique_windows",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",

@@ -9,6 +9,7 @@ from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
 from jsworker.worker.maintenance.expiry import Expiry
+from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -51,6 +52,37 @@ async def test_a_message_of_an_expired_job_is_acknowledged_and_starts_nothing(
     await running.stream_is_empty()
     assert ran == [{"over": False}]
     assert (await rows.job(over.id))["status"] == "queued"
+
+
+async def test_a_worker_forgets_windows_that_are_over(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    for key in ("over", "open"):
+        await client.enqueue("elsewhere", {}, unique_key=key, unique_for=3600)
+    await client.cancel(*[row["job_id"] for row in await rows.query("SELECT * FROM jsworker.unique_windows")])
+    await rows.query("UPDATE jsworker.unique_windows SET until = clock_timestamp() WHERE key = 'over'")
+    await start(scripted(echo))
+
+    async def forgotten() -> None:
+        assert [row["key"] for row in await rows.query("SELECT key FROM jsworker.unique_windows")] == ["open"]
+
+    await eventually(forgotten)
+
+
+async def test_a_class_gives_its_jobs_their_window(client: JobClient, rows: Rows) -> None:
+    processor = type(scripted(echo, unique_for=timedelta(hours=1)))
+    first = await client.enqueue(processor, {}, unique_key="a")
+    await client.cancel(first.id)
+    assert (await client.enqueue(processor, {}, unique_key="a")) == (first.id, False)
+    assert (await client.enqueue(processor, {}, unique_key="a", unique="live")).created
+    assert (await client.enqueue(processor, {})).created
+
+
+async def test_a_class_that_contradicts_itself_is_refused(start: StartWorker) -> None:
+    with pytest.raises(
+        SettingsError, match=r"^kind scripted \(Made\): unique_for=60 and unique='waiting': give one of them$"
+    ):
+        await start(scripted(echo, unique="waiting", unique_for=60))
 
 
 async def test_a_class_gives_its_jobs_their_time(client: JobClient, rows: Rows) -> None:

@@ -104,12 +104,14 @@ class JobTerms(NamedTuple):
     Attributes:
         run_at: when the job is due, instead of a delay.
         expires_in: seconds from its insert until it is cancelled, unless it has begun.
-        scope: among which jobs its key is unique: ``live`` ones, or those that are ``waiting``.
+        scope: among which jobs its key is unique: ``live`` ones, those that are ``waiting``, or all of a ``window``.
+        unique_for: the window, in seconds from the insert of its job.
     """
 
     run_at: datetime | None = None
     expires_in: float | None = None
-    scope: Literal["live", "waiting"] = "live"
+    scope: Literal["live", "waiting", "window"] = "live"
+    unique_for: float | None = None
 
 
 class NewJob(NamedTuple):

@@ -68,7 +68,50 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
     more=f", {_KEY}",
     **_one,
 )
-_ENQUEUE: Final = {"live": ENQUEUE_TERMS, "waiting": ENQUEUE_WAITING}
+
+# One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait for
+# the window's row, and find it taken. Of a window that was taken meanwhile this statement sees the old row: no answer.
+_IN_THE_WINDOW: Final = f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(live)})"
+ENQUEUE_WINDOW = filled(
+    """
+WITH taken AS (
+  INSERT INTO jsworker.unique_windows AS w (kind, key, job_id, until)
+  VALUES (CAST(:kind AS text), {key}, CAST(:id AS uuid),
+    clock_timestamp() + make_interval(secs => CAST(:unique_for AS double precision)))
+  ON CONFLICT (kind, key) DO UPDATE SET job_id = excluded.job_id, until = excluded.until
+  WHERE w.until <= clock_timestamp() AND NOT {job_lives}
+  RETURNING w.job_id
+), created AS (
+  INSERT INTO jsworker.jobs ({columns}){of_one}, taken
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT w.job_id, false, 0 FROM jsworker.unique_windows AS w
+WHERE w.kind = :kind AND w.key = :unique_key AND (w.until > clock_timestamp() OR {job_lives})
+  AND NOT EXISTS (SELECT FROM created)
+""",
+    of_one=_OF_ONE,
+    live_key="NULL",
+    key=_KEY,
+    job_lives=_IN_THE_WINDOW,
+    more="",
+    **_one,
+)
+FORGET_WINDOWS = filled(
+    """
+WITH over AS (
+  SELECT w.kind, w.key FROM jsworker.unique_windows AS w
+  WHERE w.until <= statement_timestamp() AND NOT {job_lives}
+  ORDER BY w.until LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+DELETE FROM jsworker.unique_windows AS w USING over
+WHERE w.kind = over.kind AND w.key = over.key AND w.until <= clock_timestamp()
+RETURNING w.job_id
+""",
+    job_lives=_IN_THE_WINDOW,
+)
+_ENQUEUE: Final = {"live": ENQUEUE_TERMS, "waiting": ENQUEUE_WAITING, "window": ENQUEUE_WINDOW}
 
 # Of keys given twice in one call the first wins; keys are inserted in one order by all producers.
 ENQUEUE_MANY_TERMS = filled(
@@ -96,7 +139,8 @@ RETURNING id
 
 
 def _more(terms: JobTerms) -> dict[str, Any]:
-    return {"run_at": terms.run_at, "expires_in": terms.expires_in}
+    more: dict[str, Any] = {"run_at": terms.run_at, "expires_in": terms.expires_in}
+    return more if terms.unique_for is None else more | {"unique_for": terms.unique_for}
 
 
 def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
@@ -124,3 +168,8 @@ async def enqueue_many(database: Database, kind: str, new: Sequence[NewJob]) -> 
     if terms is None or any(job.terms != terms or terms.scope != "live" for job in new):
         return [await enqueue_one(database, kind, job, publish_after=0.0) for job in new]
     return await enqueue.enqueue_many(database, kind, new, statement=ENQUEUE_MANY_TERMS, more=_more(terms))
+
+
+async def forget_windows(database: Database, *, limit: int) -> int:
+    """Delete up to ``limit`` windows that are over, and return how many."""
+    return len(await database.run(FORGET_WINDOWS, {"limit": limit}))

@@ -1,13 +1,19 @@
-"""Expiry: jobs that were not begun in time are cancelled. Any worker does it; CLAIM refuses them before."""
+"""Expiry: jobs that were not begun in time are cancelled, windows of unique keys that are over forgotten.
+
+Any worker does it, and nothing depends on it: CLAIM refuses such jobs, and who enqueues takes such windows.
+"""
 
 from collections import Counter
 from typing import Final
 
+from jsworker.core.clock import boottime
+from jsworker.ownership.transitions.enqueue_terms import forget_windows
 from jsworker.ownership.transitions.expire import expire
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ScanPace
 
 _BATCH: Final = 500
+_WINDOWS_SECONDS: Final = 60.0
 
 
 class Expiry:
@@ -16,6 +22,7 @@ class Expiry:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._pace = ScanPace()
+        self._windows_due = boottime()
 
     async def step(self) -> None:
         """Look once, unless the database does not answer or the last look was slow."""
@@ -29,3 +36,7 @@ class Expiry:
                 )
                 for kind, jobs in Counter(row.kind for row in expired).items():
                     self._context.events.emit("jobs.expired", kind=kind, jobs=jobs)
+            if boottime() >= self._windows_due:
+                self._windows_due = boottime() + _WINDOWS_SECONDS
+                while await forget_windows(self._context.database, limit=_BATCH) == _BATCH:
+                    continue

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter
 
-from jsworker.client.terms import positive_seconds
+from jsworker.client.terms import Terms, positive_seconds
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Unique, payload_type
@@ -161,6 +161,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
     "unique": (lambda value: value in get_args(Unique), "'live' or 'waiting'"),
+    "unique_for": (lambda value: value is None or _is_duration(value), _DURATION),
     "expires_in": (lambda value: value is None or _is_duration(value), _DURATION),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
 }
@@ -173,6 +174,10 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         if not fits(value := getattr(processor, attribute)):
             of_kind = f"of kind {processor.kind} ({name})"
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} must be {rule}")
+    try:
+        Terms().of(type(processor)).check(0.0)
+    except ValueError as error:  # of two that contradict each other
+        raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
     _check_process(processor.process, name)
     try:
         what = "payload type"
