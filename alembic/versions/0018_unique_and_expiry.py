@@ -22,7 +22,8 @@ ALTER TABLE jsworker.jobs
   ADD COLUMN expires_at timestamptz,
   ADD COLUMN waiting_key text,
   ADD COLUMN behind uuid,
-  ADD CONSTRAINT jobs_expires_at CHECK (expires_at {BOUNDS}) NOT VALID,
+  ADD COLUMN debounce_until timestamptz,
+  ADD CONSTRAINT jobs_expires_at CHECK (expires_at {BOUNDS} AND debounce_until {BOUNDS}) NOT VALID,
   ADD CONSTRAINT jobs_waiting_key CHECK (waiting_key IS NULL OR (unique_key IS NULL AND {KEY})) NOT VALID
 """
 
@@ -49,5 +50,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("unique_windows", schema="jsworker")
     op.execute(
-        "ALTER TABLE jsworker.jobs DROP COLUMN expires_at, DROP COLUMN waiting_key, DROP COLUMN behind"
+        "ALTER TABLE jsworker.jobs DROP COLUMN expires_at, DROP COLUMN waiting_key, DROP COLUMN behind, "
+        "DROP COLUMN debounce_until"
     )

@@ -51,6 +51,13 @@ def enqueue(
     unique_for: Annotated[
         float | None, option("SECONDS", "At most one of the key in so long, ended ones included.")
     ] = None,
+    debounce: Annotated[
+        float | None,
+        option("SECONDS", "Due then; the one of the key that waits takes the payload and its wait."),
+    ] = None,
+    debounce_max: Annotated[
+        float | None, option("SECONDS", "Due then at the latest, from the first on.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -67,7 +74,8 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     of_kind, content = kind_of(kind), read_payload(payload)
     options: dict[str, Any] = {"delay": delay, "max_attempts": max_attempts, "max_stalls": max_stalls}
-    terms = Terms(None if run_at is None else _instant(run_at), expires_in, unique, unique_for)
+    at = None if run_at is None else _instant(run_at)
+    terms = Terms(at, expires_in, unique, unique_for, debounce, debounce_max)
     options |= terms._asdict()
     try:
         terms.check_keys([unique_key])
@@ -139,10 +147,16 @@ async def _enqueue(
             one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             take([one])
             if not one.created:
-                holder = "waiting" if options["unique"] == "waiting" else "live"
-                holder = holder if options["unique_for"] is None else "recent"
-                remark(f"a {holder} job has unique key {unique_key} already, this one; nothing was enqueued")
+                remark(_told(unique_key, options))
                 return
     unpublished = client.unpublished_because
-    if unpublished and not (options["delay"] or options["run_at"]):
+    if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
         remark(f"stored, but not published yet, which a worker does: {unpublished}")
+
+
+def _told(key: str | None, options: dict[str, Any]) -> str:
+    if options["debounce"] is not None:
+        return f"a waiting job has unique key {key} already, this one; its payload was replaced"
+    holder = "waiting" if options["unique"] == "waiting" else "live"
+    holder = holder if options["unique_for"] is None else "recent"
+    return f"a {holder} job has unique key {key} already, this one; nothing was enqueued"

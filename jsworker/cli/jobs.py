@@ -315,6 +315,10 @@ def _standing(found: Mapping[str, Any]) -> str:
             if found["behind"] is not None:
                 begins = f"waits for job {found['behind']} of its unique key; looked at again"
             due = f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+            if found["debounce_until"] is not None and not found["fencing_token"]:
+                due += (
+                    f", moved back with each repetition, at the last until {moment(found['debounce_until'])}"
+                )
             return "; ".join(filter(None, (due, _expiry(found))))
         case "queued":
             waits = (

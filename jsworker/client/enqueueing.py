@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from jsworker.client.terms import Terms, of_job
+from jsworker.client.terms import Terms, is_due, of_job
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
@@ -60,6 +60,8 @@ class JobOptions(NamedTuple):
             check_count("max_stalls", self.max_stalls, MOST_STALLS)
         self.terms.check_keys(keys)
         terms = self.terms if isinstance(kind, str) else self.terms.of(kind)
+        if all(key is None for key in keys):
+            terms = Terms(terms.run_at, terms.expires_in)
         return terms.check(self.delay)
 
 
@@ -84,6 +86,8 @@ def enqueue_statement(
     expires_in: Seconds | None = None,
     unique: Unique | None = None,
     unique_for: Seconds | None = None,
+    debounce: Seconds | None = None,
+    debounce_max: Seconds | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -108,6 +112,9 @@ def enqueue_statement(
             waits and one runs. Overrides the processor's.
         unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
             ones included, and none while it waits or runs. Overrides the processor's.
+        debounce: seconds, or a timedelta, until the job is due. Of the unique key one waits and one runs;
+            each further call replaces the payload of the one that waits, and lets it wait anew.
+        debounce_max: seconds, or a timedelta, from the first of these calls: no later is it moved.
 
     Raises:
         InvalidName: the kind or the unique key is not allowed.
@@ -115,7 +122,11 @@ def enqueue_statement(
         ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
     options = JobOptions(
-        delay, max_attempts, max_stalls, max_payload_bytes, Terms(run_at, expires_in, unique, unique_for)
+        delay,
+        max_attempts,
+        max_stalls,
+        max_payload_bytes,
+        Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
     )
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
@@ -258,8 +269,7 @@ class SharedInserts:
             await batches.flush()
 
     async def _alone(self, kind: str, job: NewJob) -> Enqueued:
-        # What is not due when it is enqueued, or may not be, is left to relays.
-        after = self._publish_after() if job.terms is None or job.terms.run_at is None else 0.0
+        after = self._publish_after() if is_due(job) else 0.0
         return await enqueue_terms.enqueue_one(self._database, kind, job, publish_after=after)
 
     async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:

@@ -20,7 +20,7 @@ from jsworker.client.enqueueing import (
     one_for_each,
 )
 from jsworker.client.schedules import Schedules
-from jsworker.client.terms import Terms
+from jsworker.client.terms import Terms, is_due
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -131,6 +131,8 @@ class JobClient:
         expires_in: Seconds | None = None,
         unique: Unique | None = None,
         unique_for: Seconds | None = None,
+        debounce: Seconds | None = None,
+        debounce_max: Seconds | None = None,
     ) -> Enqueued:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -141,14 +143,17 @@ class JobClient:
             RuntimeError: the client is not open, or closed; as every other call does.
         """
         options = self._options(
-            delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique, unique_for)
+            delay,
+            max_attempts,
+            max_stalls,
+            Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
         )
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name), job_id=job.id) as context:
             self._opened()
             enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
-            if enqueued.created and not (job.delay or run_at):
+            if enqueued.created and is_due(job):
                 await fault_points.reach("after_commit_before_publish")
                 await self._publisher.publish(Outgoing(enqueued.id, name, 1, False, None, *context))
             return enqueued
@@ -166,6 +171,8 @@ class JobClient:
         expires_in: Seconds | None = None,
         unique: Unique | None = None,
         unique_for: Seconds | None = None,
+        debounce: Seconds | None = None,
+        debounce_max: Seconds | None = None,
     ) -> list[Enqueued]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -178,7 +185,12 @@ class JobClient:
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name, options = (
             kind_name(kind),
-            self._options(delay, max_attempts, max_stalls, Terms(run_at, expires_in, unique, unique_for)),
+            self._options(
+                delay,
+                max_attempts,
+                max_stalls,
+                Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
+            ),
         )
         enqueued: list[Enqueued] = []
         with tracing.creating(self._subject_of(name), jobs=len(given)) as context:

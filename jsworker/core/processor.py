@@ -92,6 +92,9 @@ class JobProcessor(ABC, Generic[P]):
             runs; ``waiting``, at most one waits and one runs.
         unique_for: seconds, or a timedelta, in which at most one job of a unique key is enqueued by this
             class, ended ones included; None: no window.
+        debounce, debounce_max: seconds, or timedeltas, from the last and from the first enqueueing of a
+            unique key by this class until its job is due, with the last payload; None: no such wait, or no
+            end of it.
         expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
             unless it has begun; None: it never is.
     """
@@ -108,6 +111,8 @@ class JobProcessor(ABC, Generic[P]):
     expires_in: ClassVar[Seconds | None] = None
     unique: ClassVar[Unique] = "live"
     unique_for: ClassVar[Seconds | None] = None
+    debounce: ClassVar[Seconds | None] = None
+    debounce_max: ClassVar[Seconds | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -56,7 +56,9 @@ _JOB_RULES = {
         "waiting_key IS NULL OR (unique_key IS NULL AND waiting_key !~ "
         r"'[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(waiting_key) BETWEEN 1 AND 255)"
     ),
-    "jobs_expires_at": f"expires_at BETWEEN {_FIRST} AND {_LAST}",
+    "jobs_expires_at": (
+        f"expires_at BETWEEN {_FIRST} AND {_LAST} AND debounce_until BETWEEN {_FIRST} AND {_LAST}"
+    ),
 }
 
 metadata = sa.MetaData(schema=SCHEMA)
@@ -133,6 +135,7 @@ jobs = sa.Table(
     _instant("expires_at"),
     sa.Column("waiting_key", sa.Text),
     sa.Column("behind", sa.Uuid),
+    _instant("debounce_until"),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With

@@ -77,6 +77,22 @@ class TestOneJob:
         assert f"waits for job {first} of its unique key; looked at again in" in told
         assert "a (one may wait, one may run)" in told
 
+    def test_one_that_is_enqueued_again_and_again(self, cli: Cli, sql: Sql) -> None:
+        again = ("enqueue", "double", "--unique-key", "a", "--debounce", 60, "--debounce-max", 600)
+        cli(*again).ok()
+        found = cli(*again, "--payload", '{"n": 2}')
+        assert found.errors == ["a waiting job has unique key a already, this one; its payload was replaced"]
+        assert payload(sql) == {"n": 2}
+        assert "last until" in cli("job", found.lines[0]).ok().out
+
+    def test_one_in_a_window(self, cli: Cli) -> None:
+        again = ("enqueue", "double", "--unique-key", "a", "--unique-for", 60)
+        [first] = cli(*again).ok().lines
+        cli("cancel", first).ok()
+        found = cli(*again)
+        assert found.lines == [first]
+        assert found.errors == ["a recent job has unique key a already, this one; nothing was enqueued"]
+
 
 class TestPayload:
     def test_from_a_file(self, cli: Cli, sql: Sql, tmp_path: Path) -> None:
@@ -192,6 +208,11 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
         ),
         (["double", "--unique", "waiting"], "unique='waiting' needs a unique_key for each job"),
         (["double", "--unique", "some", "--unique-key", "a"], "Invalid value for '--unique'"),
+        (
+            ["double", "--debounce", "9", "--debounce-max", "5", "--unique-key", "a"],
+            "debounce=9.0 must not be",
+        ),
+        (["double", "--unique-for", "5"], "unique_for=5.0 needs a unique_key for each job"),
         (["double", "--count", "0"], "Invalid value for '--count'"),
         (["double", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
         (["nowhere:Double"], "target nowhere:Double: there is no module nowhere in "),

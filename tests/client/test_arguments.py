@@ -104,6 +104,53 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         ValueError,
         r"^unique_for=60 and unique='waiting': give one of them$",
     ),
+    "a debounce without a key": (
+        lambda client: client.enqueue(KIND, {}, debounce=5),
+        ValueError,
+        r"^debounce=5 needs a unique_key for each job$",
+    ),
+    "a debounce of nothing": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=0),
+        ValueError,
+        r"^debounce=0 must be more than 0 seconds$",
+    ),
+    "a debounce beyond its maximum": (
+        lambda client: client.enqueue(
+            KIND, {}, unique_key="a", debounce=60, debounce_max=timedelta(seconds=5)
+        ),
+        ValueError,
+        r"^debounce=60 must not be longer than debounce_max=datetime.timedelta\(seconds=5\)$",
+    ),
+    "a maximum of no debounce": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce_max=60),
+        ValueError,
+        r"^debounce_max=60 needs debounce$",
+    ),
+    "a debounce and a delay": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, delay=5),
+        ValueError,
+        r"^debounce=5 and delay=5: give one of them$",
+    ),
+    "a debounce and an instant": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, run_at=datetime.now(UTC)),
+        ValueError,
+        r"^debounce=5 and run_at=.*: give one of them$",
+    ),
+    "a debounce and a window": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, unique_for=60),
+        ValueError,
+        r"^debounce=5 and unique_for=60: give one of them$",
+    ),
+    "a debounce among live jobs": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, unique="live"),
+        ValueError,
+        r"^debounce=5 and unique='live': give one of them$",
+    ),
+    "an expiry before the debounce": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=60, expires_in=60),
+        ValueError,
+        r"^expires_in=60 ends before the job is due: debounce=60$",
+    ),
     "an instant and a delay": (
         lambda client: client.enqueue(KIND, {}, delay=5, run_at=datetime(2030, 1, 1, tzinfo=UTC)),
         ValueError,

@@ -60,6 +60,7 @@ STATEMENTS: dict[str, TextClause] = {
     "ENQUEUE beside one of its key that runs": enqueue_terms.ENQUEUE_WAITING,
     "ENQUEUE once in a window": enqueue_terms.ENQUEUE_WINDOW,
     "Forget windows": enqueue_terms.FORGET_WINDOWS,
+    "DEBOUNCE": enqueue_terms.DEBOUNCE,
     "DEFER": waiting_keys.DEFER,
     "WAKE": waiting_keys.WAKE,
     "EXPIRE": expire.EXPIRE,

@@ -13,6 +13,8 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_report import read_rows
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.transitions import control, prune, workers
+from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
+from jsworker.ownership.transitions.enqueue_terms import enqueue_one
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
@@ -83,6 +85,14 @@ MAY: dict[str, list[str]] = {
         "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
         "SELECT id FROM jsworker.jobs WHERE needs_publish FOR NO KEY UPDATE",
     ],
+    "debouncer": [
+        insert(),
+        (
+            insert(waiting_key="'a'", debounce_until="now()") + " ON CONFLICT (kind, waiting_key)"
+            " WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')"
+            " DO UPDATE SET payload = '{}', checkpoint = NULL, run_at = least(excluded.run_at, jobs.run_at)"
+        ),
+    ],
     "reader": [
         "SELECT * FROM jsworker.jobs",
         "SELECT * FROM jsworker.job_events",
@@ -149,6 +159,15 @@ MAY_NOT: dict[str, list[str]] = {
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "CREATE TABLE jsworker.extra (id int)",
         "SET ROLE jsworker_worker",
+    ],
+    "debouncer": [
+        SCHEDULE,
+        "SELECT payload FROM jsworker.jobs",
+        "SELECT checkpoint FROM jsworker.jobs",
+        "UPDATE jsworker.jobs SET status = 'cancelled'",
+        "UPDATE jsworker.jobs SET fencing_token = 1",
+        "UPDATE jsworker.jobs SET result = '{}'",
+        "DELETE FROM jsworker.jobs",
     ],
     "publisher": [
         SCHEDULE,
@@ -248,11 +267,11 @@ def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarde
         connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_producer, PUBLIC")
         connection.execute(
             "GRANT ALL ON ALL TABLES IN SCHEMA jsworker"
-            " TO jsworker_reader, jsworker_publisher, jsworker_metrics"
+            " TO jsworker_reader, jsworker_publisher, jsworker_metrics, jsworker_debouncer"
         )
     apply_roles(guarded.admin_url)
     apply_roles(guarded.admin_url)
-    for role in ("producer", "publisher", "reader", "metrics"):
+    for role in ("producer", "publisher", "reader", "metrics", "debouncer"):
         with (
             rolled_back(guarded.url(role)) as connection,
             pytest.raises(errors.InsufficientPrivilege),
@@ -297,7 +316,7 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
         connection.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
         connection.execute(f"ALTER DATABASE {name} OWNER TO {name}".encode())
         if known is not None:  # made by another test's superuser
-            for role in ("owner", "worker", "producer", "publisher", "reader", "metrics"):
+            for role in ("owner", "worker", "producer", "publisher", "reader", "metrics", "debouncer"):
                 connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
     own = as_role(url, name)
     upgrade_database(own)
@@ -378,3 +397,27 @@ class TestThroughTheCode:
             with pytest.raises(DatabaseRefused, match="permission denied for database"):
                 upgrade_database(as_role(empty, LOGINS[role]))
         assert current_revision(guarded.url("reader")) is not None
+
+
+@pytest.mark.parametrize(
+    ("role", "terms"),
+    [
+        ("producer", JobTerms(expires_in=60.0)),
+        ("producer", JobTerms(scope="waiting")),
+        ("producer", JobTerms(scope="window", unique_for=60.0)),
+        ("debouncer", JobTerms(scope="debounce", debounce=5.0, debounce_max=60.0)),
+    ],
+)
+async def test_who_enqueues_by_terms_needs_no_more(guarded: Guarded, role: str, terms: JobTerms) -> None:
+    async with opened(guarded.url(role)) as database:
+        for created in (True, False):
+            job = NewJob(new_job_id(), "{}", "a", terms=terms)
+            answer = await enqueue_one(database, f"{role}-{terms.scope}", job, publish_after=0.0)
+            assert answer.created is created
+
+
+async def test_a_producer_debounces_nothing(guarded: Guarded) -> None:
+    job = NewJob(new_job_id(), "{}", "a", terms=JobTerms(scope="debounce", debounce=5.0))
+    async with opened(guarded.url("producer")) as database:
+        with pytest.raises(DatabaseRefused, match="permission denied"):
+            await enqueue_one(database, "echo", job, publish_after=0.0)

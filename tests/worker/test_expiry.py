@@ -78,6 +78,28 @@ async def test_a_class_gives_its_jobs_their_window(client: JobClient, rows: Rows
     assert (await client.enqueue(processor, {})).created
 
 
+async def test_a_class_gives_its_jobs_their_debounce(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    seen: list[Any] = []
+
+    async def process(job: Job[Any]) -> None:
+        seen.append(job.payload)
+
+    processor = scripted(process, debounce=timedelta(minutes=1), debounce_max=600)
+    [first, *others] = [await client.enqueue(type(processor), {"n": n}, unique_key="a") for n in range(3)]
+    assert [(each.id, each.created) for each in others] == [(first.id, False)] * 2
+    plain = await client.enqueue(type(processor), {"plain": True}, delay=3600)
+    assert (await rows.job(plain.id))["waiting_key"] is None
+    await rows.query("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE id = %s", first.id)
+    await start(processor)
+    await rows.becomes(first.id, "completed")
+    assert seen == [{"n": 2}]
+    with pytest.raises(ValueError, match=r"^debounce=.* and delay=5: give one of them$"):
+        await client.enqueue(type(processor), {}, unique_key="a", delay=5)
+    assert (await client.enqueue(type(processor), {}, unique_key="a", unique="live", delay=5)).created
+
+
 async def test_a_class_that_contradicts_itself_is_refused(start: StartWorker) -> None:
     with pytest.raises(
         SettingsError, match=r"^kind scripted \(Made\): unique_for=60 and unique='waiting': give one of them$"

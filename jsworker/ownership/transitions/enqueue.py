@@ -104,14 +104,19 @@ class JobTerms(NamedTuple):
     Attributes:
         run_at: when the job is due, instead of a delay.
         expires_in: seconds from its insert until it is cancelled, unless it has begun.
-        scope: among which jobs its key is unique: ``live`` ones, those that are ``waiting``, or all of a ``window``.
+        scope: among which jobs its key is unique: ``live`` ones, those that are ``waiting``, all of a ``window``;
+            ``debounce``: as ``waiting``, and the one that waits takes the payload and is moved back.
         unique_for: the window, in seconds from the insert of its job.
+        debounce: seconds from the last insert until the job is due.
+        debounce_max: seconds from the first insert until the job is due at the latest.
     """
 
     run_at: datetime | None = None
     expires_in: float | None = None
-    scope: Literal["live", "waiting", "window"] = "live"
+    scope: Literal["live", "waiting", "window", "debounce"] = "live"
     unique_for: float | None = None
+    debounce: float | None = None
+    debounce_max: float | None = None
 
 
 class NewJob(NamedTuple):

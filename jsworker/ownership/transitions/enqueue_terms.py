@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, and_
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import live, waiting
-from jsworker.ownership.statements import condition, filled
+from jsworker.ownership.predicates import live, never_claimed, scheduled, waiting
+from jsworker.ownership.statements import condition, filled, j
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
 
@@ -69,8 +69,8 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
     **_one,
 )
 
-# One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait for
-# the window's row, and find it taken. Of a window that was taken meanwhile this statement sees the old row: no answer.
+# One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait
+# for the window's row, and find it taken. Of one that was taken meanwhile they see the old row, and give no answer.
 _IN_THE_WINDOW: Final = f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(live)})"
 ENQUEUE_WINDOW = filled(
     """
@@ -111,7 +111,33 @@ RETURNING w.job_id
 """,
     job_lives=_IN_THE_WINDOW,
 )
-_ENQUEUE: Final = {"live": ENQUEUE_TERMS, "waiting": ENQUEUE_WAITING, "window": ENQUEUE_WINDOW}
+
+# The one of its key that waits takes the payload; not ``excluded.payload``, which takes the right to read it. DO
+# UPDATE locks the row until the producer commits: it has no owner, and who claims or promotes skips what is locked.
+# What is due already, was claimed before, or waits behind another keeps its place.
+DEBOUNCE = filled(
+    """
+INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
+ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
+DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
+  run_at = CASE WHEN {moves} THEN greatest(j.run_at, least(excluded.run_at, j.debounce_until)) ELSE j.run_at END,
+  debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
+  expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
+RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch
+""",
+    of_one=_OF_ONE,
+    live_key="NULL",
+    moves=condition(and_(scheduled, never_claimed, j.c.behind.is_(None))),
+    never_claimed=condition(never_claimed),
+    more=f", {_KEY}, n.now + make_interval(secs => CAST(:debounce_max AS double precision))",
+    **_one,
+)
+_ENQUEUE: Final = {
+    "live": ENQUEUE_TERMS,
+    "waiting": ENQUEUE_WAITING,
+    "window": ENQUEUE_WINDOW,
+    "debounce": DEBOUNCE,
+}
 
 # Of keys given twice in one call the first wins; keys are inserted in one order by all producers.
 ENQUEUE_MANY_TERMS = filled(
@@ -140,14 +166,19 @@ RETURNING id
 
 def _more(terms: JobTerms) -> dict[str, Any]:
     more: dict[str, Any] = {"run_at": terms.run_at, "expires_in": terms.expires_in}
-    return more if terms.unique_for is None else more | {"unique_for": terms.unique_for}
+    if terms.unique_for is not None:
+        more["unique_for"] = terms.unique_for
+    if terms.debounce is not None:
+        more |= {"delay": terms.debounce, "debounce_max": terms.debounce_max}
+    return more
 
 
 def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
     """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again."""
     if job.terms is None:
         return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
-    return _ENQUEUE[job.terms.scope].bindparams(**values_of(kind, job, publish_after), **_more(job.terms))
+    values = {**values_of(kind, job, publish_after), **_more(job.terms)}
+    return _ENQUEUE[job.terms.scope].bindparams(**values)
 
 
 async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:

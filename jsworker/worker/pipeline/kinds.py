@@ -161,8 +161,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
     "unique": (lambda value: value in get_args(Unique), "'live' or 'waiting'"),
-    "unique_for": (lambda value: value is None or _is_duration(value), _DURATION),
-    "expires_in": (lambda value: value is None or _is_duration(value), _DURATION),
+    **dict.fromkeys(
+        ("unique_for", "debounce", "debounce_max", "expires_in"),
+        (lambda value: value is None or _is_duration(value), _DURATION),
+    ),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
 }
 
