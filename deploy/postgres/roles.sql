@@ -1,4 +1,4 @@
--- Six roles in PostgreSQL, each with the least that it needs.
+-- Seven roles in PostgreSQL, each with the least that it needs.
 --
 --   jsworker_owner     owns the tables and migrates them: `jsworker db upgrade`
 --   jsworker_worker    `jsworker run` and the commands of operators
@@ -6,6 +6,8 @@
 --   jsworker_publisher beside jsworker_producer, for applications that you trust with more: notes in the rows what was
 --                      published, and publishes what is due: JobClient.publish_pending. Without it workers do
 --                      both. Who may write one column of a row may also lock the row, and so hold up that job.
+--   jsworker_debouncer beside jsworker_producer, for applications that debounce: replaces the payload of jobs that wait and
+--                      moves them back. It may lock rows, as jsworker_publisher may.
 --   jsworker_reader    looks: `jsworker jobs`, `job`, `workers`. Payloads and results are among what it sees.
 --   jsworker_metrics   counts: KEDA, dashboards. It sees kinds, states, times and counters: no payload, result, error or id.
 --
@@ -28,7 +30,7 @@ DECLARE
 BEGIN
   FOREACH role_name IN ARRAY ARRAY[
     'jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_publisher', 'jsworker_reader',
-    'jsworker_metrics'
+    'jsworker_metrics', 'jsworker_debouncer'
   ] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
       EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
@@ -70,16 +72,21 @@ $$;
 
 -- From here on everything is said anew, so that what an earlier version granted does not stay.
 REVOKE ALL ON SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
+    jsworker_metrics;
 REVOKE ALL ON ALL TABLES IN SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
+    jsworker_metrics;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
+    jsworker_metrics;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA jsworker
-  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
+  FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
+    jsworker_metrics;
 
 GRANT USAGE ON SCHEMA jsworker
-  TO jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_reader, jsworker_metrics;
+  TO jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
+    jsworker_metrics;
 GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO jsworker_worker, jsworker_reader;
 
 -- Tables of later migrations: readable at once, writable by workers, closed to producers until this file says more.
@@ -127,6 +134,24 @@ BEGIN
   IF to_regclass('jsworker.untold_resets') IS NOT NULL THEN
     GRANT INSERT, DELETE ON jsworker.untold_resets TO jsworker_worker;
     GRANT UPDATE (at) ON jsworker.untold_resets TO jsworker_worker;  -- what locking an entry takes
+  END IF;
+  -- Until when a job may begin, and keys of which one job may wait beside one that runs.
+  IF EXISTS (
+    SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'expires_at' AND NOT attisdropped
+  ) THEN
+    GRANT INSERT (expires_at, waiting_key) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (waiting_key) ON jsworker.jobs TO jsworker_producer;
+    -- Who debounces writes the job of the key that waits. A trigger refuses it of jobs that have ended.
+    GRANT INSERT (debounce_until) ON jsworker.jobs TO jsworker_debouncer;
+    GRANT SELECT (
+      id, kind, status, dispatch, waiting_key, fencing_token, run_at, behind, debounce_until, expires_at
+    ) ON jsworker.jobs TO jsworker_debouncer;
+    GRANT UPDATE (payload, checkpoint, run_at, debounce_until, expires_at) ON jsworker.jobs TO jsworker_debouncer;
+  END IF;
+  -- Keys of which one job is enqueued in a window: who enqueues it takes the window.
+  IF to_regclass('jsworker.unique_windows') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.unique_windows TO jsworker_worker;
+    GRANT SELECT, INSERT, UPDATE ON jsworker.unique_windows TO jsworker_producer;
   END IF;
   -- What enqueues jobs by the clock.
   IF to_regclass('jsworker.schedules') IS NOT NULL THEN

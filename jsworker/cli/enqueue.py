@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,13 @@ import typer
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, remark
 from jsworker.client import Enqueued, JobClient, JobHandle
-from jsworker.client.enqueueing import LONGEST_DELAY, Kind
+from jsworker.client.enqueueing import Kind
+from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
 from jsworker.core.exit_codes import TIMED_OUT, WrongUsage
 from jsworker.core.names import check_kind, shown
 from jsworker.core.priorities import Priority
+from jsworker.core.processor import Unique
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.targets import load_processor_class
 
@@ -46,6 +49,23 @@ def enqueue(
     priority: Annotated[
         Priority | None, option("PRIORITY", "high, normal or low; else the processor's.")
     ] = None,
+    run_at: Annotated[
+        str | None, option("TIME", "Due then: ISO 8601 with a zone, instead of --delay.")
+    ] = None,
+    expires_in: Annotated[float | None, option("SECONDS", "Cancelled then, unless it has begun.")] = None,
+    unique: Annotated[
+        Unique | None, option("SCOPE", "Of the key: live (default), or waiting: one may wait and one run.")
+    ] = None,
+    unique_for: Annotated[
+        float | None, option("SECONDS", "At most one of the key in so long, ended ones included.")
+    ] = None,
+    debounce: Annotated[
+        float | None,
+        option("SECONDS", "Due then; the one of the key that waits takes the payload and its wait."),
+    ] = None,
+    debounce_max: Annotated[
+        float | None, option("SECONDS", "Due then at the latest, from the first on.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -65,13 +85,21 @@ def enqueue(
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     _check_waiting(wait=wait, timeout=timeout, count=count)
     of_kind, content = kind_of(kind), read_payload(payload)
-    options = {
+    options: dict[str, Any] = {
         "delay": delay,
         "max_attempts": max_attempts,
         "max_stalls": max_stalls,
         "limit_key": limit_key,
         "priority": priority,
     }
+    at = None if run_at is None else _instant(run_at)
+    terms = Terms(at, expires_in, unique, unique_for, debounce, debounce_max)
+    options |= terms._asdict()
+    try:
+        terms.check_keys([unique_key])
+        terms.check(delay)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
     enqueued: list[Enqueued] = []
     results: list[Any] = []
 
@@ -109,6 +137,15 @@ def _check_waiting(*, wait: bool, timeout: float | None, count: int) -> None:
         raise WrongUsage("--timeout needs --wait")
     if timeout is not None and not 0 < timeout <= LONGEST_SECONDS:
         raise WrongUsage(f"--timeout {timeout:g} must be more than 0 and at most {LONGEST_SECONDS} seconds")
+
+
+def _instant(given: str) -> datetime:
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise WrongUsage(
+            f"--run-at {shown(given)} must be a time as 2030-01-31T18:00+01:00, with its zone"
+        ) from None
 
 
 def kind_of(given: str) -> Kind:
@@ -152,12 +189,20 @@ async def _enqueue(
             one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             take([one])
             if not one.created:
-                remark(f"a live job has unique key {unique_key} already, this one; nothing was enqueued")
+                remark(_told(unique_key, options))
             if then is not None:
                 await then(one)
                 return
             if not one.created:
                 return
     unpublished = client.unpublished_because
-    if unpublished and not options["delay"]:
+    if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
         remark(f"stored, but not published yet, which a worker does: {unpublished}")
+
+
+def _told(key: str | None, options: dict[str, Any]) -> str:
+    if options["debounce"] is not None:
+        return f"a waiting job has unique key {key} already, this one; its payload was replaced"
+    holder = "waiting" if options["unique"] == "waiting" else "live"
+    holder = holder if options["unique_for"] is None else "recent"
+    return f"a {holder} job has unique key {key} already, this one; nothing was enqueued"

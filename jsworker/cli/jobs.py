@@ -30,7 +30,7 @@ from jsworker.cli.output import (
     until,
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
-from jsworker.core.names import check_kind, printable
+from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
@@ -67,6 +67,12 @@ _FAILURES: Final = {
     "result": "its result cannot be stored",
 }
 
+_CANCELLATIONS: Final = {
+    "expired": "it had not begun by the time at which it expires",
+    "superseded": "another job of its unique key waited already when it came back to the queue",
+}
+"""Reasons of a cancellation that nobody asked for."""
+
 _CAUSES: Final = {
     "stale": "its heartbeats stopped for longer than the stale threshold",
     "crashed": "its heartbeats stopped and no process answered for it on NATS",
@@ -78,13 +84,14 @@ _BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "fenced"
 """Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
     "released": "handed back: {reason}",
-    "cancelled": "cancelled",
+    "cancelled": "cancelled{because}",
     "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had failed: {failed_for}",
     "cancel_requested": "{owner} was asked to stop it",
     "skipped": "{who} skipped a message about it: {owner} has it",
     "rejected": "a late {write} by {who} was refused",
     "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
+    "deferred": "waits for job {behind} of its unique key, which runs",
     "republished": "its message was lost, and published again",
     "held": "held by {held_by} {key}",
     "woken": "woken: it was held by {held_by} {key}",
@@ -183,10 +190,20 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             yield f"{_held(job)} for {since(job['held_at'])}"
             yield headline(job["last_error"])
         case "scheduled":
-            yield f"due in {until(job['run_at'])}"
+            behind = job["behind"]
+            yield (
+                f"due in {until(job['run_at'])}"
+                if behind is None
+                else f"behind {short_id(behind)}, of its key"
+            )
             yield headline(job["last_error"])
+            yield _expiry(job)
         case "queued" if job["cleared"]:
             yield f"taken back: {headline(job['clear_reason'])}"
+        case "queued":
+            yield _expiry(job)
+        case "cancelled":
+            yield cell(job["failure_reason"])
         case "processing":
             yield cell(job["worker_id"])
             yield f"running for {since(job['claimed_at'])}, heartbeat {since(job['last_activity_at'])} ago"
@@ -206,6 +223,13 @@ def _held(job: Mapping[str, Any]) -> str:
     """Return what a job waits for."""
     key = f" of {cell(job['limit_key'])}" if job["limit_key"] else ""
     return _WAITS_FOR.get(job["held_by"], f"held by {cell(job['held_by'])}").replace("{key}", key)
+
+
+def _expiry(job: Mapping[str, Any]) -> str:
+    """Return until when a job that was never claimed may begin."""
+    if job["expires_at"] is None or job["fencing_token"]:
+        return ""
+    return f"expires in {until(job['expires_at'])}"
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
@@ -302,8 +326,9 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
     if found["priority"] != NORMAL:
         yield "priority", Text(PRIORITIES[found["priority"]])
-    if found["unique_key"] is not None:
-        yield "unique key", Text(cell(found["unique_key"]))
+    if (key := found["unique_key"] or found["waiting_key"]) is not None:
+        scope = "" if found["waiting_key"] is None else " (one may wait, one may run)"
+        yield "unique key", Text(f"{cell(key)}{scope}")
     for name in ("payload", "checkpoint", "result"):
         if found[name] is not None:
             yield name, Text(_in_words(found[name]))
@@ -324,7 +349,8 @@ def _standing(found: Mapping[str, Any]) -> str:
                 "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
             )
             again = f"; taken back: {cell(found['clear_reason'])}" if found["cleared"] else ""
-            return f"{waits} since {since(found['queued_at'])}{again}"
+            waits = f"{waits} since {since(found['queued_at'])}{again}"
+            return "; ".join(filter(None, (waits, _expiry(found))))
         case "processing":
             asked = ", asked to stop" if found["cancel_requested"] else ""
             return f"runs since {since(found['claimed_at'])}{asked}"
@@ -334,15 +360,21 @@ def _standing(found: Mapping[str, Any]) -> str:
         case "completed":
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
-            return "on request"
+            return _CANCELLATIONS.get(found["failure_reason"], "on request")
 
 
 def _when(found: Mapping[str, Any]) -> str:
     if found["held_by"] is not None:
         later = f"; not before {moment(found['due_at'])}" if found["due_at"] is not None else ""
-        return f"{_held(found)} for {since(found['held_at'])}{later}"
+        waits = f"{_held(found)} for {since(found['held_at'])}{later}"
+        return "; ".join(filter(None, (waits, _expiry(found))))
     begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"
-    return f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+    if found["behind"] is not None:
+        begins = f"waits for job {found['behind']} of its unique key; looked at again"
+    due = f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+    if found["debounce_until"] is not None and not found["fencing_token"]:
+        due += f", moved back with each repetition, at the last until {moment(found['debounce_until'])}"
+    return "; ".join(filter(None, (due, _expiry(found))))
 
 
 def _in_words(value: Any) -> str:
@@ -378,6 +410,8 @@ def _entry(event: Mapping[str, Any]) -> str:
 def _filled(words: str, event: Mapping[str, Any]) -> str:
     details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
     details.setdefault("key", "")
+    why = (event["detail"] or {}).get("reason")
+    details["because"] = f": {_CANCELLATIONS[why]}" if why in _CANCELLATIONS else ""
     details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
     return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from jsworker.cli.limits import Kind, call
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import iso, print_line
-from jsworker.client.enqueueing import LONGEST_DELAY
+from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind
 from jsworker.ownership.transitions.limits import named

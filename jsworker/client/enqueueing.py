@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -11,18 +11,19 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
+from jsworker.client.terms import Terms, is_due, of_job
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.limits import common_key, key_of
 from jsworker.core.names import check_kind, check_limit_key, check_unique_key, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
-from jsworker.core.processor import JobProcessor, read_payload_text, write_payload
+from jsworker.core.processor import JobProcessor, Seconds, Unique, read_payload_text, write_payload
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
-from jsworker.ownership.transitions import enqueue
-from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, new_job_id
+from jsworker.ownership.transitions import enqueue, enqueue_terms
+from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
@@ -33,7 +34,6 @@ Kind = str | type[JobProcessor[Any]]
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 MOST_ATTEMPTS: Final = 1_000_000
 MOST_STALLS: Final = 100  # the table's constraint refuses more from a producer, too
-LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
 _NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
 _BATCH_BYTES: Final = 8_000_000  # of payloads in one statement, but for a single one that is larger
@@ -45,27 +45,28 @@ _Answer = Enqueued | JsworkerError
 class JobOptions(NamedTuple):
     """What is given once for all jobs of a call."""
 
-    delay: float
+    delay: Seconds
     max_attempts: int | None
     max_stalls: int | None
     max_payload_bytes: int
     limit_key: str | None = None
     priority: Priority | None = None
+    terms: Terms = Terms()
 
-    def check(self) -> None:
-        """Raise ``TypeError`` or ``ValueError`` for what cannot be enqueued."""
-        try:
-            is_in_range = 0 <= self.delay <= LONGEST_DELAY
-        except TypeError:
-            hint = "; give its total_seconds()" if isinstance(self.delay, timedelta) else ""
-            what = f"not {type(self.delay).__name__}{hint}"
-            raise TypeError(f"delay={shown(self.delay)} must be a number of seconds, {what}") from None
-        if not is_in_range:
-            raise ValueError(f"delay={shown(self.delay)} must be from 0 to {LONGEST_DELAY:g} seconds")
+    def check(self, kind: Kind, keys: Sequence[str | None]) -> tuple[float, JobTerms]:
+        """Return the delay, and the terms of jobs with a key.
+
+        Raises ``TypeError`` or ``ValueError`` for what cannot be enqueued.
+        """
         if self.max_attempts is not None:
             check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
         if self.max_stalls is not None:
             check_count("max_stalls", self.max_stalls, MOST_STALLS)
+        self.terms.check_keys(keys)
+        terms = self.terms if isinstance(kind, str) else self.terms.of(kind)
+        if all(key is None for key in keys):
+            terms = Terms(terms.run_at, terms.expires_in)
+        return terms.check(self.delay)
 
 
 def check_count(name: str, value: int, most: int) -> None:
@@ -81,12 +82,18 @@ def enqueue_statement(
     payload: Any,
     *,
     unique_key: str | None = None,
-    delay: float = 0.0,
+    delay: Seconds = 0.0,
     max_attempts: int | None = None,
     max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     limit_key: str | None = None,
     priority: Priority | None = None,
+    run_at: datetime | None = None,
+    expires_in: Seconds | None = None,
+    unique: Unique | None = None,
+    unique_for: Seconds | None = None,
+    debounce: Seconds | None = None,
+    debounce_max: Seconds | None = None,
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -99,23 +106,41 @@ def enqueue_statement(
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
-        delay: seconds until the job is due.
+        delay: seconds, or a timedelta, until the job is due.
         max_attempts: overrides the processor's; at most 1,000,000.
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
         limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
             what the ``limit`` or ``rate`` of a processor that is given says.
         priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
+        run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
+        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
+            claim is a beginning: what is retried or taken back later does not expire. Overrides the
+            processor's.
+        unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
+            waits and one runs. Overrides the processor's.
+        unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
+            ones included, and none while it waits or runs. Overrides the processor's.
+        debounce: seconds, or a timedelta, until the job is due. Of the unique key one waits and one runs;
+            each further call replaces the payload of the one that waits, and lets it wait anew.
+        debounce_max: seconds, or a timedelta, from the first of these calls: no later is it moved.
 
     Raises:
         InvalidName: the kind, the unique key or the limit key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
-        ValueError, TypeError: delay, max_attempts or max_stalls is out of range, or no number; or there is
-            no such priority.
+        ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
-    options = JobOptions(delay, max_attempts, max_stalls, max_payload_bytes, limit_key, priority)
+    options = JobOptions(
+        delay,
+        max_attempts,
+        max_stalls,
+        max_payload_bytes,
+        limit_key,
+        priority,
+        Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
+    )
     [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
-    return enqueue.enqueue_statement(kind_name(kind), job, publish_after=0.0)
+    return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 
 
 def kind_name(kind: Kind) -> str:
@@ -152,7 +177,7 @@ def new_jobs(
 ) -> Iterator[NewJob]:
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
     kind_name(kind)
-    options.check()
+    delay, terms = options.check(kind, unique_keys)
     priority = priority_of(kind, options.priority)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     limit_key = _limit_key(kind, options.limit_key)
@@ -167,9 +192,12 @@ def new_jobs(
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
-    rest = (float(options.delay), options.max_attempts, options.max_stalls, *context)
-    each = zip(texts, keys, limit_keys, strict=True)
-    return (NewJob(new_job_id(), text, key, *rest, limit_key, priority) for text, key, limit_key in each)
+    rest = (delay, options.max_attempts, options.max_stalls, *context)
+    keyed, unkeyed = (of_job(terms, key) for key in ("", None))
+    return (
+        NewJob(new_job_id(), text, key, *rest, limit_key, priority, unkeyed if key is None else keyed)
+        for text, key, limit_key in zip(texts, keys, limit_keys, strict=True)
+    )
 
 
 def _limit_key(kind: Kind, given: str | None) -> Callable[[str], str | None]:
@@ -209,7 +237,7 @@ async def insert(
     at_once = 1 if keyed else _AT_ONCE
     try:
         for batch in _batches(jobs):
-            under_way.append(asyncio.create_task(enqueue.enqueue_many(database, kind, batch)))
+            under_way.append(asyncio.create_task(enqueue_terms.enqueue_many(database, kind, batch)))
             await asyncio.sleep(0)  # begin with it before the next batch keeps the processor busy
             if len(under_way) == at_once:
                 yield await under_way.popleft()
@@ -237,7 +265,8 @@ def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
 class SharedInserts:
     """Inserts single jobs of a client: a lone one at once, a flood in natural batches, kind by kind.
 
-    A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet.
+    A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet. So
+    does one with terms, whose statement is another.
     ``publish_after`` returns the seconds for which relays leave messages to this client now.
     """
 
@@ -256,7 +285,7 @@ class SharedInserts:
 
     async def insert(self, kind: str, job: NewJob) -> Enqueued:
         """Insert a job; after DatabaseUnavailable it is unclear whether it was stored."""
-        if job.unique_key is None and self._under_way:
+        if job.unique_key is None and job.terms is None and self._under_way:
             if kind not in self._kinds:
                 name, write = f"inserts of {kind}", partial(self._write, kind)
                 self._kinds[kind] = Batcher(name, write, limit=_SHARED_BATCH, died=self._died)
@@ -276,7 +305,8 @@ class SharedInserts:
             await batches.flush()
 
     async def _alone(self, kind: str, job: NewJob) -> Enqueued:
-        return await enqueue.enqueue(self._database, kind, job, publish_after=self._publish_after())
+        after = self._publish_after() if is_due(job) else 0.0
+        return await enqueue_terms.enqueue_one(self._database, kind, job, publish_after=after)
 
     async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:
         answers: dict[UUID, _Answer] = {}

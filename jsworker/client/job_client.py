@@ -23,11 +23,13 @@ from jsworker.client.enqueueing import (
 from jsworker.client.limits import Limits
 from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
+from jsworker.client.terms import Terms, is_due
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
+from jsworker.core.processor import Seconds, Unique
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
@@ -168,11 +170,17 @@ class JobClient:
         payload: Any,
         *,
         unique_key: str | None = None,
-        delay: float = 0.0,
+        delay: Seconds = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
         limit_key: str | None = None,
         priority: Priority | None = None,
+        run_at: datetime | None = None,
+        expires_in: Seconds | None = None,
+        unique: Unique | None = None,
+        unique_for: Seconds | None = None,
+        debounce: Seconds | None = None,
+        debounce_max: Seconds | None = None,
     ) -> JobHandle:
         """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
 
@@ -183,13 +191,21 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = self._options(delay, max_attempts, max_stalls, limit_key, priority)
+        options = JobOptions(
+            delay,
+            max_attempts,
+            max_stalls,
+            self._settings.max_payload_bytes,
+            limit_key,
+            priority,
+            Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
+        )
         [job] = new_jobs(kind, [payload], [unique_key], options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name, job.priority), job_id=job.id) as context:
             self._opened()
             enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
-            if enqueued.created and not delay:
+            if enqueued.created and is_due(job):
                 await fault_points.reach("after_commit_before_publish")
                 await self._publisher.publish(
                     Outgoing(enqueued.id, name, 1, False, None, *context, job.priority)
@@ -202,11 +218,17 @@ class JobClient:
         payloads: Iterable[Any],
         *,
         unique_keys: Sequence[str | None] | None = None,
-        delay: float = 0.0,
+        delay: Seconds = 0.0,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
         limit_key: str | None = None,
         priority: Priority | None = None,
+        run_at: datetime | None = None,
+        expires_in: Seconds | None = None,
+        unique: Unique | None = None,
+        unique_for: Seconds | None = None,
+        debounce: Seconds | None = None,
+        debounce_max: Seconds | None = None,
     ) -> list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -217,7 +239,16 @@ class JobClient:
         keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
-        name, options = kind_name(kind), self._options(delay, max_attempts, max_stalls, limit_key, priority)
+        name = kind_name(kind)
+        options = JobOptions(
+            delay,
+            max_attempts,
+            max_stalls,
+            self._settings.max_payload_bytes,
+            limit_key,
+            priority,
+            Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
+        )
         subject = self._subject_of(name, priority_of(kind, priority))
         enqueued: list[JobHandle] = []
         with tracing.creating(subject, jobs=len(given)) as context:
@@ -398,17 +429,6 @@ class JobClient:
 
     def _subject_of(self, kind: str, priority: int = NORMAL) -> str:
         return subject_of(self._settings.subject_prefix, kind, priority)
-
-    def _options(
-        self,
-        delay: float,
-        max_attempts: int | None,
-        max_stalls: int | None,
-        limit_key: str | None = None,
-        priority: Priority | None = None,
-    ) -> JobOptions:
-        most = self._settings.max_payload_bytes
-        return JobOptions(delay, max_attempts, max_stalls, most, limit_key, priority)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")

@@ -5,7 +5,8 @@ import socket
 from datetime import UTC, datetime
 from typing import Any
 
-from jsworker.client.enqueueing import LONGEST_DELAY, Kind, kind_name
+from jsworker.client.enqueueing import Kind, kind_name
+from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_limit_key, printable, shown
 from jsworker.core.settings import Settings

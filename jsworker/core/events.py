@@ -23,6 +23,7 @@ EVENT_NAMES = frozenset(
         "job.stop_ignored",
         "job.lost",
         "job.cleared",
+        "jobs.expired",
         "jobs.pruned",
         "jobs.woken",
         "limit.changed",

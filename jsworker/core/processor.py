@@ -5,9 +5,10 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Final, Generic, get_args, get_origin
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
@@ -21,6 +22,9 @@ from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
 P = TypeVar("P", default=dict[str, Any])
+Seconds: TypeAlias = float | timedelta
+"""A duration as users give it."""
+Unique: TypeAlias = Literal["live", "waiting"]
 
 
 class FromSettings(Enum):
@@ -90,6 +94,15 @@ class JobProcessor(ABC, Generic[P]):
             payload: ``Limit(2, key="tenant")``.
         rate: how many begin in a span of time: ``Rate(50, per=60)``; beside a limit, with the same key.
         priority: of its jobs: ``high``, ``normal`` or ``low``. Who enqueues one may say otherwise.
+        unique: of jobs of one unique key that are enqueued by this class: ``live``, at most one waits or
+            runs; ``waiting``, at most one waits and one runs.
+        unique_for: seconds, or a timedelta, in which at most one job of a unique key is enqueued by this
+            class, ended ones included; None: no window.
+        debounce, debounce_max: seconds, or timedeltas, from the last and from the first enqueueing of a
+            unique key by this class until its job is due, with the last payload; None: no such wait, or no
+            end of it.
+        expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
+            unless it has begun; None: it never is.
     """
 
     kind: ClassVar[str] = ""
@@ -104,6 +117,11 @@ class JobProcessor(ABC, Generic[P]):
     limit: ClassVar[Limit | None] = None
     rate: ClassVar[Rate | None] = None
     priority: ClassVar[Priority] = "normal"
+    expires_in: ClassVar[Seconds | None] = None
+    unique: ClassVar[Unique] = "live"
+    unique_for: ClassVar[Seconds | None] = None
+    debounce: ClassVar[Seconds | None] = None
+    debounce_max: ClassVar[Seconds | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from jsworker.core.priorities import NORMAL
-from jsworker.ownership.schema import refused_rows
+from jsworker.ownership.schema import jobs, refused_rows
 from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, locked, seconds
 
 Predicate = sa.ColumnElement[bool]
@@ -27,10 +27,13 @@ failed: Final = j.c.status == "failed"
 live: Final = j.c.status.in_(("scheduled", "queued", "processing"))
 ended: Final = j.c.status.in_(("completed", "failed", "cancelled"))
 
+waiting: Final = j.c.status.in_(("scheduled", "queued"))
+
 scheduled_indexed: Final = j.c.status + "" == "scheduled"
 queued_indexed: Final = j.c.status + "" == "queued"
 processing_indexed: Final = j.c.status + "" == "processing"
 ended_indexed: Final = (j.c.status + "").not_in(("scheduled", "queued", "processing"))
+waiting_indexed: Final = (j.c.status + "").in_(("scheduled", "queued"))
 needs_publish_indexed: Final = sa.cast(j.c.needs_publish, sa.Integer) == 1
 
 # Scheduled for an event, not for a time: no message is expected, and no clock makes it due.
@@ -84,6 +87,21 @@ def lost_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
     """Return that a job still waits for the message of this dispatch, which was published and is proven gone."""
     return sa.and_(queued, ~j.c.needs_publish, j.c.dispatch == dispatch)
 
+
+# Expiry. Once claimed, a job has begun: what brings it back to the queue later is no reason to drop it.
+never_claimed: Final = j.c.fencing_token == 0
+is_over: Final = j.c.expires_at <= NOW
+may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
+
+# A key of which one job may wait beside one that runs: who comes back to the queue while another waits is superseded.
+# Of the snapshot; where another was committed since, the index jobs_unique_waiting refuses the row.
+o: Final = jobs.alias("o")
+_of_its_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
+_another_runs: Final = sa.select(o.c.id).where(_of_its_key, o.c.status == "processing").exists()
+_another_waits: Final = sa.select(o.c.id).where(_of_its_key, o.c.status.in_(("scheduled", "queued"))).exists()
+none_of_its_key_runs: Final = sa.or_(j.c.waiting_key.is_(None), ~_another_runs)
+may_be_claimed: Final = sa.and_(queued, may_begin, none_of_its_key_runs)
+is_superseded: Final = sa.and_(j.c.waiting_key.is_not(None), _another_waits)
 
 # Who may reset: a row as the sweeper has seen it, and late still.
 may_stall_once: Final = sa.and_(j.c.stalls == 0, j.c.max_stalls >= 2, ~j.c.cancel_requested)

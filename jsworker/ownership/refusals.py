@@ -46,6 +46,9 @@ class RowRefused(DatabaseRefused):
         super().__init__(f"PostgreSQL refused a row: SQLSTATE {sqlstate}{named}")
 
 
+_TAKEN_MEANWHILE = "jobs_unique_waiting"
+_TRIES = 5
+
 T = TypeVar("T")
 Refused = list[tuple[T, RowRefused]]
 """Members of a batch whose own row was refused, and why."""
@@ -151,8 +154,10 @@ async def in_halves(
     """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
 
     With a ``size`` no statement writes more than so many. Returns the rows that ``write`` returned, and the
-    refused members with the refusal of each.
+    refused members with the refusal of each. A batch with a job whose key another one took after the statement
+    began is written again: the next one sees it.
     """
+    tries = _TRIES * len(members)
     rows: list[Row] = []
     refused: Refused[T] = []
     size = size or len(members)
@@ -162,7 +167,9 @@ async def in_halves(
         try:
             rows += await write(batch)
         except RowRefused as error:
-            if len(batch) == 1:
+            if error.constraint == _TAKEN_MEANWHILE and (tries := tries - 1) >= 0:
+                batches.insert(0, batch)
+            elif len(batch) == 1:
                 refused.append((batch[0], error))
             else:
                 middle = len(batch) // 2

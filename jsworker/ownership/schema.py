@@ -65,6 +65,13 @@ _JOB_RULES = {
     ),
     "jobs_progress": "progress >= 0 AND progress <= 1",
     "jobs_priority": "priority BETWEEN 0 AND 2",
+    "jobs_waiting_key": (
+        "waiting_key IS NULL OR (unique_key IS NULL AND waiting_key !~ "
+        r"'[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(waiting_key) BETWEEN 1 AND 255)"
+    ),
+    "jobs_expires_at": (
+        f"expires_at BETWEEN {_FIRST} AND {_LAST} AND debounce_until BETWEEN {_FIRST} AND {_LAST}"
+    ),
 }
 
 metadata = sa.MetaData(schema=SCHEMA)
@@ -147,6 +154,10 @@ jobs = sa.Table(
     _instant("due_at"),
     sa.Column("limit_key", sa.Text),
     _priority(),
+    _instant("expires_at"),
+    sa.Column("waiting_key", sa.Text),
+    sa.Column("behind", sa.Uuid),
+    _instant("debounce_until"),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -184,6 +195,26 @@ jobs = sa.Table(
     ),
     _partial(
         "jobs_slots", "kind", "limit_key", where="status || '' = 'processing' AND limit_key IS NOT NULL"
+    ),
+    # A key may have one job that waits beside one that runs.
+    _partial(
+        "jobs_unique_waiting",
+        "kind",
+        "waiting_key",
+        where="waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')",
+        unique=True,
+    ),
+    _partial(
+        "jobs_unique_running",
+        "kind",
+        "waiting_key",
+        where="waiting_key IS NOT NULL AND status = 'processing'",
+        unique=True,
+    ),
+    _partial(
+        "jobs_expiring",
+        "expires_at",
+        where="expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued')",
     ),
     _partial(
         "jobs_unique_live",
@@ -349,4 +380,21 @@ limits = sa.Table(
         "paused_at IS NOT NULL OR (paused_until IS NULL AND paused_by IS NULL AND reason IS NULL)",
         name="limits_paused",
     ),
+)
+
+# Of a key one job in a window of time, however it has ended: pruning takes the job before. No foreign key.
+unique_windows = sa.Table(
+    "unique_windows",
+    metadata,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Uuid, nullable=False),
+    _instant("until", nullable=False),
+    sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="unique_windows_kind"),
+    sa.CheckConstraint(
+        r"key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(key) BETWEEN 1 AND 255",
+        name="unique_windows_key",
+    ),
+    sa.CheckConstraint(f"until BETWEEN {_FIRST} AND {_LAST}", name="unique_windows_until"),
+    sa.Index("unique_windows_until", "until"),
 )

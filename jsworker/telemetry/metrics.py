@@ -60,6 +60,7 @@ class Metrics(Collector):
         self._dead = counter("messages_dead", "Messages that nobody could use.")
         self._refused = counter("rows_refused", "Rows that PostgreSQL refused, once each.", ["attempted"])
         self._pruned = counter("jobs_pruned", "Ended jobs that this process deleted, by their retention.")
+        self._expired = counter("jobs_expired", "Jobs that were cancelled, not begun in time.", ["kind"])
         self._unanswered = counter("heartbeats_failed", "Heartbeats that the database did not answer.")
         self._waited = seconds("queue_wait_seconds", "From when a job was due to its claim.")
         self._ran = seconds("run_duration_seconds", "From the claim of a job to the end of its run.")
@@ -112,6 +113,7 @@ class Metrics(Collector):
             "schedule.fired": self._fire,
             "schedule.skipped": lambda event: self._left_out.labels(self._kind(event)).inc(),
             "schedule.refused": lambda event: self._unfired.labels(self._kind(event)).inc(),
+            "jobs.expired": lambda event: self._expired.labels(self._kind(event)).inc(event.fields["jobs"]),
             "jobs.pruned": lambda event: self._pruned.inc(event.fields["jobs"]),
             "heartbeat.failed": lambda _: self._unanswered.inc(),
             "worker.degraded": self._set_degraded,

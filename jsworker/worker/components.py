@@ -16,6 +16,7 @@ from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
 from jsworker.worker.maintenance.admissions import Admissions
+from jsworker.worker.maintenance.expiry import Expiry
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.lanes import Lanes
 from jsworker.worker.maintenance.relay import Relay
@@ -83,6 +84,7 @@ class Components:
         self.relay = self._loop("relay", self.publisher.step, settings.relay_interval)
         prunes = settings.retention is not None
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
+        self._scan("expiry", Expiry(context).step, settings.scan_interval)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context, self._lane_names), interval)
         self.schedules, self.scheduler, self.held, self.admissions = self._wakers()

@@ -1,9 +1,11 @@
 import io
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from jsworker.cli import enqueue
+from jsworker.ownership.transitions.expire import EXPIRE
 from tests.ownership.rows import Sql, read_value
 
 from .commands import Cli, Keyboard
@@ -34,6 +36,22 @@ class TestOneJob:
         assert (row["status"], row["payload"], row["unique_key"]) == ("scheduled", {}, "a.b")
         assert (row["max_attempts"], row["max_stalls"]) == (7, 2)
 
+    def test_when_it_is_due(self, cli: Cli, sql: Sql) -> None:
+        cli("enqueue", "double", "--run-at", "2030-01-31T18:00+01:00").ok()
+        row = sql.execute("SELECT * FROM jsworker.jobs").fetchall()[0]
+        assert (row["status"], row["run_at"]) == ("scheduled", datetime(2030, 1, 31, 17, tzinfo=UTC))
+
+    def test_until_when_it_may_begin(self, cli: Cli, sql: Sql) -> None:
+        [job_id] = cli("enqueue", "double", "--expires-in", "3600").ok().lines
+        assert "expires in " in cli("jobs", "--status", "queued").ok().out
+        assert "waits for a free worker" in cli("job", job_id).ok().out
+        assert "expires in " in cli("job", job_id).ok().out
+        sql.execute("UPDATE jsworker.jobs SET expires_at = clock_timestamp() - interval '1 s'")
+        sql.execute(EXPIRE.text.replace(":limit", "10").encode())
+        assert "expired" in cli("jobs", "--status", "cancelled").ok().out
+        told = " ".join(cli("job", job_id).ok().out.split())
+        assert "cancelled: it had not begun by the time at which it expires" in told
+
     def test_a_unique_key_that_is_taken_prints_its_holder(self, cli: Cli, sql: Sql) -> None:
         [first] = cli("enqueue", "double", "--unique-key", "a").ok().lines
         again = cli("enqueue", "double", "--unique-key", "a")
@@ -43,6 +61,37 @@ class TestOneJob:
             {"id": first, "created": False}
         ]
         assert count(sql) == 1
+
+    def test_one_that_waits_beside_one_that_runs(self, cli: Cli, sql: Sql) -> None:
+        again = ("enqueue", "double", "--unique-key", "a", "--unique", "waiting")
+        [first] = cli(*again).ok().lines
+        assert cli(*again).errors == [
+            "a waiting job has unique key a already, this one; nothing was enqueued"
+        ]
+        sql.execute(
+            "UPDATE jsworker.jobs SET status = 'scheduled', needs_publish = false, behind = id, "
+            "run_at = clock_timestamp() + interval '9 s'"
+        )
+        assert f"behind {first[-8:]}, of its key" in " ".join(cli("jobs").ok().out.split())
+        told = " ".join(cli("job", first).ok().out.split())
+        assert f"waits for job {first} of its unique key; looked at again in" in told
+        assert "a (one may wait, one may run)" in told
+
+    def test_one_that_is_enqueued_again_and_again(self, cli: Cli, sql: Sql) -> None:
+        again = ("enqueue", "double", "--unique-key", "a", "--debounce", 60, "--debounce-max", 600)
+        cli(*again).ok()
+        found = cli(*again, "--payload", '{"n": 2}')
+        assert found.errors == ["a waiting job has unique key a already, this one; its payload was replaced"]
+        assert payload(sql) == {"n": 2}
+        assert "last until" in cli("job", found.lines[0]).ok().out
+
+    def test_one_in_a_window(self, cli: Cli) -> None:
+        again = ("enqueue", "double", "--unique-key", "a", "--unique-for", 60)
+        [first] = cli(*again).ok().lines
+        cli("cancel", first).ok()
+        found = cli(*again)
+        assert found.lines == [first]
+        assert found.errors == ["a recent job has unique key a already, this one; nothing was enqueued"]
 
 
 class TestPayload:
@@ -149,6 +198,21 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
         (["double", "--unique-key", "no\nkey"], r"unique key 'no\nkey' must be text of 1 to 255 printable"),
         (["double", "--delay", "-1"], "--delay -1 must be from 0 to 316224000 seconds"),
         (["double", "--delay", "nan"], "--delay nan must be from 0 to 316224000 seconds"),
+        (["double", "--run-at", "tomorrow"], "--run-at 'tomorrow' must be a time as 2030-01-31T18:00+01:00"),
+        (["double", "--run-at", "2030-01-31T18:00"], "run_at=2030-01-31T18:00:00 must have a time zone"),
+        (["double", "--run-at", "2030-01-31T18:00Z", "--delay", "5"], "delay=5.0 and run_at="),
+        (["double", "--expires-in", "0"], "expires_in=0.0 must be more than 0 seconds"),
+        (
+            ["double", "--expires-in", "5", "--delay", "9"],
+            "expires_in=5.0 ends before the job is due: delay=9.0",
+        ),
+        (["double", "--unique", "waiting"], "unique='waiting' needs a unique_key for each job"),
+        (["double", "--unique", "some", "--unique-key", "a"], "Invalid value for '--unique'"),
+        (
+            ["double", "--debounce", "9", "--debounce-max", "5", "--unique-key", "a"],
+            "debounce=9.0 must not be",
+        ),
+        (["double", "--unique-for", "5"], "unique_for=5.0 needs a unique_key for each job"),
         (["double", "--count", "0"], "Invalid value for '--count'"),
         (["double", "--max-attempts", "0"], "Invalid value for '--max-attempts'"),
         (["nowhere:Double"], "target nowhere:Double: there is no module nowhere in "),

@@ -1,7 +1,7 @@
 """Calls that a newcomer gets wrong: what is wrong is said by name, before anything is written."""
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -22,15 +22,144 @@ class CountLines(JobProcessor):
 
 
 WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], str]] = {
-    "a timedelta": (
-        lambda client: client.enqueue(KIND, {}, delay=timedelta(minutes=1)),  # type: ignore[arg-type]
+    "a timedelta that goes back": (
+        lambda client: client.enqueue(KIND, {}, delay=timedelta(minutes=-1)),
+        ValueError,
+        r"^delay=.* must be from 0 to 3\.16224e\+08 seconds$",
+    ),
+    "an instant without a zone": (
+        lambda client: client.enqueue(KIND, {}, run_at=datetime(2030, 1, 1)),  # noqa: DTZ001 -- the mistake
+        ValueError,
+        r"^run_at=2030-01-01T00:00:00 must have a time zone, for example tzinfo=UTC$",
+    ),
+    "an instant as text": (
+        lambda client: client.enqueue_many(KIND, [{}], run_at="2030-01-01"),  # type: ignore[arg-type]
         TypeError,
-        r"^delay=.* must be a number of seconds, not timedelta; give its total_seconds\(\)$",
+        r"^run_at='2030-01-01' must be a datetime with a time zone, not str$",
+    ),
+    "an instant that is a mistake": (
+        lambda client: client.enqueue(KIND, {}, run_at=datetime(2206, 1, 1, tzinfo=UTC)),
+        ValueError,
+        r"^run_at=2206-01-01T00:00:00\+00:00 must be from 2000 on and at most ten years ahead$",
+    ),
+    "the last instant there is": (
+        lambda client: client.enqueue(
+            KIND, {}, run_at=datetime.max.replace(tzinfo=timezone(-timedelta(hours=9)))
+        ),
+        ValueError,
+        r"^run_at=9999.* must be from 2000 on",
+    ),
+    "an expiry at once": (
+        lambda client: client.enqueue(KIND, {}, expires_in=0),
+        ValueError,
+        r"^expires_in=0 must be more than 0 seconds$",
+    ),
+    "an expiry in the past": (
+        lambda client: client.enqueue_many(KIND, [{}], expires_in=timedelta(days=-1)),
+        ValueError,
+        r"^expires_in=.* must be from 0 to 3\.16224e\+08 seconds$",
+    ),
+    "an expiry as an instant": (
+        lambda client: client.enqueue(KIND, {}, expires_in=datetime(2030, 1, 1, tzinfo=UTC)),  # type: ignore[arg-type]
+        TypeError,
+        r"^expires_in=.* must be a number of seconds or a timedelta, not datetime$",
+    ),
+    "an expiry before the job is due": (
+        lambda client: client.enqueue(KIND, {}, delay=60, expires_in=60),
+        ValueError,
+        r"^expires_in=60 ends before the job is due: delay=60$",
+    ),
+    "an expiry before the instant": (
+        lambda client: client.enqueue(KIND, {}, run_at=datetime.now(UTC) + timedelta(hours=1), expires_in=60),
+        ValueError,
+        r"^expires_in=60 ends before the job is due: run_at=",
+    ),
+    "a scope that there is not": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique="running"),  # type: ignore[arg-type]
+        ValueError,
+        r"^unique='running' must be 'live' or 'waiting'$",
+    ),
+    "a scope without a key": (
+        lambda client: client.enqueue(KIND, {}, unique="waiting"),
+        ValueError,
+        r"^unique='waiting' needs a unique_key for each job$",
+    ),
+    "a scope without one of the keys": (
+        lambda client: client.enqueue_many(KIND, [{}, {}], unique_keys=["a", None], unique="waiting"),
+        ValueError,
+        r"^unique='waiting' needs a unique_key for each job$",
+    ),
+    "a window without a key": (
+        lambda client: client.enqueue(KIND, {}, unique_for=60),
+        ValueError,
+        r"^unique_for=60 needs a unique_key for each job$",
+    ),
+    "a window of nothing": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique_for=timedelta(0)),
+        ValueError,
+        r"^unique_for=.* must be more than 0 seconds$",
+    ),
+    "a window and a scope": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique_for=60, unique="waiting"),
+        ValueError,
+        r"^unique_for=60 and unique='waiting': give one of them$",
+    ),
+    "a debounce without a key": (
+        lambda client: client.enqueue(KIND, {}, debounce=5),
+        ValueError,
+        r"^debounce=5 needs a unique_key for each job$",
+    ),
+    "a debounce of nothing": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=0),
+        ValueError,
+        r"^debounce=0 must be more than 0 seconds$",
+    ),
+    "a debounce beyond its maximum": (
+        lambda client: client.enqueue(
+            KIND, {}, unique_key="a", debounce=60, debounce_max=timedelta(seconds=5)
+        ),
+        ValueError,
+        r"^debounce=60 must not be longer than debounce_max=datetime.timedelta\(seconds=5\)$",
+    ),
+    "a maximum of no debounce": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce_max=60),
+        ValueError,
+        r"^debounce_max=60 needs debounce$",
+    ),
+    "a debounce and a delay": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, delay=5),
+        ValueError,
+        r"^debounce=5 and delay=5: give one of them$",
+    ),
+    "a debounce and an instant": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, run_at=datetime.now(UTC)),
+        ValueError,
+        r"^debounce=5 and run_at=.*: give one of them$",
+    ),
+    "a debounce and a window": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, unique_for=60),
+        ValueError,
+        r"^debounce=5 and unique_for=60: give one of them$",
+    ),
+    "a debounce among live jobs": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=5, unique="live"),
+        ValueError,
+        r"^debounce=5 and unique='live': give one of them$",
+    ),
+    "an expiry before the debounce": (
+        lambda client: client.enqueue(KIND, {}, unique_key="a", debounce=60, expires_in=60),
+        ValueError,
+        r"^expires_in=60 ends before the job is due: debounce=60$",
+    ),
+    "an instant and a delay": (
+        lambda client: client.enqueue(KIND, {}, delay=5, run_at=datetime(2030, 1, 1, tzinfo=UTC)),
+        ValueError,
+        r"^delay=5 and run_at=.*: give one of them$",
     ),
     "a text": (
         lambda client: client.enqueue_many(KIND, [{}], delay="5"),  # type: ignore[arg-type]
         TypeError,
-        r"^delay='5' must be a number of seconds, not str$",
+        r"^delay='5' must be a number of seconds or a timedelta, not str$",
     ),
     "attempts as text": (
         lambda client: client.enqueue(KIND, {}, max_attempts="3"),  # type: ignore[arg-type]
@@ -151,6 +280,44 @@ async def test_numbers_of_any_sort_are_numbers(client: JobClient) -> None:
     delay: Any = Decimal(3600)
     job = await client.enqueue(KIND, {}, delay=delay)
     assert (await client.get(job.id))["status"] == "scheduled"
+
+
+async def test_a_delay_may_be_a_timedelta(client: JobClient) -> None:
+    jobs = [
+        await client.enqueue(KIND, {}, delay=timedelta(hours=1)),
+        *await client.enqueue_many(KIND, [{}, {}], delay=timedelta(hours=1)),
+    ]
+    for job in jobs:
+        row = await client.get(job.id)
+        assert row["status"] == "scheduled"
+        assert timedelta(minutes=55) < row["run_at"] - row["created_at"] < timedelta(minutes=65)
+
+
+async def test_jobs_are_due_at_an_instant(client: JobClient) -> None:
+    at = datetime(2030, 5, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    one = await client.enqueue(KIND, {}, run_at=at, unique_key="a")
+    again = await client.enqueue(KIND, {}, run_at=at, unique_key="a")
+    many = await client.enqueue_many(KIND, [{}, {}, {}], unique_keys=["a", "b", "b"], run_at=at)
+    assert (one.created, again) == (True, Enqueued(one.id, created=False))
+    assert [each.created for each in many] == [False, True, False]
+    assert (many[0].id, many[2].id) == (one.id, many[1].id)
+    for job in (one, many[1]):
+        row = await client.get(job.id)
+        assert (row["status"], row["run_at"], row["dispatch"]) == ("scheduled", at, 0)
+        assert (row["queued_at"], row["needs_publish"]) == (None, False)
+
+
+async def test_an_instant_that_is_over_is_now(client: JobClient) -> None:
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    for job in [await client.enqueue(KIND, {}, run_at=at), *await client.enqueue_many(KIND, [{}], run_at=at)]:
+        row = await client.get(job.id)
+        assert (row["status"], row["run_at"], row["dispatch"], row["queued_at"] is None) == (
+            "queued",
+            at,
+            1,
+            False,
+        )
+    assert await client.publish_pending() >= 0
 
 
 async def test_jobs_are_listed_by_their_processor(client: JobClient) -> None:

@@ -1,6 +1,7 @@
 """Enqueueing inside the application's own transaction: the job is there if, and only if, its rows are."""
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -126,3 +127,13 @@ async def test_many_statements_of_one_transaction_are_published_together(
 def test_the_statement_is_checked_when_it_is_made(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         enqueue_statement(*arguments)
+
+
+async def test_an_instant(rows: Rows, session: AsyncSession) -> None:
+    at = datetime(2030, 5, 1, tzinfo=UTC)
+    for created in (True, False):
+        job = (await session.execute(enqueue_statement(KIND, {}, run_at=at, unique_key="a"))).one()
+        assert (job.created, job.dispatch) == (created, 0)
+    await session.commit()
+    row = await rows.job(job.id)
+    assert (row["status"], row["run_at"]) == ("scheduled", at)

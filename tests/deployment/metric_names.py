@@ -13,6 +13,7 @@ PER_PROCESS = {
     "jsworker_messages_dead_total": set[str](),
     "jsworker_rows_refused_total": {"attempted"},
     "jsworker_jobs_pruned_total": set[str](),
+    "jsworker_jobs_expired_total": {"kind"},
     "jsworker_heartbeats_failed_total": set[str](),
     "jsworker_log_lines_dropped_total": set[str](),
     "jsworker_queue_wait_seconds_bucket": {"kind", "le"},

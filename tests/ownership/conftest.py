@@ -101,6 +101,7 @@ def sql(observer: Sql) -> Sql:
         "dead_messages",
         "refused_rows",
         "untold_resets",
+        "unique_windows",
     )
     empty_tables(observer, emptied)
     return observer

@@ -16,6 +16,8 @@ from jsworker.ownership.transitions import (
     claim,
     control,
     enqueue,
+    enqueue_terms,
+    expire,
     heartbeat,
     priorities,
     publish,
@@ -23,6 +25,7 @@ from jsworker.ownership.transitions import (
     reset,
     schedules,
     settle,
+    waiting_keys,
 )
 
 WIDTH = 110
@@ -35,6 +38,7 @@ row alone.
 """
 STATEMENTS: dict[str, TextClause] = {
     "ENQUEUE": enqueue.ENQUEUE,
+    "ENQUEUE with terms": enqueue_terms.ENQUEUE_TERMS,
     "PUBLISH": publish.PUBLISH,
     "MARK": publish.MARK,
     "CLAIM": claim.CLAIM,
@@ -55,6 +59,13 @@ STATEMENTS: dict[str, TextClause] = {
     "RESET by rule 3 (two witnesses)": reset.RESET_CRASHED,
     "RESET by rule 4 (operator)": reset.RESET_BY_OPERATOR,
     "PROMOTE": publish.PROMOTE,
+    "ENQUEUE beside one of its key that runs": enqueue_terms.ENQUEUE_WAITING,
+    "ENQUEUE once in a window": enqueue_terms.ENQUEUE_WINDOW,
+    "Forget windows": enqueue_terms.FORGET_WINDOWS,
+    "DEBOUNCE": enqueue_terms.DEBOUNCE,
+    "DEFER": waiting_keys.DEFER,
+    "WAKE": waiting_keys.WAKE,
+    "EXPIRE": expire.EXPIRE,
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,

@@ -6,8 +6,8 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, DateTime, Text, Uuid, any_, bindparam
 
 from jsworker.ownership import predicates
-from jsworker.ownership.statements import AT_START, condition, given_array, given_runs, j
-from jsworker.ownership.transitions import claim, control, priorities, publish, republish, reset
+from jsworker.ownership.statements import AT_START, NOW, condition, given_array, given_runs, j
+from jsworker.ownership.transitions import claim, control, expire, priorities, publish, republish, reset
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
@@ -18,6 +18,8 @@ _SEEN_TOKEN = j.c.fencing_token == _seen_rows.c.token
 _SEEN_ACTIVITY = j.c.last_activity_at == _seen_rows.c.activity
 _OLDER = predicates.queued_before("older_than")
 _INDEXED = r"CAST\(j\.needs_publish AS INTEGER\) = 1"
+_WAITING = "|".join(re.escape(condition(each)) for each in (predicates.waiting_indexed, predicates.waiting))
+_OVER = "|".join(re.escape(condition(j.c.expires_at <= now)) for now in (NOW, AT_START))
 _NEEDS_PUBLISH = r"(?<=AND )j\.needs_publish\b"
 
 
@@ -123,7 +125,26 @@ NOT_OWNER = [
         [
             *statuses(predicates.queued, "queued"),
             Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
+            Flip("in time", predicates.may_begin, {"expires_at": ago(1)}),
         ],
+        columns={"expires_at": ago(-60)},
+    ),
+    *(
+        Transition(
+            f"EXPIRE {status}",
+            expire.EXPIRE,
+            status,
+            lambda _: {"limit": 10},
+            [
+                *statuses(_WAITING, "scheduled", "queued"),
+                Flip("never claimed", predicates.never_claimed, {"fencing_token": 1}),
+                Flip("over", _OVER, {"expires_at": ago(-60)}),
+                Flip("expires", _OVER, {"expires_at": None}),
+            ],
+            columns={"expires_at": ago(1)},
+            names_rows=False,
+        )
+        for status in ("scheduled", "queued")
     ),
     Transition(
         "CLAIM of a stale owner's job",

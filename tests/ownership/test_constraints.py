@@ -38,6 +38,8 @@ BROKEN = [
         for end in "\1\n\x1b\x1f\x7f\x85\u2028\u2029"
     ),
     refused_row("jobs_unique_key", "queued", unique_key="a" * 256),
+    refused_row("jobs_waiting_key", "queued", unique_key="a", waiting_key="a"),
+    refused_row("jobs_expires_at", "queued", expires_at="infinity"),
     refused_row("jobs_owner_iff_processing", "processing", worker_id=None),
     *(refused_row("jobs_owner_iff_processing", s, worker_id=WORKER) for s in STATES if s != "processing"),
     refused_row("jobs_activity_iff_processing", "processing", last_activity_at=None),

@@ -11,7 +11,8 @@ import pytest
 from psycopg import Connection, errors
 from psycopg.rows import DictRow, dict_row
 
-from jsworker.client.enqueueing import LONGEST_DELAY, MAX_PAYLOAD_BYTES, MOST_ATTEMPTS, MOST_STALLS
+from jsworker.client.enqueueing import MAX_PAYLOAD_BYTES, MOST_ATTEMPTS, MOST_STALLS
+from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.errors import InvalidName
 from jsworker.core.names import check_kind, check_unique_key
 from jsworker.ownership.database import Database

@@ -19,11 +19,13 @@ from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
     control,
+    expire,
     heartbeat,
     publish,
     republish,
     reset,
     settle,
+    waiting_keys,
     workers,
 )
 from jsworker.ownership.transitions.priorities import LANES
@@ -34,6 +36,8 @@ from .rows import KIND, OTHER_WORKER, WORKER, insert_job
 
 QUEUED = 100_000
 KINDS = 50_000
+WAITS, RUNS = {"jobs_unique_waiting"}, {"jobs_unique_running"}
+"""Read for a job with a key of which one may wait and one run, and for no other."""
 FEW = 500
 """Jobs in each of the other states that a sweep looks for."""
 
@@ -212,7 +216,7 @@ class TestByPrimaryKey:
             "max_attempts": 3,
             "max_stalls": 3,
         }
-        assert access_paths(table, claim.CLAIM, parameters) == {"jobs_pkey"}
+        assert access_paths(table, claim.CLAIM, parameters) == {"jobs_pkey"} | RUNS
 
     def test_read_back(self, table: Connection, batch: int) -> None:
         parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch)}
@@ -241,12 +245,12 @@ class TestByPrimaryKey:
         columns = {"errors": ["e"] * batch, "reasons": [None] * batch, "delays": [1.0] * batch}
         columns |= {"stalled": [False] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
-        assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"}
+        assert access_paths(table, settle.FAIL, parameters) == {"jobs_pkey"} | WAITS
 
     def test_release(self, table: Connection, batch: int) -> None:
         columns = {"reasons": ["r"] * batch, "delays": [None] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
-        assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"}
+        assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"} | WAITS
 
     def test_ends(self, table: Connection, batch: int) -> None:
         parameters: dict[str, Any] = {"ids": some(table, "completed", batch)}
@@ -258,9 +262,9 @@ class TestByPrimaryKey:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
         seen |= {"in_line": [False] * batch, **RunAge(60.0, 60.0, 60.0).values()}
-        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset.RESET_CRASHED, seen) == {"jobs_pkey"}
-        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"} | WAITS
+        assert access_paths(table, reset.RESET_CRASHED, seen) == {"jobs_pkey"} | WAITS
+        assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"} | WAITS
 
     def test_claim_of_a_stale_owners_job(self, table: Connection, batch: int) -> None:
         parameters = hand(some(table, "processing", batch)) | {
@@ -276,7 +280,12 @@ class TestByPrimaryKey:
 
     def test_refused(self, table: Connection, batch: int) -> None:
         parameters = {"kind": KIND, "ids": some(table, "processing", batch), "worker_id": WORKER}
-        assert of_jobs(access_paths(table, claim.REFUSED, parameters)) == {"jobs_pkey"}
+        assert of_jobs(access_paths(table, claim.REFUSED, parameters)) == {"jobs_pkey"} | RUNS
+
+    def test_waiting_keys(self, table: Connection, batch: int) -> None:
+        parameters = {"ids": some(table, "queued", batch)}
+        for statement in (waiting_keys.DEFER, waiting_keys.WAKE):
+            assert of_jobs(access_paths(table, statement, parameters)) <= {"jobs_pkey"} | RUNS | WAITS
 
     def test_republish(self, table: Connection, batch: int) -> None:
         parameters = {"worker_id": WORKER, "ids": some(table, "queued", batch), "dispatches": [1] * batch}
@@ -306,6 +315,9 @@ class TestSweeps:
             "jobs_pkey",
         }
 
+    def test_expire(self, table: Connection) -> None:
+        assert access_paths(table, expire.EXPIRE, {"limit": 200}) == {"jobs_expiring", "jobs_pkey"}
+
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
         assert of_jobs(access_paths(table, reset.LATE, parameters)) == {"jobs_owned"}
@@ -321,7 +333,7 @@ class TestSweeps:
             "in_line": [],
             "ids": some(table, "processing", 200),
         }
-        assert access_paths(table, reset.RESET_DEAD, parameters) == {"jobs_pkey"}
+        assert access_paths(table, reset.RESET_DEAD, parameters) == {"jobs_pkey"} | WAITS
         assert of_jobs(access_paths(table, reset.OWNED, {"owner": OTHER_WORKER})) == {"jobs_owned"}
 
     def test_workers(self, table: Connection) -> None:

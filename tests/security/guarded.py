@@ -22,8 +22,9 @@ LOGINS = {
     "publisher": "guarded_publisher",
     "reader": "guarded_reader",
     "metrics": "guarded_metrics",
+    "debouncer": "guarded_debouncer",
 }
-"""The login that is a member of each group role; who publishes also enqueues."""
+"""The login that is a member of each group role; who publishes or debounces also enqueues."""
 
 PASSWORDS = {
     "JSWORKER_NATS_WORKER_PASSWORD": "w0rker",
@@ -60,7 +61,7 @@ def make_logins(admin_url: str, logins: Mapping[str, str] = LOGINS) -> None:
             if known is None:
                 connection.execute(f"CREATE ROLE {login} LOGIN".encode())
             connection.execute(f"GRANT jsworker_{role} TO {login}".encode())
-            if role == "publisher":
+            if role in ("publisher", "debouncer"):
                 connection.execute(f"GRANT jsworker_producer TO {login}".encode())
         if "owner" in logins:
             connection.execute(f"ALTER ROLE {logins['owner']} SET role = 'jsworker_owner'".encode())

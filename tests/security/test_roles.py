@@ -13,6 +13,8 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_report import read_rows
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.transitions import control, prune, workers
+from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
+from jsworker.ownership.transitions.enqueue_terms import enqueue_one
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
@@ -64,6 +66,7 @@ MAY: dict[str, list[str]] = {
         SCHEDULE,
         "UPDATE jsworker.schedules SET paused = true",
         "DELETE FROM jsworker.schedules",
+        "DELETE FROM jsworker.unique_windows",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -72,6 +75,12 @@ MAY: dict[str, list[str]] = {
     "producer": [
         insert(),
         ENQUEUE,
+        insert(waiting_key="'a'", expires_at="now() + interval '1 h'"),
+        (
+            "INSERT INTO jsworker.unique_windows AS w VALUES ('echo', 'a', gen_random_uuid(), now())"
+            " ON CONFLICT (kind, key) DO UPDATE SET until = excluded.until WHERE w.until < now()"
+        ),
+        "SELECT id FROM jsworker.jobs WHERE kind = 'echo' AND waiting_key = 'a' AND status = 'queued'",
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
     ],
@@ -80,6 +89,14 @@ MAY: dict[str, list[str]] = {
         ENQUEUE,
         "UPDATE jsworker.jobs SET needs_publish = false, stream_seq = 1 WHERE status = 'queued'",
         "SELECT id FROM jsworker.jobs WHERE needs_publish FOR NO KEY UPDATE",
+    ],
+    "debouncer": [
+        insert(),
+        (
+            insert(waiting_key="'a'", debounce_until="now()") + " ON CONFLICT (kind, waiting_key)"
+            " WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')"
+            " DO UPDATE SET payload = '{}', checkpoint = NULL, run_at = least(excluded.run_at, jobs.run_at)"
+        ),
     ],
     "reader": [
         "SELECT * FROM jsworker.jobs",
@@ -115,6 +132,7 @@ MAY_NOT: dict[str, list[str]] = {
     ],
     "producer": [
         SCHEDULE,
+        "DELETE FROM jsworker.unique_windows",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",
@@ -146,6 +164,15 @@ MAY_NOT: dict[str, list[str]] = {
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "CREATE TABLE jsworker.extra (id int)",
         "SET ROLE jsworker_worker",
+    ],
+    "debouncer": [
+        SCHEDULE,
+        "SELECT payload FROM jsworker.jobs",
+        "SELECT checkpoint FROM jsworker.jobs",
+        "UPDATE jsworker.jobs SET status = 'cancelled'",
+        "UPDATE jsworker.jobs SET fencing_token = 1",
+        "UPDATE jsworker.jobs SET result = '{}'",
+        "DELETE FROM jsworker.jobs",
     ],
     "publisher": [
         SCHEDULE,
@@ -247,11 +274,11 @@ def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarde
         connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO jsworker_producer, PUBLIC")
         connection.execute(
             "GRANT ALL ON ALL TABLES IN SCHEMA jsworker"
-            " TO jsworker_reader, jsworker_publisher, jsworker_metrics"
+            " TO jsworker_reader, jsworker_publisher, jsworker_metrics, jsworker_debouncer"
         )
     apply_roles(guarded.admin_url)
     apply_roles(guarded.admin_url)
-    for role in ("producer", "publisher", "reader", "metrics"):
+    for role in ("producer", "publisher", "reader", "metrics", "debouncer"):
         with (
             rolled_back(guarded.url(role)) as connection,
             pytest.raises(errors.InsufficientPrivilege),
@@ -310,7 +337,7 @@ def test_a_databases_owner_who_is_no_superuser_can_run_the_file(servers: TestSer
         connection.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
         connection.execute(f"ALTER DATABASE {name} OWNER TO {name}".encode())
         if known is not None:  # made by another test's superuser
-            for role in ("owner", "worker", "producer", "publisher", "reader", "metrics"):
+            for role in ("owner", "worker", "producer", "publisher", "reader", "metrics", "debouncer"):
                 connection.execute(f"GRANT jsworker_{role} TO {name} WITH ADMIN OPTION".encode())
     own = as_role(url, name)
     upgrade_database(own)
@@ -391,3 +418,27 @@ class TestThroughTheCode:
             with pytest.raises(DatabaseRefused, match="permission denied for database"):
                 upgrade_database(as_role(empty, LOGINS[role]))
         assert current_revision(guarded.url("reader")) is not None
+
+
+@pytest.mark.parametrize(
+    ("role", "terms"),
+    [
+        ("producer", JobTerms(expires_in=60.0)),
+        ("producer", JobTerms(scope="waiting")),
+        ("producer", JobTerms(scope="window", unique_for=60.0)),
+        ("debouncer", JobTerms(scope="debounce", debounce=5.0, debounce_max=60.0)),
+    ],
+)
+async def test_who_enqueues_by_terms_needs_no_more(guarded: Guarded, role: str, terms: JobTerms) -> None:
+    async with opened(guarded.url(role)) as database:
+        for created in (True, False):
+            job = NewJob(new_job_id(), "{}", "a", terms=terms)
+            answer = await enqueue_one(database, f"{role}-{terms.scope}", job, publish_after=0.0)
+            assert answer.created is created
+
+
+async def test_a_producer_debounces_nothing(guarded: Guarded) -> None:
+    job = NewJob(new_job_id(), "{}", "a", terms=JobTerms(scope="debounce", debounce=5.0))
+    async with opened(guarded.url("producer")) as database:
+        with pytest.raises(DatabaseRefused, match="permission denied"):
+            await enqueue_one(database, "echo", job, publish_after=0.0)

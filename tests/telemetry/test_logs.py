@@ -279,6 +279,7 @@ class TestLevels:
                     "reconcile.completed",
                     "job.released",
                     "job.cleared",
+                    "jobs.expired",
                     "jobs.pruned",
                     "job.cancelled",
                     "stream.changed",

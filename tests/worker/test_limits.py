@@ -131,7 +131,7 @@ async def test_a_worker_learns_of_an_operators_limit(
     await client.limits.set(KIND, Limit(1))
 
     async def learned() -> None:
-        assert consumer.terms.is_limited
+        assert consumer.state.is_limited
 
     await eventually(learned)
     await client.enqueue_many(KIND, [{}] * 20)

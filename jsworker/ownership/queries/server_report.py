@@ -28,6 +28,7 @@ _NEEDED_RIGHTS: Final = {
     "untold_resets": "SELECT INSERT DELETE",
     "schedules": "SELECT INSERT UPDATE DELETE",
     "limits": "SELECT INSERT UPDATE DELETE",
+    "unique_windows": "SELECT INSERT UPDATE DELETE",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""

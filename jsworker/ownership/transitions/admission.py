@@ -26,7 +26,8 @@ MOST_KEYS: Final = 200
 _MOST_WOKEN: Final = 1_000
 
 waits_for_admission: Final = predicates.held_by("limit", "rate", "paused")
-admissible: Final = sa.or_(predicates.queued, waits_for_admission)
+_may_begin: Final = sa.and_(predicates.may_begin, predicates.none_of_its_key_runs)
+admissible: Final = sa.and_(sa.or_(predicates.queued, waits_for_admission), _may_begin)
 """What admission may claim: what a message brings, and what waits for a slot, a token or the end of a pause."""
 
 # The predicate of the index jobs_held_by_key, word for word.
@@ -127,13 +128,14 @@ ADMIT = filled(
     """
 WITH asked AS MATERIALIZED (
   SELECT j.id, coalesce(j.limit_key, '') AS key, j.priority, j.queued_at, false AS held FROM jsworker.jobs AS j
-  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {queued} AND {of_kind}
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {queued} AND {may_begin} AND {of_kind}
   ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), state AS MATERIALIZED ({state}
 ), held AS MATERIALIZED (
   SELECT row.id, state.key, row.priority, row.queued_at, true AS held FROM state CROSS JOIN LATERAL (
     SELECT j.id, j.priority, j.queued_at FROM jsworker.jobs AS j
-    WHERE {held} AND {of_kind} AND j.limit_key = state.key AND j.id <> ALL(CAST(:besides AS uuid[]))
+    WHERE {held} AND {may_begin} AND {of_kind} AND j.limit_key = state.key
+      AND j.id <> ALL(CAST(:besides AS uuid[]))
     ORDER BY j.priority, j.queued_at, j.id LIMIT least(state.jobs, CAST(:most_held AS integer))
     FOR NO KEY UPDATE OF j SKIP LOCKED
   ) AS row
@@ -159,6 +161,7 @@ WITH asked AS MATERIALIZED (
   FROM jsworker.jobs AS j JOIN admitted ON admitted.id = j.id
 ), {claimed}""",
     queued=condition(predicates.queued),
+    may_begin=condition(_may_begin),
     of_kind=condition(predicates.of_kind),
     held=_HELD,
     state=state(

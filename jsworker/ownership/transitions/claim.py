@@ -35,6 +35,7 @@ class ClaimedJob(NamedTuple):
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
         scheduled_for: the instant for which a schedule has enqueued it.
         limit_key: under which limits count it; None: no limit does.
+        waiting_key: of which one other job may wait.
     """
 
     id: UUID
@@ -58,6 +59,7 @@ class ClaimedJob(NamedTuple):
     scheduled_for: datetime | None = None
     limit_key: str | None = None
     priority: int = NORMAL
+    waiting_key: str | None = None
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -121,6 +123,7 @@ def claimed_of(
             max_attempts=sa.func.coalesce(j.c.max_attempts, sa.bindparam("max_attempts")),
             max_stalls=sa.func.coalesce(j.c.max_stalls, sa.bindparam("max_stalls")),
             needs_publish=False,
+            behind=sa.null(),
             **(stall if from_stale_owner else {}),
             **also,
         )
@@ -147,7 +150,7 @@ def claimed_of(
 
 _ids = given_array("ids", sa.Uuid)
 
-_free = sa.and_(predicates.queued, predicates.has_no_limit_key)
+_free = sa.and_(predicates.may_be_claimed, predicates.has_no_limit_key)
 CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _free, of_kind), _free)
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
@@ -176,8 +179,18 @@ CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine)
 # locked, or was queued again since, and is claimed again; what is not was refused. A skip of a job that another
 # worker runs is logged once for each worker that skipped it, however often its message comes back.
 _me = statements.given("worker_id", sa.Text)
+_status = sa.case(
+    (~predicates.queued, j.c.status),
+    (~predicates.may_begin, "expired"),
+    (~predicates.none_of_its_key_runs, "behind"),
+    else_=j.c.status,
+)
 _row = (
-    sa.select(*j.c["id", "status", "dispatch", "worker_id", "fencing_token", "held_by", "limit_key"])
+    sa.select(
+        j.c.id,
+        _status.label("status"),
+        *j.c["dispatch", "worker_id", "fencing_token", "held_by", "limit_key"],
+    )
     .where(j.c.id == sa.any_(_ids), of_kind)
     .cte("refused")
 )
@@ -222,6 +235,7 @@ class RefusedJob(NamedTuple):
     """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again.
 
     Or it has a ``limit_key``: then only admission claims it. ``held_by`` tells what a held job waits for.
+    Queued are also jobs that are ``expired``, which a sweep ends, and ``behind`` another of their key that runs.
     """
 
     status: str

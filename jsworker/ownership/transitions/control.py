@@ -131,7 +131,7 @@ async def retry(database: Database, job_id: UUID) -> None:
         if await database.run(RETRY, {"id": job_id}):
             return
     except RowRefused as error:
-        taken = error.constraint == "jobs_unique_live"
+        taken = error.constraint in ("jobs_unique_live", "jobs_unique_waiting")
         why = "a live job holds its unique key" if taken else error
         raise TransitionRefused(f"job {job_id} cannot be retried: {why}") from None
     rows = await database.run(STATUS, {"id": job_id})

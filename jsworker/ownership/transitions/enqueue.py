@@ -1,7 +1,8 @@
 """ENQUEUE: a job is a row first; its message follows the commit."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
@@ -14,9 +15,9 @@ from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import live, of_kind
 from jsworker.ownership.statements import compiled, condition, filled, given_array, j
 
-_COLUMNS = """
-    id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
-    status, run_at, dispatch, needs_publish, publish_after, queued_at, limit_key, priority"""
+COLUMNS = """
+    id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority,
+    status, run_at, dispatch, needs_publish, publish_after, queued_at"""
 _DUE = """
     CASE WHEN {delay} > 0 THEN 'scheduled' ELSE 'queued' END,
     clock_timestamp() + make_interval(secs => {delay}),
@@ -34,7 +35,7 @@ WITH created AS (
   INSERT INTO jsworker.jobs ({columns})
   SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text),{due}, CAST(:limit_key AS text), CAST(:priority AS smallint)
+    CAST(:traceparent AS text), CAST(:tracestate AS text), CAST(:limit_key AS text), CAST(:priority AS smallint),{due}
   FROM (SELECT CAST(:delay AS double precision)) AS d(delay)
   ON CONFLICT DO NOTHING
   RETURNING id, dispatch
@@ -44,7 +45,7 @@ UNION ALL
 SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
 WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
 """,
-    columns=_COLUMNS,
+    columns=COLUMNS,
     due=_DUE.format(delay="d.delay"),
     live=condition(live),
 )
@@ -65,12 +66,12 @@ WITH input AS (
 )
 INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
-  traceparent, tracestate,{due}, limit_key, priority
+  traceparent, tracestate, limit_key, priority,{due}
 FROM input
 ON CONFLICT DO NOTHING
 RETURNING id
 """,
-    columns=_COLUMNS,
+    columns=COLUMNS,
     due=_DUE.format(delay="delay"),
 )
 _ARRAYS = (
@@ -98,6 +99,28 @@ _has_one_of_the_keys = j.c.unique_key == any_(given_array("unique_keys", Text))
 LIVE_BY_KEY = compiled(select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_keys, live))
 
 _TRIES = 3
+NO_MORE: Final[Mapping[str, Any]] = {}
+
+
+class JobTerms(NamedTuple):
+    """What few jobs have besides; they are enqueued by the statements of ``enqueue_terms``.
+
+    Attributes:
+        run_at: when the job is due, instead of a delay.
+        expires_in: seconds from its insert until it is cancelled, unless it has begun.
+        scope: among which jobs its key is unique: ``live`` ones, those that are ``waiting``, all of a ``window``;
+            ``debounce``: as ``waiting``, and the one that waits takes the payload and is moved back.
+        unique_for: the window, in seconds from the insert of its job.
+        debounce: seconds from the last insert until the job is due.
+        debounce_max: seconds from the first insert until the job is due at the latest.
+    """
+
+    run_at: datetime | None = None
+    expires_in: float | None = None
+    scope: Literal["live", "waiting", "window", "debounce"] = "live"
+    unique_for: float | None = None
+    debounce: float | None = None
+    debounce_max: float | None = None
 
 
 class NewJob(NamedTuple):
@@ -116,6 +139,7 @@ class NewJob(NamedTuple):
     tracestate: str | None = None
     limit_key: str | None = None
     priority: int = NORMAL
+    terms: JobTerms | None = None
 
 
 class Enqueued(NamedTuple):
@@ -132,25 +156,41 @@ def new_job_id() -> UUID:
 
 def enqueue_statement(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
     """Return ENQUEUE, for anybody's transaction; no row: a twin is just being committed, execute it again."""
-    return ENQUEUE.bindparams(**_values(kind, job, publish_after))
+    return ENQUEUE.bindparams(**values_of(kind, job, publish_after))
 
 
-async def enqueue(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
+async def enqueue(
+    database: Database,
+    kind: str,
+    job: NewJob,
+    *,
+    publish_after: float,
+    statement: TextClause = ENQUEUE,
+    more: Mapping[str, Any] = NO_MORE,
+) -> Enqueued:
     """Insert a job in a transaction of its own, unless a live one holds its unique key.
+
+    ``statement`` and ``more`` of its parameters are those of ``enqueue_terms``.
 
     Raises:
         TransitionRefused: the key was taken and freed again three times in a row.
     """
-    values = _values(kind, job, publish_after)
+    values = {**values_of(kind, job, publish_after), **more}
     for _ in range(_TRIES):
-        rows = await database.run_by_key(ENQUEUE, values, seconds=database.seconds_for(len(job.payload)))
+        rows = await database.run_by_key(statement, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
             return Enqueued(*rows[0][:2])
     raise _too_fast(kind, job)
 
 
 async def enqueue_many(
-    database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
+    database: Database,
+    kind: str,
+    new: Sequence[NewJob],
+    *,
+    publish_after: float = 0.0,
+    statement: TextClause = ENQUEUE_MANY,
+    more: Mapping[str, Any] = NO_MORE,
 ) -> list[Enqueued]:
     """Insert jobs in one statement, as ``enqueue``, and tell, in order, which were created and which existed.
 
@@ -163,15 +203,15 @@ async def enqueue_many(
         job.unique_key is None and job.limit_key is None and job.delay == 0 and job.traceparent is span
         for job in new
     )
-    if plain and publish_after == 0:
+    if plain and publish_after == 0 and statement is ENQUEUE_MANY:
         await database.copy_in(COPY_MANY, _lines(kind, new))
         return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
+    values = {"kind": kind, "publish_after": publish_after, **more}
     waiting = new
     for _ in range(_TRIES):
-        found |= {
-            job_id: Enqueued(job_id, True) for job_id in await _insert(database, kind, waiting, publish_after)
-        }
+        inserted = await _insert(database, statement, waiting, values)
+        found |= {job_id: Enqueued(job_id, True) for job_id in inserted}
         if waiting := [job for job in new if job.id not in found]:
             keys = {"kind": kind, "unique_keys": [job.unique_key for job in waiting]}
             holders = {row.unique_key: row.id for row in await database.run(LIVE_BY_KEY, keys)}
@@ -190,16 +230,21 @@ def _too_fast(kind: str, job: NewJob) -> TransitionRefused:
     )
 
 
-def _values(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
-    return {"kind": kind, "publish_after": publish_after, **job._asdict()}
+def values_of(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
+    """Return the parameters of ENQUEUE."""
+    values = {"kind": kind, "publish_after": publish_after, **job._asdict()}
+    del values["terms"]
+    return values
 
 
-async def _insert(database: Database, kind: str, new: Sequence[NewJob], publish_after: float) -> list[UUID]:
-    arrays: dict[str, Any] = dict(zip(_ARRAYS, map(list, zip(*new, strict=True)), strict=True))
+async def _insert(
+    database: Database, statement: TextClause, new: Sequence[NewJob], values: Mapping[str, Any]
+) -> list[UUID]:
+    columns = [list(column) for column in zip(*new, strict=True)]
+    arrays: dict[str, Any] = dict(zip(_ARRAYS, columns[: len(_ARRAYS)], strict=True))
     arrays["ids"] = uuid_array(arrays["ids"])
     seconds = database.seconds_for(sum(len(job.payload) for job in new))
-    values = {"kind": kind, "publish_after": publish_after, **arrays}
-    return [row.id for row in await database.run(ENQUEUE_MANY, values, seconds=seconds)]
+    return [row.id for row in await database.run(statement, {**values, **arrays}, seconds=seconds)]
 
 
 def _lines(kind: str, new: Sequence[NewJob]) -> str:

@@ -33,10 +33,12 @@ def _reset(
     What is not ``is_reported`` by the caller, an operator's process without events, is left to a worker.
     """
     found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
+    found += (predicates.is_superseded.label("superseded"),)
     taken = statements.locked(rows.add_columns(*found, counted.label("counted")), "taken")
     next_status = sa.case(
         (taken.c.cancel_requested, "cancelled"),
         (sa.and_(taken.c.counted, taken.c.stalls + 1 >= taken.c.max_stalls), "failed"),
+        (taken.c.superseded, "cancelled"),
         (sa.or_(~taken.c.counted, taken.c.stalls == 0), "queued"),
         else_="scheduled",
     )
@@ -55,7 +57,10 @@ def _reset(
             queued_at=sa.case((queued, NOW), else_=j.c.queued_at),
             run_at=sa.case((again, NOW + statements.stall_back_off(j.c.stalls)), else_=j.c.run_at),
             finished_at=sa.case((decided.c.next.in_(("cancelled", "failed")), NOW)),
-            failure_reason=sa.case((decided.c.next == "failed", "stalled")),
+            failure_reason=sa.case(
+                (decided.c.next == "failed", "stalled"),
+                (sa.and_(decided.c.next == "cancelled", ~j.c.cancel_requested), "superseded"),
+            ),
             cleared=sa.or_(queued, again),
             clear_reason=sa.bindparam("reason"),
             **statements.NO_OWNER,

@@ -41,7 +41,7 @@ def _complete() -> sa.TextClause:
 
 
 def _fail() -> sa.TextClause:
-    """Return FAIL. A run of a job that is cancelled on request counts neither as an error nor as an attempt."""
+    """Return FAIL. A run of a job that is cancelled, on request or as superseded, is no error and no attempt."""
     run = given_runs(
         "run",
         error=given_array("errors", sa.Text),
@@ -54,6 +54,7 @@ def _fail() -> sa.TextClause:
         (run.c.reason.is_not(None), "failed"),
         (sa.and_(run.c.stalled, predicates.last_stall), "failed"),
         (sa.and_(~run.c.stalled, predicates.last_attempt), "failed"),
+        (predicates.is_superseded, "cancelled"),
         else_="scheduled",
     )
     reason = sa.func.coalesce(run.c.reason, sa.case((run.c.stalled, "stalled"), else_="attempts"))
@@ -71,7 +72,10 @@ def _fail() -> sa.TextClause:
             stalls=j.c.stalls + sa.case((row.c.stalled, 1), else_=0),
             attempts=j.c.attempts - sa.case((sa.and_(cancelled, ~row.c.stalled), 1), else_=0),
             last_error=row.c.error,
-            failure_reason=sa.case((row.c.next == "failed", row.c.reason)),
+            failure_reason=sa.case(
+                (row.c.next == "failed", row.c.reason),
+                (sa.and_(cancelled, ~j.c.cancel_requested), "superseded"),
+            ),
             cleared=False,
             clear_reason=sa.null(),
             run_at=sa.case((again, NOW + back_off), else_=j.c.run_at),
@@ -105,7 +109,8 @@ def _fail() -> sa.TextClause:
 
 def _release() -> sa.TextClause:
     run = given_runs("run", reason=given_array("reasons", sa.Text), delay=given_array("delays", sa.Double))
-    row = locked_of_mine(run, j.c.cancel_requested.label("cancel"), run.c.reason, run.c.delay)
+    ends = sa.or_(j.c.cancel_requested, predicates.is_superseded)
+    row = locked_of_mine(run, ends.label("cancel"), run.c.reason, run.c.delay)
     cancelled, now = row.c.cancel, row.c.delay.is_(None)
     queued, scheduled = sa.and_(~cancelled, now), sa.and_(~cancelled, ~now)
     released = (
@@ -121,10 +126,14 @@ def _release() -> sa.TextClause:
             cleared=~cancelled,
             clear_reason=sa.case((~cancelled, row.c.reason)),
             finished_at=sa.case((cancelled, NOW)),
+            failure_reason=sa.case((sa.and_(cancelled, ~j.c.cancel_requested), "superseded")),
             **NO_OWNER,
         )
         .where(j.c.id == row.c.id, held_by_me)
-        .returning(*j.c["id", "status", "fencing_token", "dispatch", "run_at"], row.c.reason)
+        .returning(
+            *j.c["id", "status", "fencing_token", "dispatch", "run_at"],
+            sa.func.coalesce(j.c.failure_reason, row.c.reason).label("reason"),
+        )
         .cte("released")
     )
     server_fault = statements.json_object(server_fault=sa.true(), run_at=released.c.run_at)

@@ -74,13 +74,13 @@ class Admissions:
         with self._context.noting("limits"):
             found = await limits.of_kinds(self._context.database, list(self._consumers))
             for name, consumer in self._consumers.items():
-                known, terms = found.get(name), consumer.terms
-                if known is not None and known.is_limited and not terms.is_limited:
-                    terms.is_limited = True
+                known, state = found.get(name), consumer.state
+                if known is not None and known.is_limited and not state.is_limited:
+                    state.is_limited = True
                     await limits.count_running(self._context.database, name)
                 is_paused = known is not None and known.is_paused
-                if is_paused is not terms.is_paused:
-                    terms.is_paused = is_paused
+                if is_paused is not state.is_paused:
+                    state.is_paused = is_paused
                     self._context.events.emit(
                         "limit.paused" if is_paused else "limit.resumed", kind=name, key=""
                     )

@@ -13,7 +13,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import admission
+from jsworker.ownership.transitions import admission, waiting_keys
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
 from jsworker.ownership.transitions.reset import Reset, Suspect
@@ -40,7 +40,7 @@ _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, not by more
 
 
-class Terms:
+class KindState:
     """What the table says of a kind: whether keys are counted, and whether it rests. Its lanes share it."""
 
     def __init__(self, kind: Kind) -> None:
@@ -62,13 +62,13 @@ class Consumer:
         quiet: QuietPhases,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
         admit: Callable[["Consumer", Collection[str]], Awaitable[None]],
-        terms: Terms,
+        state: KindState,
         priority: int = NORMAL,
     ) -> None:
         self.kind = kind
         self.priority = priority
         self.name = consumer_of(kind.name, priority)
-        self.terms = terms
+        self.state = state
         self.has_rows = False  # found in the table, and not taken yet
         self.is_dry: Callable[[], bool] = lambda: False  # messages are asked for, and none comes
         self._had_more = False  # messages, when the last one came
@@ -103,7 +103,7 @@ class Consumer:
 
     @property
     def _is_open(self) -> bool:
-        return not self.terms.is_paused and self._context.health.up and self._unusable < _MOST_UNUSABLE
+        return not self.state.is_paused and self._context.health.up and self._unusable < _MOST_UNUSABLE
 
     @property
     def _place(self) -> dict[str, int]:
@@ -218,7 +218,7 @@ class Consumer:
         self._put_off(aside, _REFUSED_DELAY)
         if aside and not (ids := self.undecided(ids)):
             return []
-        if self.terms.is_limited:
+        if self.state.is_limited:
             ask = partial(
                 admission.admit, self._context.database, ids=ids, besides=self._in_hand().difference(ids)
             )
@@ -272,6 +272,7 @@ class Consumer:
         """Acknowledge messages of jobs that others own or that have ended: the sweeps of the row cover them.
 
         Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
+        Those of whose key another one runs leave the queue.
         """
         if not (ids := self.undecided(ids)):
             return
@@ -282,6 +283,8 @@ class Consumer:
             # Only the timelines of those that a message brought note the skip.
             rows = await look(ids=delivered, worker_id=self._context.worker_id) if delivered else {}
             rows |= await look(ids=found) if found else {}
+            behind = {job_id for job_id, row in rows.items() if row.status == "behind"}
+            behind -= await waiting_keys.defer(self._context.database, behind) if behind else set()
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self._context.health.failed(error)
             self._put_off(ids)
@@ -290,8 +293,8 @@ class Consumer:
             row = rows.get(job_id)
             if row is not None and row.held_by is not None:
                 self._note_held(job_id, row)
-            if row is not None and row.status == "queued":
-                self.terms.is_limited |= row.limit_key is not None
+            if row is not None and (row.status == "queued" or job_id in behind):
+                self.state.is_limited |= row.limit_key is not None
                 self._claim_again(job_id)
             else:
                 for delivery in self._let_go(job_id):

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter
 
+from jsworker.client.terms import Terms, positive_seconds
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.limits import Limit, Rate, common_key
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
-from jsworker.core.processor import Backoff, FromSettings, JobProcessor, payload_type
+from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Unique, payload_type
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.strict_json import result_type
@@ -146,8 +147,16 @@ def _is_time_limit(value: Any) -> bool:
     return left_open or (type(value) in {int, float} and 0 < value <= LONGEST_SECONDS)
 
 
+def _is_duration(value: Any) -> bool:
+    try:
+        return positive_seconds("", value) > 0
+    except (TypeError, ValueError):
+        return False
+
+
 _COUNT = f"a whole number from 1 to {_MOST}"
 _SECONDS = f"None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
+_DURATION = "None, a number of seconds or a timedelta, more than 0 and at most ten years"
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_attempts": (_is_count, _COUNT),
     "max_stalls": (_is_count, _COUNT),
@@ -156,6 +165,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "progress_timeout": (_is_time_limit, _SECONDS),
     "limit": (lambda value: value is None or isinstance(value, Limit), "a Limit, for example Limit(2)"),
     "rate": (lambda value: value is None or isinstance(value, Rate), "a Rate, for example Rate(50, per=60)"),
+    "unique": (lambda value: value in get_args(Unique), "'live' or 'waiting'"),
+    **dict.fromkeys(
+        ("unique_for", "debounce", "debounce_max", "expires_in"),
+        (lambda value: value is None or _is_duration(value), _DURATION),
+    ),
     "backoff": (lambda value: isinstance(value, Backoff), "a Backoff, for example Backoff(first=5.0)"),
     "priority": (
         lambda value: isinstance(value, str) and value in PRIORITIES,
@@ -173,7 +187,8 @@ def _check_class(processor: JobProcessor[Any]) -> None:
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} must be {rule}")
     try:
         common_key(processor.limit, processor.rate)
-    except ValueError as error:
+        Terms().of(type(processor)).check(0.0)
+    except ValueError as error:  # of two that contradict each other
         raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
     _check_process(processor.process, name)
     try:

@@ -8,9 +8,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core import fault_points
+from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.priorities import NORMAL
+from jsworker.ownership.transitions import waiting_keys
 from jsworker.ownership.transitions.settle import ENDED, Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
@@ -19,7 +21,7 @@ from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
-from jsworker.worker.pipeline.intake import Consumer, Terms
+from jsworker.worker.pipeline.intake import Consumer, KindState
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
@@ -30,6 +32,7 @@ from jsworker.worker.recovery.sweeper import LateRows
 
 _ABANDON_SECONDS: Final = 1.0  # for a run that swallows its last cancellation too
 _NO_SPAN: Final = nullcontext()
+_WAKES: Final = 500
 
 
 class Pipeline:
@@ -62,6 +65,7 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
         self.isolated_runner = IsolatedRunner(context)
+        self._wakes: Batcher[UUID, None] = Batcher("wakes", self._wake, limit=_WAKES, died=context.died)
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
@@ -78,14 +82,14 @@ class Pipeline:
         )
         self.consumers: list[Consumer] = []
         self.pullers: list[Puller] = []
-        self.terms = {kind.name: Terms(kind) for kind in context.kinds.values()}
+        self.states = {kind.name: KindState(kind) for kind in context.kinds.values()}
         self.of_kind = {kind.name: self.add_lane(kind, NORMAL)[0] for kind in context.kinds.values()}
 
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
 
     def add_lane(self, kind: Kind, priority: int) -> tuple[Consumer, Puller]:
         """Make what pulls and claims the jobs of a kind and priority; the puller is to be started."""
-        consumer = self._consumer(kind, priority=priority, terms=self.terms[kind.name])
+        consumer = self._consumer(kind, priority=priority, state=self.states[kind.name])
         puller = Puller(
             self._context.stream,
             kind.name,
@@ -234,8 +238,17 @@ class Pipeline:
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
+        elif run.claimed.waiting_key is not None and settled in ENDED:
+            self._wakes.post(run.id)
         if run.claimed.limit_key is not None:  # committed: what waits for its slot sees it free
             self.of_kind[run.kind.name].free(run.claimed.limit_key)
+
+    async def _wake(self, ended: Sequence[UUID]) -> Sequence[None]:
+        """Queue what waits behind jobs that have ended, now; lost, PROMOTE does it some seconds later."""
+        with self._context.noting("waiting keys"):
+            if self._context.health.up and await waiting_keys.wake(self._context.database, ended):
+                self._context.requeued.notify()
+        return [None] * len(ended)
 
     def _let_go(self, run: Run) -> None:
         self._in_flight.runs.pop(run.id, None)
@@ -278,12 +291,14 @@ class Pipeline:
                     if self._tasks:
                         await asyncio.wait(self._tasks)
                     await self.settler.completions.flush()
+                await self._wakes.flush()
         except TimeoutError:
             return False
         return True
 
     async def abandon(self) -> int:
         """Leave runs that do not end to the stale rule, and return how many there are."""
+        await self._wakes.close()
         left = len(self._in_flight.runs)
         for run in self._in_flight.runs.values():
             run.abandoned = True

@@ -1,0 +1,207 @@
+"""ENQUEUE for jobs with terms of their own: due at an instant, expiring. All others take those of ``enqueue``."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import TextClause, and_
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import live, never_claimed, scheduled, waiting
+from jsworker.ownership.statements import condition, filled, j
+from jsworker.ownership.transitions import enqueue
+from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
+
+# The present is read once for each row: a job that is due is queued in every column of it.
+_PRESENT: Final = "(SELECT clock_timestamp() AS now) AS n"
+_DUE: Final = """
+    CASE WHEN d.run_at <= n.now THEN 'queued' ELSE 'scheduled' END, d.run_at,
+    CASE WHEN d.run_at <= n.now THEN 1 ELSE 0 END, d.run_at <= n.now,
+    CASE WHEN d.run_at <= n.now THEN n.now + make_interval(secs => CAST(:publish_after AS double precision)) END,
+    CASE WHEN d.run_at <= n.now THEN n.now END,
+    n.now + make_interval(secs => CAST(:expires_in AS double precision))"""
+_INSTANT: Final = "LATERAL (SELECT coalesce(CAST(:run_at AS timestamptz), n.now + make_interval(secs => {delay}))) AS d(run_at)"
+_OF_ONE: Final = """
+  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), {live_key},
+    CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
+    CAST(:traceparent AS text), CAST(:tracestate AS text), CAST(:limit_key AS text), CAST(:priority AS smallint),{due}{more}
+  FROM {present}, {instant}"""
+
+_parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _PRESENT}
+_KEY: Final = "CAST(:unique_key AS text)"
+_one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
+
+ENQUEUE_TERMS = filled(
+    """
+WITH created AS (
+  INSERT INTO jsworker.jobs ({columns}){of_one}
+  ON CONFLICT DO NOTHING
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
+WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
+""",
+    of_one=_OF_ONE,
+    live_key=_KEY,
+    live=condition(live),
+    more="",
+    **_one,
+)
+
+# The key of which one job may wait beside one that runs.
+ENQUEUE_WAITING = filled(
+    """
+WITH created AS (
+  INSERT INTO jsworker.jobs ({columns}, waiting_key){of_one}
+  ON CONFLICT DO NOTHING
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
+WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXISTS (SELECT FROM created)
+""",
+    of_one=_OF_ONE,
+    live_key="NULL",
+    waiting=condition(waiting),
+    more=f", {_KEY}",
+    **_one,
+)
+
+# One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait
+# for the window's row, and find it taken. Of one that was taken meanwhile they see the old row, and give no answer.
+_IN_THE_WINDOW: Final = f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(live)})"
+ENQUEUE_WINDOW = filled(
+    """
+WITH taken AS (
+  INSERT INTO jsworker.unique_windows AS w (kind, key, job_id, until)
+  VALUES (CAST(:kind AS text), {key}, CAST(:id AS uuid),
+    clock_timestamp() + make_interval(secs => CAST(:unique_for AS double precision)))
+  ON CONFLICT (kind, key) DO UPDATE SET job_id = excluded.job_id, until = excluded.until
+  WHERE w.until <= clock_timestamp() AND NOT {job_lives}
+  RETURNING w.job_id
+), created AS (
+  INSERT INTO jsworker.jobs ({columns}){of_one}, taken
+  RETURNING id, dispatch
+)
+SELECT id, true AS created, dispatch FROM created
+UNION ALL
+SELECT w.job_id, false, 0 FROM jsworker.unique_windows AS w
+WHERE w.kind = :kind AND w.key = :unique_key AND (w.until > clock_timestamp() OR {job_lives})
+  AND NOT EXISTS (SELECT FROM created)
+""",
+    of_one=_OF_ONE,
+    live_key="NULL",
+    key=_KEY,
+    job_lives=_IN_THE_WINDOW,
+    more="",
+    **_one,
+)
+FORGET_WINDOWS = filled(
+    """
+WITH over AS (
+  SELECT w.kind, w.key FROM jsworker.unique_windows AS w
+  WHERE w.until <= statement_timestamp() AND NOT {job_lives}
+  ORDER BY w.until LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+DELETE FROM jsworker.unique_windows AS w USING over
+WHERE w.kind = over.kind AND w.key = over.key AND w.until <= clock_timestamp()
+RETURNING w.job_id
+""",
+    job_lives=_IN_THE_WINDOW,
+)
+
+# The one of its key that waits takes the payload; not ``excluded.payload``, which takes the right to read it. DO
+# UPDATE locks the row until the producer commits: it has no owner, and who claims or promotes skips what is locked.
+# What is due already, was claimed before, or waits behind another keeps its place.
+DEBOUNCE = filled(
+    """
+INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
+ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
+DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
+  run_at = CASE WHEN {moves} THEN greatest(j.run_at, least(excluded.run_at, j.debounce_until)) ELSE j.run_at END,
+  debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
+  expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
+RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch
+""",
+    of_one=_OF_ONE,
+    live_key="NULL",
+    moves=condition(and_(scheduled, never_claimed, j.c.behind.is_(None))),
+    never_claimed=condition(never_claimed),
+    more=f", {_KEY}, n.now + make_interval(secs => CAST(:debounce_max AS double precision))",
+    **_one,
+)
+_ENQUEUE: Final = {
+    "live": ENQUEUE_TERMS,
+    "waiting": ENQUEUE_WAITING,
+    "window": ENQUEUE_WINDOW,
+    "debounce": DEBOUNCE,
+}
+
+# Of keys given twice in one call the first wins; keys are inserted in one order by all producers.
+ENQUEUE_MANY_TERMS = filled(
+    """
+WITH input AS (
+  SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
+    CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
+    CAST(:traceparents AS text[]), CAST(:tracestates AS text[]), CAST(:limit_keys AS text[]),
+    CAST(:priorities AS smallint[])
+  ) WITH ORDINALITY AS i(
+    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, place)
+  ORDER BY unique_key, place
+)
+INSERT INTO jsworker.jobs ({columns})
+SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
+  traceparent, tracestate, limit_key, priority,{due}
+FROM {present}, input, {instant}
+ORDER BY unique_key, place
+ON CONFLICT DO NOTHING
+RETURNING id
+""",
+    instant=_INSTANT.format(delay="input.delay"),
+    **_parts,
+)
+
+
+def _more(terms: JobTerms) -> dict[str, Any]:
+    more: dict[str, Any] = {"run_at": terms.run_at, "expires_in": terms.expires_in}
+    if terms.unique_for is not None:
+        more["unique_for"] = terms.unique_for
+    if terms.debounce is not None:
+        more |= {"delay": terms.debounce, "debounce_max": terms.debounce_max}
+    return more
+
+
+def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
+    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again."""
+    if job.terms is None:
+        return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
+    values = {**values_of(kind, job, publish_after), **_more(job.terms)}
+    return _ENQUEUE[job.terms.scope].bindparams(**values)
+
+
+async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
+    """Insert a job as ``enqueue.enqueue``, by its terms."""
+    if job.terms is None:
+        return await enqueue.enqueue(database, kind, job, publish_after=publish_after)
+    statement = _ENQUEUE[job.terms.scope]
+    return await enqueue.enqueue(
+        database, kind, job, publish_after=publish_after, statement=statement, more=_more(job.terms)
+    )
+
+
+async def enqueue_many(database: Database, kind: str, new: Sequence[NewJob]) -> list[Enqueued]:
+    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those with another scope than ``live`` one by one."""
+    if not new or all(job.terms is None for job in new):
+        return await enqueue.enqueue_many(database, kind, new)
+    terms = new[0].terms
+    if terms is None or any(job.terms != terms or terms.scope != "live" for job in new):
+        return [await enqueue_one(database, kind, job, publish_after=0.0) for job in new]
+    return await enqueue.enqueue_many(database, kind, new, statement=ENQUEUE_MANY_TERMS, more=_more(terms))
+
+
+async def forget_windows(database: Database, *, limit: int) -> int:
+    """Delete up to ``limit`` windows that are over, and return how many."""
+    return len(await database.run(FORGET_WINDOWS, {"limit": limit}))

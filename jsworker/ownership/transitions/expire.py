@@ -1,0 +1,48 @@
+"""EXPIRE: a job that was never claimed by its time is cancelled. CLAIM refuses it from that moment on."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from jsworker.ownership import predicates, statements
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
+from jsworker.ownership.statements import AT_START, NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
+
+_guard: Final = (predicates.waiting, predicates.never_claimed, predicates.is_over)
+
+
+def _write(mine: sa.CTE) -> sa.TextClause:
+    expired = (
+        sa.update(j)
+        .values(status="cancelled", needs_publish=False, finished_at=NOW, failure_reason="expired")
+        .where(j.c.id == mine.c.id, *_guard)
+        .returning(*j.c["id", "kind", "fencing_token", "expires_at"])
+        .cte("expired")
+    )
+    detail = json_object(reason="expired", expires_at=expired.c.expires_at)
+    logged = entry(expired, "cancelled", detail=detail)
+    return compiled(sa.select(expired.c.id, expired.c.kind).add_cte(logged))
+
+
+def _expire() -> Sweep:
+    over = (predicates.waiting_indexed, j.c.expires_at <= AT_START, predicates.never_claimed)
+    limit = sa.bindparam("limit", type_=sa.Integer)
+    search = sa.select(j.c.id).where(*over).order_by(j.c.expires_at).limit(limit)
+    # Locked as they are found: each sweep has jobs of its own, and what never waits needs no lock order.
+    taken = search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
+    named = sa.select(j.c.id).where(j.c.id == sa.any_(given_array("ids", sa.Uuid)), *_guard)
+    find = compiled(search.where(~predicates.set_aside("expire")))
+    return Sweep("expire", ("expire",), _write(taken), find, _write(statements.locked(named)))
+
+
+_EXPIRY: Final = _expire()
+EXPIRE: Final = _EXPIRY.at_once
+
+
+async def expire(database: Database, *, limit: int, refused_rows: RefusedRows | None = None) -> Sequence[Row]:
+    """Cancel up to ``limit`` jobs that have expired and return id and kind of each; refused rows are set aside."""
+    values: dict[str, Any] = {"limit": limit}
+    return (await run_sweep(database, _EXPIRY, values, refused_rows)).rows
