@@ -141,7 +141,9 @@ class Slots:
             return 0
         self._count_ended()
         prefetch = self._prefetch(kind)
-        in_line = claiming + sum(len(lane[kind.name]) for lane in self._waiting if kind.name in lane)
+        in_line = claiming + len(self._waiting[NORMAL].get(kind.name, ()))
+        if self._in_line[HIGH] or self._in_line[LOW]:
+            in_line += sum(len(self._waiting[lane].get(kind.name, ())) for lane in (HIGH, LOW))
         free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
         if prefetch:  # slots fall free quickly: each kind gets some, however many jobs of others wait
             free = max(free, self._share(kind, prefetch) - in_line)
