@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jsworker.client import JobClient, enqueue_statement
-    from jsworker.core.errors import Fail, JsworkerError, OwnershipLost, Retry
+    from jsworker.core.errors import Fail, JsworkerError, OwnershipLost, Retry, Snooze
     from jsworker.core.job import Job
     from jsworker.core.processor import Backoff, JobProcessor
     from jsworker.core.schedule_rules import Cron, Every
@@ -24,6 +24,7 @@ __all__ = [
     "OwnershipLost",
     "Retry",
     "Settings",
+    "Snooze",
     "Worker",
     "__version__",
     "enqueue_statement",
@@ -42,6 +43,7 @@ _HOMES = {
     "OwnershipLost": "jsworker.core.errors",
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
+    "Snooze": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",
     "enqueue_statement": "jsworker.client",
     "load_settings": "jsworker.core.settings",

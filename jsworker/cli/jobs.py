@@ -56,6 +56,7 @@ _FAILURES: Final = {
     "permanent": "the processor said so",
     "payload": "its payload does not fit its processor",
     "result": "its result cannot be stored",
+    "snoozes": "it was snoozed too often",
 }
 
 _CAUSES: Final = {
@@ -64,11 +65,12 @@ _CAUSES: Final = {
     "dead": "its process was proven to have ended",
     "operator": "an operator said so",
 }
-_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released"})
-_BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "fenced", "rejected"})
+_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
+_BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "snoozed", "fenced", "rejected"})
 """Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
     "released": "handed back: {reason}",
+    "snoozed": "put off: {reason}",
     "cancelled": "cancelled",
     "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had failed: {failed_for}",

@@ -1,9 +1,12 @@
-"""Every error that jsworker raises on purpose, and the two that a processor raises on purpose.
+"""Every error that jsworker raises on purpose, and the three that a processor raises on purpose.
 
 A class docstring is the default message; a more exact one is given where the error is raised.
 """
 
 import inspect
+from datetime import timedelta
+
+from jsworker.core.clock import wait_in_seconds
 
 
 class JsworkerError(Exception):
@@ -124,4 +127,22 @@ class Fail(Exception):
     """Raised by a processor: the job failed for good, no further attempt."""
 
     def __init__(self, reason: str = "the processor gave the job up") -> None:
+        super().__init__(reason)
+
+
+class Snooze(Exception):
+    """Raised by a processor: end this run and run the job again later. No attempt and no error is counted.
+
+    After ``max_snoozes`` of them the next one fails the job.
+
+    Args:
+        after: from now until the next run, as a timedelta or in seconds.
+        reason: stored in the job's timeline.
+
+    Raises:
+        ValueError: ``after`` is no wait of 0 seconds to ten years.
+    """
+
+    def __init__(self, after: timedelta | float, reason: str = "the processor asked for it") -> None:
+        self.after = wait_in_seconds(after, "snooze after")
         super().__init__(reason)

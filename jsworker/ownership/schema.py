@@ -125,6 +125,7 @@ jobs = sa.Table(
     sa.Column("completed_by", sa.Text),
     sa.Column("schedule", sa.Text),
     _instant("scheduled_for"),
+    _count("snoozes"),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -270,4 +271,18 @@ schedules = sa.Table(
     sa.CheckConstraint("set_by IN ('code', 'operator')", name="schedules_set_by"),
     sa.CheckConstraint(f"next_at BETWEEN {_FIRST} AND {_LAST}", name="schedules_next_at"),
     _partial("schedules_next", "next_at", where="NOT paused"),
+)
+
+# No foreign key to jobs: a step must never stand in the way of a job; PRUNE deletes both.
+job_steps = sa.Table(
+    "job_steps",
+    metadata,
+    sa.Column("job_id", sa.Uuid, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("result", JSONB),
+    sa.Column("fencing_token", sa.BigInteger, nullable=False),
+    _now("at"),
+    _instant("sleeps_until"),
+    sa.CheckConstraint("char_length(name) BETWEEN 1 AND 255", name="job_steps_name"),
+    sa.CheckConstraint(f"sleeps_until BETWEEN {_FIRST} AND {_LAST}", name="job_steps_sleeps_until"),
 )

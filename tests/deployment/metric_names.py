@@ -55,7 +55,7 @@ LABELS = {
     **{name: labels | FROM_PROMETHEUS for name, labels in SUPERVISORS.items()},
 }
 VALUES = {
-    "outcome": {"completed", "error", "failed", "cancelled", "released", "lost"},
+    "outcome": {"completed", "error", "failed", "cancelled", "released", "lost", "snoozed"},
     "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine"},
     "counted": {"true", "false"},
     "server": {"postgresql", "nats"},

@@ -21,6 +21,7 @@ from jsworker.ownership.transitions import (
     reset,
     schedules,
     settle,
+    snooze,
 )
 
 WIDTH = 110
@@ -47,6 +48,7 @@ STATEMENTS: dict[str, TextClause] = {
     "COMPLETE": settle.COMPLETE,
     "FAIL": settle.FAIL,
     "RELEASE": settle.RELEASE,
+    "SNOOZE": snooze.SNOOZE,
     "What a zero-row write means": settle.VERDICT,
     "RESET by rule 1 (stale)": reset.RESET_STALE,
     "RESET by rule 2 (evidence of death)": reset.RESET_DEAD,

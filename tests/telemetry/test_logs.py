@@ -262,6 +262,7 @@ class TestLevels:
                     "job.claimed",
                     "job.started",
                     "job.skipped",
+                    "job.snoozed",
                     "job.progress",
                     "job.completed",
                     "schedule.fired",

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from sqlalchemy import text
 
+from jsworker.core.errors import Snooze
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 
@@ -55,6 +56,16 @@ class Perilous(JobProcessor):
                     pass
                 os.kill(os.getpid(), signal.SIGKILL)
         return {"pid": os.getpid(), "attempt": job.attempt, "token": job.fencing_token}
+
+
+class PutOff(JobProcessor):
+    """Asks in quarantine to run later."""
+
+    kind = "put-off"
+    max_stalls = 1
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        raise Snooze(3600, "alone, and later")
 
 
 class Stubborn(JobProcessor):
