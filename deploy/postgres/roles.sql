@@ -125,6 +125,11 @@ BEGIN
   IF to_regclass('jsworker.schedules') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.schedules TO jsworker_worker;
   END IF;
+  -- What steps of jobs returned. A step is never changed.
+  IF to_regclass('jsworker.job_steps') IS NOT NULL THEN
+    REVOKE UPDATE ON jsworker.job_steps FROM jsworker_worker;
+    GRANT INSERT, DELETE ON jsworker.job_steps TO jsworker_worker;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

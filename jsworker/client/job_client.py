@@ -34,6 +34,7 @@ from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reset import Reset
+from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
 
 _PUBLISH_EVERY_SECONDS = 1.0
@@ -198,6 +199,14 @@ class JobClient:
     async def timeline(self, job_id: UUID | str) -> list[dict[str, Any]]:
         """Return what happened to a job, oldest first: claims after the first, errors, resets, refusals."""
         return await listing.timeline(self._opened(), job_uuid(job_id))
+
+    async def steps(self, job_id: UUID | str) -> list[dict[str, Any]]:
+        """Return the steps of a job in their order: ``name``, ``result``, ``fencing_token``, ``at``.
+
+        Of a sleep ``sleeps_until`` is set. A result that takes more than 16 KiB is left out; ``stored_bytes``
+        says so.
+        """
+        return await steps_of(self._opened(), job_uuid(job_id))
 
     async def list(
         self,

@@ -30,7 +30,7 @@ class SettingsError(UsageError):
 
 
 class InvalidName(UsageError, ValueError):
-    """A kind or unique key holds characters that are not allowed."""
+    """A kind, unique key or step has a name that is not allowed."""
 
 
 class InvalidJson(UsageError, ValueError):
@@ -39,6 +39,10 @@ class InvalidJson(UsageError, ValueError):
 
 class InvalidPayload(UsageError, ValueError):
     """A payload does not fit the processor's model or the size limit."""
+
+
+class InvalidStep(UsageError, ValueError):
+    """A step of a job cannot be used like this."""
 
 
 class InvalidTarget(UsageError):

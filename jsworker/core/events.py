@@ -18,6 +18,7 @@ EVENT_NAMES = frozenset(
         "job.cancelled",
         "job.fenced",
         "job.released",
+        "job.step",
         "job.snoozed",
         "job.stalled",
         "job.stop_ignored",

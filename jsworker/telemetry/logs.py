@@ -19,7 +19,7 @@ from jsworker.telemetry.log_lines import CLEAR_LINE, console_line, json_fields
 
 _PER_JOB: Final = (
     *("job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"),
-    "job.snoozed",
+    *("job.snoozed", "job.step"),
 )
 _WARNINGS: Final = (
     *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),

@@ -22,6 +22,7 @@ from jsworker.ownership.transitions import (
     schedules,
     settle,
     snooze,
+    steps,
 )
 
 WIDTH = 110
@@ -49,6 +50,8 @@ STATEMENTS: dict[str, TextClause] = {
     "FAIL": settle.FAIL,
     "RELEASE": settle.RELEASE,
     "SNOOZE": snooze.SNOOZE,
+    "STEP": steps.STEP,
+    "STEP found": steps.FOUND,
     "What a zero-row write means": settle.VERDICT,
     "RESET by rule 1 (stale)": reset.RESET_STALE,
     "RESET by rule 2 (evidence of death)": reset.RESET_DEAD,

@@ -263,6 +263,7 @@ class TestLevels:
                     "job.started",
                     "job.skipped",
                     "job.snoozed",
+                    "job.step",
                     "job.progress",
                     "job.completed",
                     "schedule.fired",

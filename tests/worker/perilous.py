@@ -68,6 +68,21 @@ class PutOff(JobProcessor):
         raise Snooze(3600, "alone, and later")
 
 
+class InSteps(JobProcessor):
+    """Does its work in steps in quarantine, and sleeps in between."""
+
+    kind = "in-steps"
+    max_stalls = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> Any:
+        pids = [await job.step("coroutine", self.pid), await job.step("thread", os.getpid)]
+        await job.sleep(3600, name="cool-off")
+        return pids
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
 class Stubborn(JobProcessor):
     """A plain function that ignores its time-out."""
 

@@ -27,6 +27,10 @@ class InvalidResult(InvalidJson):
     """A result cannot be stored; another attempt would give the same."""
 
 
+class Asleep(Snooze):
+    """A run ends because its job sleeps; that is not counted among the job's snoozes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completed:
     """It returned a result, as JSON text."""
@@ -111,7 +115,9 @@ def check_size(text: str, what: str, max_bytes: int) -> None:
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
     if isinstance(error, Snooze) and not _passed_limit(run):
-        return Snoozed(first_line(clean(_text(error))), _delay(run, error.after), counted=True)
+        return Snoozed(
+            first_line(clean(_text(error))), _delay(run, error.after), not isinstance(error, Asleep)
+        )
     return _of_error(run, error)
 
 
