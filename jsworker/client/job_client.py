@@ -262,7 +262,7 @@ class JobClient:
             return await control.cancel(self._opened(), [job_uuid(job_id) for job_id in job_ids])
 
     async def retry(self, job_id: UUID | str) -> None:
-        """Put a failed job back into the queue with its counters at zero.
+        """Put a failed job back into the queue with its counters at zero; its steps stay done.
 
         Raises TransitionRefused: it is not failed, or a live job holds its unique key.
         """
@@ -271,7 +271,7 @@ class JobClient:
         self._publisher.publish_in_background()
 
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
-        """Take a running job from its owner and put it back into the queue, uncounted.
+        """Take a running job from its owner and put it back into the queue, uncounted; its steps stay done.
 
         Its next run finds ``reason`` as ``job.clear_reason``, in one line of at most 1,000 characters. One of
         the workers emits it as the event ``job.cleared``, with the cause ``operator``.

@@ -24,6 +24,8 @@ from jsworker.ownership.transitions import (
     republish,
     reset,
     settle,
+    snooze,
+    steps,
     workers,
 )
 
@@ -242,6 +244,20 @@ class TestByPrimaryKey:
         columns = {"reasons": ["r"] * batch, "delays": [None] * batch}
         parameters = hand(some(table, "processing", batch)) | columns
         assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"}
+
+    def test_snooze(self, table: Connection, batch: int) -> None:
+        columns = {"reasons": ["r"] * batch, "delays": [1.0] * batch, "most": [9] * batch}
+        parameters = hand(some(table, "processing", batch)) | columns | {"errors": ["e"] * batch}
+        assert access_paths(table, snooze.SNOOZE, parameters) == {"jobs_pkey"}
+        assert access_paths(table, snooze.snooze.alone, parameters) == {"jobs_pkey"}
+
+    def test_step(self, table: Connection, batch: int) -> None:
+        [job_id] = some(table, "processing", batch)[:1]
+        parameters = {"worker_id": WORKER, "id": job_id, "token": 1, "name": "charge"}
+        found = access_paths(table, steps.FOUND, parameters)
+        assert {path for path in found if "job_steps" not in path} == {"jobs_pkey"}
+        kept = parameters | {"result": "[1]", "sleeps": None, "write": "step"}
+        assert of_jobs(access_paths(table, steps.STEP, kept)) == {"jobs_pkey"}
 
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)

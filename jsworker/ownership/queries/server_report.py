@@ -27,6 +27,7 @@ _NEEDED_RIGHTS: Final = {
     "refused_rows": "SELECT INSERT UPDATE DELETE",
     "untold_resets": "SELECT INSERT DELETE",
     "schedules": "SELECT INSERT UPDATE DELETE",
+    "job_steps": "SELECT INSERT DELETE",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""

@@ -131,6 +131,8 @@ class Steps:
                     raise
                 cancelled = error
         value = ended.result()
+        if cancelled is not None and inspect.isawaitable(value):
+            raise cancelled
         if inspect.isawaitable(value):  # of a lambda that calls a coroutine function
             value = await value
         kept = await self._kept(step, value, started)
