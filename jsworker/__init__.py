@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         JsworkerError,
         OwnershipLost,
         Retry,
+        Snooze,
     )
     from jsworker.core.job import Job
     from jsworker.core.limits import Limit, Rate
@@ -39,6 +40,7 @@ __all__ = [
     "Rate",
     "Retry",
     "Settings",
+    "Snooze",
     "Worker",
     "__version__",
     "enqueue_statement",
@@ -63,6 +65,7 @@ _HOMES = {
     "Rate": "jsworker.core.limits",
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
+    "Snooze": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",
     "enqueue_statement": "jsworker.client",
     "load_settings": "jsworker.core.settings",

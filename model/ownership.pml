@@ -141,7 +141,7 @@ inline claim(w, ok) { ok=0;
 inline release() { owner=0; late=0;                         /* guard: mine, by the caller */
   att--;
   if :: creq && !RELEASE_IGNORES_CANCEL -> st=CANC :: else ->
-     if :: requeue() :: st=SCHED fi                         /* SCHED: a server's fault ended the run */
+     if :: requeue() :: st=SCHED fi                         /* SCHED: a server's fault, or SNOOZE */
   fi; check() }
 inline fail() { owner=0; late=0;
   if :: creq -> att--; st=CANC

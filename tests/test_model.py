@@ -4,7 +4,16 @@ import hashlib
 import re
 from pathlib import Path
 
-from jsworker.ownership.transitions import claim, control, heartbeat, publish, republish, reset, settle
+from jsworker.ownership.transitions import (
+    claim,
+    control,
+    heartbeat,
+    publish,
+    republish,
+    reset,
+    settle,
+    snooze,
+)
 
 MODEL = Path(__file__).parents[1] / "model"
 
@@ -20,6 +29,7 @@ STATEMENTS = [
     settle.COMPLETE,
     settle.FAIL,
     settle.RELEASE,
+    snooze.SNOOZE,
     reset.RESET_STALE,
     reset.RESET_CRASHED,
     reset.RESET_DEAD,

@@ -167,6 +167,11 @@ BEGIN
     GRANT INSERT (priority) ON jsworker.jobs TO jsworker_producer;
     GRANT SELECT (priority) ON jsworker.jobs TO jsworker_publisher, jsworker_metrics;
   END IF;
+  -- What steps of jobs returned. A step is never changed.
+  IF to_regclass('jsworker.job_steps') IS NOT NULL THEN
+    REVOKE UPDATE ON jsworker.job_steps FROM jsworker_worker;
+    GRANT INSERT, DELETE ON jsworker.job_steps TO jsworker_worker;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

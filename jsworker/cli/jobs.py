@@ -38,9 +38,11 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
+from jsworker.ownership.transitions.steps import steps_of
 
 _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
+_LONGEST_RESULT: Final = 200
 
 _COLOURS: Final = {
     "scheduled": "blue",
@@ -65,6 +67,7 @@ _FAILURES: Final = {
     "permanent": "the processor said so",
     "payload": "its payload does not fit its processor",
     "result": "its result cannot be stored",
+    "snoozes": "it was snoozed too often",
 }
 
 _CANCELLATIONS: Final = {
@@ -79,11 +82,16 @@ _CAUSES: Final = {
     "dead": "its process was proven to have ended",
     "operator": "an operator said so",
 }
-_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released"})
-_BY_OWNER: Final = frozenset({"claimed", "error", "failed", "released", "fenced", "rejected"})
+_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
+_BY_OWNER: Final = frozenset(
+    {"claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
+)
 """Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
     "released": "handed back: {reason}",
+    "snoozed": "put off: {reason}",
+    "step": "step {step} was done",
+    "sleep": "sleep {step} began, until {until}",
     "cancelled": "cancelled{because}",
     "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had failed: {failed_for}",
@@ -253,11 +261,11 @@ def job(
 ) -> None:
     """Show one job: how it stands and why, its error, payload and result; then its runs and its timeline.
 
-    There is a line for each run, numbered by its fencing token. The timeline holds what is out of the
-    ordinary: claims after the first one, errors, resets, late writes that were refused, retries,
-    cancellations. With --json, the object has every column, the timeline under "timeline", and under
-    "refused" what PostgreSQL refuses to do with the job's row. A job that is named by its last digits is
-    looked for among the newest.
+    There is a line for each run, numbered by its fencing token, then one for each step. The timeline holds
+    what is out of the ordinary: claims after the first one, errors, resets, late writes that were refused,
+    retries, cancellations. With --json, the object has every column, the timeline under "timeline", the steps
+    under "steps" (without results that take more than 16 KiB), and under "refused" what PostgreSQL refuses to
+    do with the job's row. A job that is named by its last digits is looked for among the newest.
 
     --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
     places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
@@ -272,7 +280,7 @@ def job(
     if as_json:
         print_json(found)
         return
-    timeline, refused = found.pop("timeline"), found.pop("refused")
+    timeline, refused, steps = found.pop("timeline"), found.pop("refused"), found.pop("steps")
     if traceback or full_traceback:
         error = found["last_error"] or "there was no error"
         print_line(_lines(error if full_traceback else from_users_code(error)))
@@ -288,6 +296,9 @@ def job(
         print_line("")
         for token in range(1, runs + 1):
             print_line(_run(token, found, timeline))
+    if steps:
+        print_line("")
+        print_table(["STEP", right("RUN"), "AT", folded("RESULT", at_least=20)], map(_step, steps))
     if timeline:
         print_line("")
         rows = [
@@ -301,7 +312,19 @@ async def _job(database: Database, named: str) -> dict[str, Any]:
     found = await find_job(database, named)
     marks = await marks_of(database, [found["id"]])
     timeline = await listing.timeline(database, found["id"])
-    return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
+    steps = await steps_of(database, found["id"])
+    return found | {"refused": marks.get(found["id"], []), "steps": steps, "timeline": timeline}
+
+
+def _step(step: Mapping[str, Any]) -> list[str]:
+    if step["sleeps_until"] is not None:
+        result = f"sleeps until {moment(step['sleeps_until'])}"
+    elif step["result"] is None and step["stored_bytes"]:
+        result = f"{step['stored_bytes']} bytes"
+    else:
+        result = json.dumps(step["result"], ensure_ascii=False)
+    at = moment(step["at"], milliseconds=True)
+    return [cell(step["name"]), cell(step["fencing_token"]), at, printable(result, _LONGEST_RESULT)]
 
 
 def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:

@@ -41,6 +41,7 @@ from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reset import Reset
+from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
 
 _PUBLISH_EVERY_SECONDS = 1.0
@@ -308,6 +309,14 @@ class JobClient:
         """Return what happened to a job, oldest first: claims after the first, errors, resets, refusals."""
         return await listing.timeline(self._opened(), job_uuid(job_id))
 
+    async def steps(self, job_id: UUID | str) -> list[dict[str, Any]]:
+        """Return the steps of a job in their order: ``name``, ``result``, ``fencing_token``, ``at``.
+
+        Of a sleep ``sleeps_until`` is set. A result that takes more than 16 KiB is left out; ``stored_bytes``
+        says so.
+        """
+        return await steps_of(self._opened(), job_uuid(job_id))
+
     async def list(
         self,
         *,
@@ -365,7 +374,7 @@ class JobClient:
             return await control.cancel(self._opened(), [job_uuid(job_id) for job_id in job_ids])
 
     async def retry(self, job_id: UUID | str) -> None:
-        """Put a failed job back into the queue with its counters at zero.
+        """Put a failed job back into the queue with its counters at zero; its steps stay done.
 
         Raises TransitionRefused: it is not failed, or a live job holds its unique key.
         """
@@ -386,7 +395,7 @@ class JobClient:
         self._publisher.publish_in_background()
 
     async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
-        """Take a running job from its owner and put it back into the queue, uncounted.
+        """Take a running job from its owner and put it back into the queue, uncounted; its steps stay done.
 
         Its next run finds ``reason`` as ``job.clear_reason``, in one line of at most 1,000 characters. One of
         the workers emits it as the event ``job.cleared``, with the cause ``operator``.

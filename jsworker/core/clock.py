@@ -1,7 +1,11 @@
-"""Local time for waits and fences."""
+"""Local time for waits and fences, and waits as they are given."""
 
 import time
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final
+
+LONGEST_WAIT: Final = 10 * 366 * 86400.0
+"""Seconds that a job may be put off: PostgreSQL cannot add just any number to a date."""
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -9,3 +13,17 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boottime() -> float:
     """Return seconds on a clock that also counts while the machine is suspended, where there is one."""
     return time.clock_gettime(_CLOCK)
+
+
+def wait_in_seconds(value: Any, what: str) -> float:
+    """Return a wait that is given in seconds or as a timedelta, in seconds; ``what`` names it in an error.
+
+    Raises:
+        ValueError: it is neither, negative, or longer than ``LONGEST_WAIT``.
+    """
+    given = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not 0 <= given <= LONGEST_WAIT:
+        rule = f"must be a timedelta or a number of seconds, from 0 to {LONGEST_WAIT:.0f}"
+        raise ValueError(f"{what}={ascii(value)[:80]} {rule}")
+    return float(given)

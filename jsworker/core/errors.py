@@ -1,11 +1,14 @@
-"""Every error that jsworker raises on purpose, and the two that a processor raises on purpose.
+"""Every error that jsworker raises on purpose, and the three that a processor raises on purpose.
 
 A class docstring is the default message; a more exact one is given where the error is raised.
 """
 
 import inspect
+from datetime import timedelta
 from typing import Literal
 from uuid import UUID
+
+from jsworker.core.clock import wait_in_seconds
 
 
 class JsworkerError(Exception):
@@ -29,7 +32,7 @@ class SettingsError(UsageError):
 
 
 class InvalidName(UsageError, ValueError):
-    """A kind or unique key holds characters that are not allowed."""
+    """A kind, unique key or step has a name that is not allowed."""
 
 
 class InvalidJson(UsageError, ValueError):
@@ -38,6 +41,10 @@ class InvalidJson(UsageError, ValueError):
 
 class InvalidPayload(UsageError, ValueError):
     """A payload does not fit the processor's model or the size limit."""
+
+
+class InvalidStep(UsageError, ValueError):
+    """A step of a job cannot be used like this."""
 
 
 class InvalidTarget(UsageError):
@@ -168,4 +175,22 @@ class Fail(Exception):
     """Raised by a processor: the job failed for good, no further attempt."""
 
     def __init__(self, reason: str = "the processor gave the job up") -> None:
+        super().__init__(reason)
+
+
+class Snooze(Exception):
+    """Raised by a processor: end this run and run the job again later. No attempt and no error is counted.
+
+    After ``max_snoozes`` of them the next one fails the job.
+
+    Args:
+        after: from now until the next run, as a timedelta or in seconds.
+        reason: stored in the job's timeline.
+
+    Raises:
+        ValueError: ``after`` is no wait of 0 seconds to ten years.
+    """
+
+    def __init__(self, after: timedelta | float, reason: str = "the processor asked for it") -> None:
+        self.after = wait_in_seconds(after, "snooze after")
         super().__init__(reason)

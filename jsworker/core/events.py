@@ -19,6 +19,8 @@ EVENT_NAMES = frozenset(
         "job.cancelled",
         "job.fenced",
         "job.released",
+        "job.step",
+        "job.snoozed",
         "job.stalled",
         "job.stop_ignored",
         "job.lost",

@@ -1,10 +1,10 @@
 """The job as a processor sees it: its payload, what an earlier run saved, and calls to report progress."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
+A = ParamSpec("A")
+
+
+class _Steps(Protocol):
+    """The steps of a run."""
+
+    async def step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+    def step_in_thread(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+    async def sleep(self, after: timedelta | float, name: str) -> None: ...
 
 
 class _Ownership(Protocol):
@@ -34,6 +47,8 @@ class _Ownership(Protocol):
     def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]: ...
     def complete_statement(self, result: Any) -> "Executable": ...
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T: ...
+    @property
+    def steps(self) -> _Steps: ...
 
 
 @dataclass(slots=True)
@@ -158,6 +173,50 @@ class Job(Generic[P]):
         """
         return self._ownership.complete_statement(result)
 
+    @overload
+    async def step(
+        self, name: str, function: Callable[A, Awaitable[T]], /, *args: A.args, **kwargs: A.kwargs
+    ) -> T: ...
+
+    @overload
+    async def step(self, name: str, function: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T: ...
+
+    async def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function once for the job and return what it returned; later runs get that without a call.
+
+        A step that raised, or whose run ended before its result was stored, is called again: at least once,
+        then never. What is returned is what was stored, read as the function's return type, in the first run
+        too. A plain function runs in a thread.
+
+        Args:
+            name: 1 to 255 printable characters, another one for each step of the job.
+            function: a coroutine function, or a plain one; called with the other arguments.
+
+        Raises:
+            OwnershipLost: another run owns the job by now; nothing was stored.
+            InvalidJson: the result cannot be stored, is larger than ``JSWORKER_MAX_RESULT_BYTES`` or does not
+                fit the return type. One that was just returned fails the job for good, unless it is caught.
+            InvalidStep: the name is used twice in this run, or the job has 1,000 steps already.
+            InvalidName: the name is not allowed.
+        """
+        return await self._ownership.steps.step(name, function, args, kwargs)
+
+    async def sleep(self, after: timedelta | float, *, name: str) -> None:
+        """Return if the sleep of this name is over; else end this run, and go on in a later one.
+
+        A sleep is a step: it begins when a run first comes to it. It ends the run by an exception that must
+        not be caught; as a ``Snooze``, but not counted among the ``max_snoozes``.
+
+        Args:
+            after: how long, as a timedelta or in seconds; later runs keep to what the first one said.
+            name: as of a step.
+
+        Raises:
+            ValueError: ``after`` is no wait of 0 seconds to ten years.
+            OwnershipLost, InvalidStep, InvalidName: as ``step``.
+        """
+        await self._ownership.steps.sleep(after, name)
+
     async def quiet(self, seconds: float) -> None:
         """Announce that the process may give no sign of life for ``seconds`` (a long call into C, a GPU).
 
@@ -205,6 +264,22 @@ class SyncJob:
     def complete_statement(self, result: Any = None) -> "Executable":
         """See ``Job.complete_statement``."""
         return self._ownership.complete_statement(result)
+
+    @overload
+    def step(
+        self, name: str, function: Callable[A, Awaitable[T]], /, *args: A.args, **kwargs: A.kwargs
+    ) -> T: ...
+
+    @overload
+    def step(self, name: str, function: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T: ...
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """See ``Job.step``; a plain function runs in the thread of the processor."""
+        return self._ownership.steps.step_in_thread(name, function, args, kwargs)
+
+    def sleep(self, after: timedelta | float, *, name: str) -> None:
+        """See ``Job.sleep``."""
+        self._ownership.wait_for(self._job.sleep(after, name=name))
 
     def quiet(self, seconds: float) -> None:
         """See ``Job.quiet``."""

@@ -22,11 +22,18 @@ def is_kind(name: str) -> bool:
 
 def check_unique_key(key: str) -> str:
     """Return ``key`` when it is text of 1 to 255 printable characters (``str.isprintable``)."""
-    if not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS or not key.isprintable():
-        raise InvalidName(
-            f"unique key {shown(key)} must be text of 1 to {_KEY_CHARACTERS} printable characters"
-        )
-    return key
+    return _check_text(key, "unique key")
+
+
+def check_step_name(name: str) -> str:
+    """Return ``name`` when it may name a step of a job: as a unique key."""
+    return _check_text(name, "step")
+
+
+def _check_text(name: str, what: str) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= _KEY_CHARACTERS or not name.isprintable():
+        raise InvalidName(f"{what} {shown(name)} must be text of 1 to {_KEY_CHARACTERS} printable characters")
+    return name
 
 
 def check_limit_key(key: str) -> str:

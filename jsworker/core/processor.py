@@ -80,6 +80,7 @@ class JobProcessor(ABC, Generic[P]):
         kind: what jobs of this processor are called; default: the class name in kebab-case.
         max_attempts: attempts that may end in an error before the job fails.
         max_stalls: runs that may be taken back from a silent owner before the job fails.
+        max_snoozes: runs that may end in ``Snooze``; the next one that does fails the job.
         timeout: seconds that one run may take; left out: JSWORKER_JOB_TIMEOUT, a day; None: no limit. A
             coroutine that passes it is cancelled; a plain function cannot be: its process is ended, and the
             other jobs there run again uncounted.
@@ -122,6 +123,7 @@ class JobProcessor(ABC, Generic[P]):
     unique_for: ClassVar[Seconds | None] = None
     debounce: ClassVar[Seconds | None] = None
     debounce_max: ClassVar[Seconds | None] = None
+    max_snoozes: ClassVar[int] = 1000
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -137,6 +139,7 @@ class JobProcessor(ABC, Generic[P]):
         Raises:
             Retry: run it again, after a given wait.
             Fail: it failed for good.
+            Snooze: run it again later; neither an attempt nor an error is counted.
             Exception: anything else: it is retried with back-off until ``max_attempts``.
         """
 

@@ -53,9 +53,9 @@ def dumps_model(value: Any, *, what: str) -> str:
     return write(value, ANYTHING, what) if isinstance(value, BaseModel) else dumps(value, what=what)
 
 
-def write(value: Any, adapter: TypeAdapter[Any], what: str) -> str:
+def write(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False) -> str:
     """Return a value as pydantic writes it, as JSON text."""
-    text = dumps(json_form(value, adapter, what), what=what)
+    text = dumps(json_form(value, adapter, what, round_trip=round_trip), what=what)
     if not _is_finite(adapter.dump_python(value, warnings=False)):  # models have written null
         raise InvalidJson(f"{what} holds a number that is not finite")
     return text

@@ -158,6 +158,7 @@ jobs = sa.Table(
     sa.Column("waiting_key", sa.Text),
     sa.Column("behind", sa.Uuid),
     _instant("debounce_until"),
+    _count("snoozes"),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -397,4 +398,18 @@ unique_windows = sa.Table(
     ),
     sa.CheckConstraint(f"until BETWEEN {_FIRST} AND {_LAST}", name="unique_windows_until"),
     sa.Index("unique_windows_until", "until"),
+)
+
+# No foreign key to jobs: a step must never stand in the way of a job; PRUNE deletes both.
+job_steps = sa.Table(
+    "job_steps",
+    metadata,
+    sa.Column("job_id", sa.Uuid, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("result", JSONB),
+    sa.Column("fencing_token", sa.BigInteger, nullable=False),
+    _now("at"),
+    _instant("sleeps_until"),
+    sa.CheckConstraint("char_length(name) BETWEEN 1 AND 255", name="job_steps_name"),
+    sa.CheckConstraint(f"sleeps_until BETWEEN {_FIRST} AND {_LAST}", name="job_steps_sleeps_until"),
 )

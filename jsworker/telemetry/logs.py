@@ -17,7 +17,10 @@ from jsworker.core.tracebacks import raised_at
 from jsworker.telemetry.line_writer import FLUSH_SECONDS, LineWriter
 from jsworker.telemetry.log_lines import CLEAR_LINE, console_line, json_fields
 
-_PER_JOB: Final = ("job.claimed", "job.started", "job.skipped", "job.progress", "job.completed")
+_PER_JOB: Final = (
+    *("job.claimed", "job.started", "job.skipped", "job.progress", "job.completed"),
+    *("job.snoozed", "job.step"),
+)
 _WARNINGS: Final = (
     *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
     *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),

@@ -13,7 +13,7 @@ from jsworker.core.events import Event, Events
 from jsworker.telemetry.logs import lines_dropped
 from jsworker.telemetry.worker_status import Fleet, KindLabels, Observed, WorkerStatus
 
-_OUTCOMES: Final = ("completed", "error", "failed", "cancelled", "released", "lost")
+_OUTCOMES: Final = ("completed", "error", "failed", "cancelled", "released", "lost", "snoozed")
 _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine")
 _OPERATOR: Final = "operator"

@@ -458,3 +458,49 @@ class TestWorkers:
             insert_worker(sql, name)
         found = cli("workers", "--limit", 1)
         assert (len(found.lines), found.errors) == (2, ["these are the 1 last seen; --limit shows more"])
+
+
+class TestSteps:
+    def test_steps_sleeps_and_snoozes_are_shown(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql, "scheduled", fencing_token=2, run_at=ago(-3600), snoozes=1)
+        sql.execute(
+            "INSERT INTO jsworker.job_steps (job_id, name, result, fencing_token, at, sleeps_until) VALUES"
+            " (%(id)s, 'charge', %(result)s, 1, now() - interval '3 min', NULL),"
+            " (%(id)s, 'nothing', NULL, 1, now() - interval '2 min', NULL),"
+            " (%(id)s, 'cool-off', NULL, 2, now() - interval '1 min', now() + interval '1 hour')",
+            {"id": job_id, "result": json.dumps({"paid": "5\x1b[2J" + "x" * 300})},
+        )
+        for event, token, detail in (
+            ("step", 1, {"step": "charge"}),
+            ("snoozed", 1, {"reason": "the rates are not there yet", "snoozes": 1}),
+            ("claimed", 2, {"attempt": 1}),
+            ("sleep", 2, {"step": "cool-off", "until": "2026-11-24T12:00:00+00:00"}),
+            ("snoozed", 2, {"reason": "sleeps: cool-off", "snoozes": 1}),
+        ):
+            sql.execute(
+                "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)"
+                " VALUES (%s, %s, 'alpha-1', %s, %s)",
+                [job_id, event, token, json.dumps(detail)],
+            )
+        shown = [" ".join(line.split()) for line in cli("job", job_id).ok().lines]
+        assert "run 1 by alpha-1: put off: the rates are not there yet" in shown
+        assert "run 2 by alpha-1: put off: sleeps: cool-off" in shown
+        head = shown.index("STEP RUN AT RESULT")
+        assert re.fullmatch(r'charge 1 \S+ \S+ \{"paid": "5\\u001b\[2Jx+.*', shown[head + 1])
+        assert any(re.fullmatch(r"nothing 1 \S+ \S+ null", line) for line in shown)
+        assert any(re.fullmatch(r"cool-off 2 \S+ \S+ sleeps until \S+ \S+", line) for line in shown)
+        assert any(line.endswith("1 step charge was done") for line in shown)
+        assert any("2 sleep cool-off began, until 2026-11-24T12:00:00+00:00" in line for line in shown)
+        steps = cli("job", job_id, "--json").ok().json["steps"]
+        assert [(step["name"], step["fencing_token"]) for step in steps] == [
+            ("charge", 1),
+            ("nothing", 1),
+            ("cool-off", 2),
+        ]
+        assert steps[0]["result"] == {"paid": "5\x1b[2J" + "x" * 300}
+        assert steps[2]["sleeps_until"].endswith("Z")
+
+    def test_a_job_that_was_snoozed_too_often_says_so(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql, "failed", failure_reason="snoozes", last_error="snoozed more often than")
+        lines = cli("job", job_id).ok().lines
+        assert any("failed: it was snoozed too often; `jsworker retry`" in line for line in lines)

@@ -60,7 +60,7 @@ LABELS = {
     **{name: labels | FROM_PROMETHEUS for name, labels in SUPERVISORS.items()},
 }
 VALUES = {
-    "outcome": {"completed", "error", "failed", "cancelled", "released", "lost"},
+    "outcome": {"completed", "error", "failed", "cancelled", "released", "lost", "snoozed"},
     "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine"},
     "held_by": {"limit", "rate", "paused", "needs"},
     "counted": {"true", "false"},

@@ -96,6 +96,7 @@ def sql(observer: Sql) -> Sql:
     emptied = (
         "jobs",
         "job_events",
+        "job_steps",
         "workers",
         "installation",
         "dead_messages",

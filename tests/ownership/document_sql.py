@@ -25,6 +25,8 @@ from jsworker.ownership.transitions import (
     reset,
     schedules,
     settle,
+    snooze,
+    steps,
     waiting_keys,
 )
 
@@ -53,6 +55,9 @@ STATEMENTS: dict[str, TextClause] = {
     "COMPLETE": settle.COMPLETE,
     "FAIL": settle.FAIL,
     "RELEASE": settle.RELEASE,
+    "SNOOZE": snooze.SNOOZE,
+    "STEP": steps.STEP,
+    "STEP found": steps.FOUND,
     "What a zero-row write means": settle.VERDICT,
     "RESET by rule 1 (stale)": reset.RESET_STALE,
     "RESET by rule 2 (evidence of death)": reset.RESET_DEAD,

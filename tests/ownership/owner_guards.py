@@ -4,7 +4,7 @@ from sqlalchemy import ColumnElement, Uuid, all_, bindparam
 
 from jsworker.ownership.predicates import claimed_before, completed, processing, processing_indexed, worker_id
 from jsworker.ownership.statements import given_array, given_runs, j
-from jsworker.ownership.transitions import heartbeat, settle
+from jsworker.ownership.transitions import heartbeat, settle, snooze, steps
 
 from .rows import OTHER_WORKER, WORKER, ago
 from .transitions import Flip, Parameters, Row, Transition, statuses
@@ -44,6 +44,11 @@ def _fail(job: Row) -> Parameters:
 
 def _release(job: Row) -> Parameters:
     return settle.release.values(WORKER, [settle.Return(job["id"], job["fencing_token"], "shutdown")])
+
+
+def _snooze(job: Row) -> Parameters:
+    snoozing = settle.Snoozing(job["id"], job["fencing_token"], "not yet", 60.0, 1000, "too often")
+    return snooze.snooze.values(WORKER, [snoozing])
 
 
 OWNER = [
@@ -124,4 +129,22 @@ OWNER = [
     Transition("FAIL alone", settle.fail.alone, "processing", _fail, _mine(_BATCH_TOKEN)),
     Transition("RELEASE", settle.RELEASE, "processing", _release, _mine(_BATCH_TOKEN)),
     Transition("RELEASE alone", settle.release.alone, "processing", _release, _mine(_BATCH_TOKEN)),
+    Transition(
+        "STEP",
+        steps.STEP,
+        "processing",
+        lambda job: _held(job) | {"name": "charge", "result": "[1]", "sleeps": None, "write": "step"},
+        _mine(_TOKEN),
+        tells="rejected",
+    ),
+    Transition(
+        "STEP FOUND",
+        steps.FOUND,
+        "processing",
+        lambda job: _held(job) | {"name": "charge"},
+        _mine(_TOKEN),
+        writes=False,
+    ),
+    Transition("SNOOZE", snooze.SNOOZE, "processing", _snooze, _mine(_BATCH_TOKEN)),
+    Transition("SNOOZE alone", snooze.snooze.alone, "processing", _snooze, _mine(_BATCH_TOKEN)),
 ]

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from jsworker.core.errors import DatabaseRefused, TransitionRefused
+from jsworker.core.errors import DatabaseRefused, OwnershipLost, TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import (
     claim,
@@ -22,6 +22,8 @@ from jsworker.ownership.transitions import (
     republish,
     reset,
     settle,
+    snooze,
+    steps,
 )
 
 from .deadlocks import deadlocks, hasty_deadlock_detection
@@ -50,6 +52,8 @@ class Storm:
             "complete": self.complete,
             "fail": self.fail,
             "release": self.release,
+            "snooze": self.snooze,
+            "keep a step": self.keep_step,
             "reset stale": self.reset_stale,
             "reset crashed": self.reset_crashed,
             "reset dead": self.reset_dead,
@@ -106,6 +110,21 @@ class Storm:
     async def release(self) -> int:
         runs = [settle.Return(one[0], one[1], "r") for one in await self.jobs("processing")]
         return accepted(await settle.release(self._database, worker_id=WORKER, runs=runs))
+
+    async def snooze(self) -> int:
+        held = await self.jobs("processing")
+        runs = [settle.Snoozing(one[0], one[1], "r", 0.0, 5, "e") for one in held]
+        return accepted(await snooze.snooze(self._database, worker_id=WORKER, runs=runs))
+
+    async def keep_step(self) -> int:
+        kept = 0
+        for one in (await self.jobs("processing"))[:5]:
+            with suppress(OwnershipLost):
+                held = one[0], one[1]
+                kept += await steps.keep_step(
+                    self._database, worker_id=WORKER, held=held, name=str(one[1]), result="1"
+                )
+        return kept
 
     async def reset_stale(self) -> int:
         taken = await reset.reset_stale(

@@ -25,6 +25,8 @@ from jsworker.ownership.transitions import (
     republish,
     reset,
     settle,
+    snooze,
+    steps,
     waiting_keys,
     workers,
 )
@@ -257,6 +259,20 @@ class TestByPrimaryKey:
         assert access_paths(table, results.ENDS, parameters) == {"jobs_pkey"}
         for statement in (results.WHOLE_END, results.LIVE_KIND):
             assert access_paths(table, statement, {"id": parameters["ids"][0]}) == {"jobs_pkey"}
+
+    def test_snooze(self, table: Connection, batch: int) -> None:
+        columns = {"reasons": ["r"] * batch, "delays": [1.0] * batch, "most": [9] * batch}
+        parameters = hand(some(table, "processing", batch)) | columns | {"errors": ["e"] * batch}
+        assert access_paths(table, snooze.SNOOZE, parameters) == {"jobs_pkey"}
+        assert access_paths(table, snooze.snooze.alone, parameters) == {"jobs_pkey"}
+
+    def test_step(self, table: Connection, batch: int) -> None:
+        [job_id] = some(table, "processing", batch)[:1]
+        parameters = {"worker_id": WORKER, "id": job_id, "token": 1, "name": "charge"}
+        found = access_paths(table, steps.FOUND, parameters)
+        assert {path for path in found if "job_steps" not in path} == {"jobs_pkey"}
+        kept = parameters | {"result": "[1]", "sleeps": None, "write": "step"}
+        assert of_jobs(access_paths(table, steps.STEP, kept)) == {"jobs_pkey"}
 
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Executable, Row
 
 from jsworker.ownership.predicates import ANY_AGE
-from jsworker.ownership.transitions import claim, control, publish, reset, settle
+from jsworker.ownership.transitions import claim, control, publish, reset, settle, steps
 
 from .polling import eventually
 from .rows import KIND, LIMITS, WORKER, Sql, read_job, read_value
@@ -109,6 +109,11 @@ class Winner:
     def retries(self, job_id: UUID) -> None:
         """Retry, and leave it open."""
         self.run(control.RETRY, {"id": job_id})
+
+    def keeps_step(self, job_id: UUID, name: str, result: str) -> None:
+        """Keep what a step returned, as the owner, and leave it open."""
+        owner = {"worker_id": WORKER, "id": job_id, "token": 1, "write": "step"}
+        self.run(steps.STEP, owner | {"name": name, "result": result, "sleeps": None})
 
     def marks(self, job_id: UUID, dispatch: int = 1) -> None:
         """Mark as published, and leave it open."""

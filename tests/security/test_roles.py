@@ -67,6 +67,8 @@ MAY: dict[str, list[str]] = {
         "UPDATE jsworker.schedules SET paused = true",
         "DELETE FROM jsworker.schedules",
         "DELETE FROM jsworker.unique_windows",
+        "INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (gen_random_uuid(), 'a', 1)",
+        "DELETE FROM jsworker.job_steps",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -105,6 +107,7 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.dead_messages",
         "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.schedules",
+        "SELECT * FROM jsworker.job_steps",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
@@ -123,6 +126,7 @@ MAY_NOT: dict[str, list[str]] = {
         "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
         "CREATE FUNCTION jsworker.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
         "UPDATE jsworker.job_events SET event = 'claimed'",
+        "UPDATE jsworker.job_steps SET result = '1'",
         "UPDATE jsworker.untold_resets SET kind = 'other'",
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "DELETE FROM jsworker.installation",
@@ -133,6 +137,8 @@ MAY_NOT: dict[str, list[str]] = {
     "producer": [
         SCHEDULE,
         "DELETE FROM jsworker.unique_windows",
+        "SELECT * FROM jsworker.job_steps",
+        "INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (gen_random_uuid(), 'a', 1)",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",

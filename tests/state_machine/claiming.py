@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership.transitions import claim, heartbeat, republish, settle
+from jsworker.ownership.transitions import claim, heartbeat, republish, settle, steps
 from jsworker.ownership.transitions.claim import Taken
 from jsworker.ownership.transitions.settle import Return, Settled
 
@@ -178,7 +178,16 @@ class Claiming(Example):
     @rule(
         run=one_of(lambda machine: machine.superseded or machine.runs),
         what=st.sampled_from(
-            ["stage", "progress", "checkpoint", "patience", "no crash threshold", "never stale"]
+            [
+                "stage",
+                "progress",
+                "checkpoint",
+                "step",
+                "step",
+                "patience",
+                "no crash threshold",
+                "never stale",
+            ]
         ),
     )
     def write(self, run: Run, what: str) -> None:
@@ -187,6 +196,8 @@ class Claiming(Example):
             self._set_patience(run, *_PATIENCE[what])
         elif what == "checkpoint":
             self._save_checkpoint(run, str(run.token))
+        elif what == "step":
+            self._keep_step(run, str(run.token))
         else:
             self._update_progress(run, 0.5 if what == "progress" else None)
 
@@ -208,6 +219,20 @@ class Claiming(Example):
         )
         if self._owner_writes(run, call):
             run.job.checkpoint = checkpoint
+
+    def _keep_step(self, run: Run, result: str) -> None:
+        call = steps.keep_step(
+            self.world.database, worker_id=run.life.id, held=run.held, name="step", result=result
+        )
+        is_new: list[bool] = []
+
+        async def keep() -> None:
+            is_new.append(await call)
+
+        if self._owner_writes(run, keep()):
+            assert is_new == [run.job.step is None], "the first result of a step stays"
+            self.world.saw("step: kept" if is_new[0] else "step: kept before")
+            run.job.step = run.job.step or result
 
     def _set_patience(self, run: Run, stale_after: float | None, crash_after: float | None) -> None:
         call = heartbeat.set_thresholds(

@@ -13,7 +13,7 @@ from jsworker.ownership.transitions.claim import Limits
 from jsworker.ownership.transitions.heartbeat import Beat, Held
 from jsworker.ownership.transitions.publish import Sent
 from jsworker.ownership.transitions.reset import Suspect
-from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled, Snoozing
 
 KIND = "walk"
 OTHER_KIND = "talk"
@@ -49,6 +49,7 @@ class Job:
     attempts: int = 0
     errors: int = 0
     stalls: int = 0
+    snoozes: int = 0
     dispatch: int = 0
     needs_publish: bool = False
     cleared: bool = False
@@ -59,6 +60,7 @@ class Job:
     progress: float | None = None
     checkpoint: str | None = None
     result: str | None = None
+    step: str | None = None
     stale_after: float | None = None
     crash_after: float | None = None
     publish_due: bool = False
@@ -98,6 +100,7 @@ class Job:
             "attempts": self.attempts,
             "errors": self.errors,
             "stalls": self.stalls,
+            "snoozes": self.snoozes,
             "max_attempts": self.max_attempts,
             "max_stalls": self.max_stalls,
             "dispatch": self.dispatch,
@@ -111,6 +114,7 @@ class Job:
             "progress": self.progress,
             "checkpoint": self.checkpoint and json.loads(self.checkpoint),
             "result": self.result and json.loads(self.result),
+            "step": self.step and json.loads(self.step),
         }
 
     def show_life(self) -> None:
@@ -350,7 +354,30 @@ class Model:
                 job.written[worker_id, run.token] = Settled(job.status)
         return [self._verdict(worker_id, run) for run in runs]
 
-    def _verdict(self, worker_id: str, run: Completion | Failure | Return) -> Settled:
+    def snooze(self, worker_id: str, runs: Sequence[Snoozing]) -> list[Settled]:
+        for run in runs:
+            if job := self.mine(worker_id, (run.id, run.token)):
+                self._snooze(job, run)
+                again = job.status == "scheduled"
+                job.written[worker_id, run.token] = Settled.SNOOZED if again else Settled(job.status)
+        return [self._verdict(worker_id, run) for run in runs]
+
+    def _snooze(self, job: Job, run: Snoozing) -> None:
+        job.clear(None)
+        if job.cancel_requested:
+            job.attempts -= 1
+            job.enter("cancelled")
+        elif run.most is not None and job.snoozes >= run.most:
+            job.errors += 1
+            job.last_error = run.error
+            job.enter("failed")
+            job.failure_reason = "snoozes"
+        else:
+            job.attempts -= 1
+            job.snoozes += run.most is not None
+            job.enter("scheduled")
+
+    def _verdict(self, worker_id: str, run: Completion | Failure | Return | Snoozing) -> Settled:
         if self._completed((run.id, run.token)):
             return Settled.COMPLETED
         return self.jobs[run.id].written.get((worker_id, run.token), Settled.LOST)
@@ -363,7 +390,7 @@ class Model:
         """RETRY; False when it must be refused."""
         if job.status != "failed" or self.holder(job.unique_key):
             return False
-        job.attempts = job.errors = job.stalls = 0
+        job.attempts = job.errors = job.stalls = job.snoozes = 0
         job.failure_reason = None
         job.clear(None)
         job.enter("queued")

@@ -16,6 +16,8 @@ from jsworker.ownership.transitions import (
     republish,
     reset,
     settle,
+    snooze,
+    steps,
     workers,
 )
 from jsworker.ownership.transitions.refused_rows import Sweep
@@ -85,6 +87,17 @@ MUTANTS = [
         "release",
         "j.dispatch + CASE WHEN (NOT mine.cancel AND mine.delay IS NULL) THEN 1 ELSE 0 END",
         "j.dispatch",
+    ),
+    Mutant("snooze without its token", snooze, "snooze", _BATCH_TOKEN),
+    Mutant("snooze ignores a cancel", snooze, "snooze", "WHEN j.cancel_requested THEN 'cancelled' "),
+    Mutant("snooze without an end", snooze, "snooze", "WHEN (j.snoozes >= run.most) THEN 'failed' "),
+    Mutant("step without its token", steps, "STEP", " AND j.fencing_token = :token"),
+    Mutant(
+        "the last result of a step stays",
+        steps,
+        "STEP",
+        "DO NOTHING",
+        "(job_id, name) DO UPDATE SET result = excluded.result",
     ),
     Mutant("heartbeat without its token", heartbeat, "HEARTBEAT", _BATCH_TOKEN),
     Mutant("progress without its token", heartbeat, "PROGRESS", " AND j.fencing_token = :token"),

@@ -32,6 +32,8 @@ _MET = {
     "publish": ["another publisher's turn", "answer lost", "not stored", "taken"],
     "read back": ["mine", "nothing"],
     "release": ["answer lost", "cancelled", "lost", "queued", "again"],
+    "snooze": ["answer lost", "cancelled", "failed", "lost", "snoozed", "again"],
+    "step": ["kept", "kept before"],
     "republish": ["has moved on", "taken"],
     "reset crashed": ["owner was faster", "taken back"],
     "reset dead": ["nothing", "taken back"],

@@ -1,4 +1,4 @@
-"""Rules of runs that end: COMPLETE, FAIL, RELEASE, in time, late, and again after a lost answer."""
+"""Rules of runs that end: COMPLETE, FAIL, RELEASE, SNOOZE, in time, late, and again after a lost answer."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -6,13 +6,17 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from jsworker.ownership.transitions import settle
-from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
+from jsworker.ownership.transitions import settle, snooze
+from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled, Snoozing
 
 from .example import Example, one_of, when
 from .lives import Life, Run
 
-EndedT = TypeVar("EndedT", Completion, Failure, Return)
+EndedT = TypeVar("EndedT", Completion, Failure, Return, Snoozing)
+
+
+_SNOOZES = {"snooze": 1, "snooze too often": 0, "sleep": None}
+"""How many are allowed; None: it is not counted."""
 
 
 def _in_hand(machine: Example) -> list[Run]:
@@ -41,7 +45,7 @@ class Settling(Example):
     @when(_in_hand)
     @rule(
         runs=_of_one_life,
-        how=st.sampled_from(["complete", "fail", "fail", "fail for good", "stall", "release"]),
+        how=st.sampled_from(["complete", "fail", "fail", "fail for good", "stall", "release", *_SNOOZES]),
         answered=st.sampled_from([True, True, False]),
     )
     def end(self, runs: list[Run], how: str, *, answered: bool) -> None:
@@ -49,7 +53,7 @@ class Settling(Example):
         self._settle(runs, how, answered=answered)
 
     @when(_ended_of_live_jobs)
-    @rule(run=one_of(_ended), how=st.sampled_from(["complete", "fail", "release"]))
+    @rule(run=one_of(_ended), how=st.sampled_from(["complete", "fail", "release", "snooze"]))
     def end_late(self, run: Run, how: str) -> None:
         """A run wants to settle its job that ended long ago or whose process is dead."""
         self._settle([run], how, answered=True)
@@ -61,6 +65,10 @@ class Settling(Example):
         elif how == "release":
             returns = [Return(run.job.id, run.token, "shutdown") for run in runs]
             self._end(how, runs, returns, settle.release, self.model.release, answered=answered)
+        elif how in _SNOOZES:
+            most = _SNOOZES[how]
+            snoozes = [Snoozing(run.job.id, run.token, "later", 3600.0, most, "too often") for run in runs]
+            self._end("snooze", runs, snoozes, snooze.snooze, self.model.snooze, answered=answered)
         else:
             permanent = "permanent" if how == "fail for good" else None
             failures = [

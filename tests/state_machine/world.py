@@ -26,6 +26,12 @@ _PATIENT = 30.0
 """Seconds for a statement: no machine under load may change what a test sees."""
 
 
+_ROWS = """
+SELECT j.*, clock_timestamp() AS now, s.result AS step
+FROM jsworker.jobs AS j LEFT JOIN jsworker.job_steps AS s ON s.job_id = j.id
+"""
+
+
 class World:
     """A database for many examples, one after the other, and what was seen in all of them.
 
@@ -65,12 +71,12 @@ class World:
 
     def empty(self) -> None:
         """Delete what the last example left."""
-        for table in ("jobs", "job_events", "workers"):
+        for table in ("jobs", "job_events", "job_steps", "workers"):
             delete_rows(self._sql, table)
 
     def rows(self) -> Rows:
         """Return every job's row."""
-        found = self._sql.execute("SELECT *, clock_timestamp() AS now FROM jsworker.jobs").fetchall()
+        found = self._sql.execute(_ROWS).fetchall()
         return {row["id"]: row for row in found}
 
     def stop_clock(self) -> None:

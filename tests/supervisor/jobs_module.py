@@ -143,3 +143,37 @@ class SpeaksInThread(JobProcessor):
 def speak() -> None:
     logging.getLogger("my_jobs").warning("said by %s", "logging")
     structlog.get_logger().warning("said by structlog", pid=os.getpid())
+
+
+class InSteps(JobProcessor):
+    """Notes each call of a step in a file; dies once within a step and once right after one, if it is to."""
+
+    max_stalls = 100
+
+    async def process(self, job: Job[dict[str, Any]]) -> list[int]:
+        results = []
+        for number in range(job.payload["steps"]):
+            results.append(await job.step(f"step {number}", self.act, job, number))
+            self.die_once(job, f"after {number}")
+            if number == 1:
+                await job.sleep(0.2, name="pause")
+        return results
+
+    async def act(self, job: Job[dict[str, Any]], number: int) -> int:
+        self.note(job.payload["file"], f"{job.id} {number} {job.fencing_token}\n")
+        await asyncio.sleep(job.payload["seconds"])
+        self.die_once(job, f"within {number}")
+        return number * number
+
+    def die_once(self, job: Job[dict[str, Any]], place: str) -> None:
+        if place in job.payload.get("dies", ()):
+            try:
+                os.close(os.open(f"{job.payload['file']} {place}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self, path: str, line: str) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(file, line.encode())
+        os.close(file)

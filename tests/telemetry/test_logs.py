@@ -262,6 +262,8 @@ class TestLevels:
                     "job.claimed",
                     "job.started",
                     "job.skipped",
+                    "job.snoozed",
+                    "job.step",
                     "job.progress",
                     "job.completed",
                     "job.held",

@@ -11,7 +11,7 @@ import structlog
 from sqlalchemy import text
 
 from jsworker.client import JobClient
-from jsworker.core.errors import UsageError
+from jsworker.core.errors import Snooze, UsageError
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 
@@ -72,6 +72,31 @@ class Waiting(JobProcessor):
                 return f"got {await other.result(60)}"
             except UsageError as error:
                 return str(error)
+
+
+class PutOff(JobProcessor):
+    """Asks in quarantine to run later."""
+
+    kind = "put-off"
+    max_stalls = 1
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        raise Snooze(3600, "alone, and later")
+
+
+class InSteps(JobProcessor):
+    """Does its work in steps in quarantine, and sleeps in between."""
+
+    kind = "in-steps"
+    max_stalls = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> Any:
+        pids = [await job.step("coroutine", self.pid), await job.step("thread", os.getpid)]
+        await job.sleep(3600, name="cool-off")
+        return pids
+
+    async def pid(self) -> int:
+        return os.getpid()
 
 
 class Stubborn(JobProcessor):

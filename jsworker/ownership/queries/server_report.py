@@ -29,6 +29,7 @@ _NEEDED_RIGHTS: Final = {
     "schedules": "SELECT INSERT UPDATE DELETE",
     "limits": "SELECT INSERT UPDATE DELETE",
     "unique_windows": "SELECT INSERT UPDATE DELETE",
+    "job_steps": "SELECT INSERT DELETE",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""

@@ -53,7 +53,7 @@ def _retry() -> sa.TextClause:
         sa.update(j)
         .values(
             **QUEUED_AGAIN,
-            **dict.fromkeys(("attempts", "errors", "stalls"), 0),
+            **dict.fromkeys(("attempts", "errors", "stalls", "snoozes"), 0),
             **dict.fromkeys(("finished_at", "failure_reason", "clear_reason"), sa.null()),
             **dict.fromkeys(("cancel_requested", "cleared"), False),
         )

@@ -1,4 +1,4 @@
-"""PRUNE: ended jobs leave with their timelines when they have been kept for long enough.
+"""PRUNE: ended jobs leave with their timelines and steps when they have been kept for long enough.
 
 Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
 """
@@ -46,6 +46,8 @@ WITH old AS ({old}
   RETURNING j.id, j.finished_at
 ), entries AS (
   DELETE FROM jsworker.job_events AS e WHERE e.job_id = ANY(ARRAY(SELECT id FROM gone)) RETURNING e.id
+), steps AS (
+  DELETE FROM jsworker.job_steps AS s WHERE s.job_id = ANY(ARRAY(SELECT id FROM gone))
 )
 SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM entries) AS events,
   (SELECT count(*) FROM jsworker.workers AS w

@@ -1,4 +1,4 @@
-"""The owner's last word: COMPLETE, FAIL, RELEASE. Each is fenced; zero rows means the job is lost.
+"""The owner's last word: COMPLETE, FAIL, RELEASE (and SNOOZE, beside). Each is fenced; zero rows means the job is lost.
 
 Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is
 returned as locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
@@ -148,12 +148,12 @@ COMPLETE = _complete()
 FAIL = _fail()
 RELEASE = _release()
 
-# Releases for a server's fault since the last error that counted.
+# Releases for a server's fault since the last error that counted, or the last run that ended without one.
 SERVER_FAULTS = sa.text("""
 SELECT count(*) AS releases FROM jsworker.job_events AS e
 WHERE e.job_id = :id AND e.event = 'released' AND (e.detail -> 'server_fault') IS NOT NULL
   AND e.id > coalesce((SELECT max(other.id) FROM jsworker.job_events AS other
-    WHERE other.job_id = :id AND other.event IN ('error', 'retried')), 0)
+    WHERE other.job_id = :id AND other.event IN ('error', 'retried', 'snoozed')), 0)
 """)
 
 # Waits for the lock that a COMMIT without an answer may still hold: what it reads is final.
@@ -171,7 +171,7 @@ SELECT j.id, run.token AS fencing_token, CASE
     SELECT CASE e.event WHEN 'error' THEN 'scheduled' WHEN 'released' THEN 'queued' ELSE e.event END
     FROM jsworker.job_events AS e
     WHERE e.job_id = j.id AND e.worker_id = :worker_id AND e.fencing_token = run.token
-      AND e.event IN ('error', 'failed', 'cancelled', 'released')
+      AND e.event IN ('error', 'failed', 'cancelled', 'released', 'snoozed')
     ORDER BY e.id DESC LIMIT 1), 'lost')
   END AS became
 FROM jsworker.jobs AS j
@@ -188,6 +188,8 @@ class Settled(Enum):
     COMPLETED = "completed"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
+    SNOOZED = "snoozed"
+    """Scheduled again, with nothing counted but the snooze."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
@@ -235,16 +237,34 @@ class Return(NamedTuple):
     delay: float | None = None
 
 
+class Snoozing(NamedTuple):
+    """A run that ended because its job wants to run again later.
+
+    Attributes:
+        reason: for the timeline.
+        delay: seconds until the next run.
+        most: how many snoozes are allowed; None: this one is not counted.
+        error: the job's error when it has used them up.
+    """
+
+    id: UUID
+    token: int
+    reason: str
+    delay: float
+    most: int | None
+    error: str
+
+
 _Held = tuple[UUID, int]
 Refusals = dict[_Held, RowRefused]
 """Why the rows of runs were refused, by job id and fencing token."""
-EndedT = TypeVar("EndedT", Completion, Failure, Return)
+EndedT = TypeVar("EndedT", Completion, Failure, Return, Snoozing)
 _SETTLED = {each.value: each for each in Settled}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Write(Generic[EndedT]):
-    """COMPLETE, FAIL or RELEASE: a statement for many runs, and for one alone.
+class Settlement(Generic[EndedT]):
+    """COMPLETE, FAIL, RELEASE or SNOOZE: a statement for many runs, and for one alone.
 
     ``columns``: which parameter takes which field of the runs, the one that may be long first.
     """
@@ -301,15 +321,15 @@ class _Write(Generic[EndedT]):
         return {"worker_id": worker_id, **_held(runs), **columns}
 
 
-def _held(runs: Sequence[Completion | Failure | Return]) -> dict[str, Any]:
+def _held(runs: Sequence[Completion | Failure | Return | Snoozing]) -> dict[str, Any]:
     return {"ids": uuid_array(run.id for run in runs), "tokens": [run.token for run in runs]}
 
 
 _FAILURE = {"errors": "error", "reasons": "permanent", "delays": "delay", "stalled": "stalled"}
 _RETURN = {"reasons": "reason", "delays": "delay"}
-complete: _Write[Completion] = _Write("complete", COMPLETE, waiting(COMPLETE), {"results": "result"})
-fail: _Write[Failure] = _Write("fail", FAIL, waiting(FAIL), _FAILURE)
-release: _Write[Return] = _Write("release", RELEASE, waiting(RELEASE), _RETURN)
+complete: Settlement[Completion] = Settlement("complete", COMPLETE, waiting(COMPLETE), {"results": "result"})
+fail: Settlement[Failure] = Settlement("fail", FAIL, waiting(FAIL), _FAILURE)
+release: Settlement[Return] = Settlement("release", RELEASE, waiting(RELEASE), _RETURN)
 
 
 async def server_faults(database: Database, *, job_id: UUID) -> int:

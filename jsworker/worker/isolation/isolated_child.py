@@ -25,7 +25,7 @@ from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
-from jsworker.worker.pipeline.run_ownership import LeaseServices
+from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
 _FLUSH_SECONDS: Final = 2.0

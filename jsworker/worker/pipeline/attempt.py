@@ -1,10 +1,8 @@
 """One attempt at a job: from its row to the outcome; the processor runs on the loop or in a thread."""
 
 import asyncio
-import contextvars
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +15,9 @@ from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import Outcome
-from jsworker.worker.pipeline.run_ownership import LeaseServices, RunLease
+from jsworker.worker.pipeline.run_ownership import RunLease
+from jsworker.worker.pipeline.run_writes import LeaseServices
+from jsworker.worker.pipeline.threads import start_thread
 
 _KEPT_BY_THE_FENCE = nullcontext()
 
@@ -84,16 +84,8 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
 
 async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
     """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice."""
-    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    context = contextvars.copy_context()
-    # A daemon: a processor that never returns must not keep the process from ending.
-    thread = threading.Thread(
-        target=context.run,
-        args=(_body, run, job, ended),
-        name=f"jsworker {run.kind.name} {run.id}",
-        daemon=True,
-    )
-    thread.start()
+    call = partial(run.kind.processor.process, job)
+    thread, ended = start_thread(f"jsworker {run.kind.name} {run.id}", call, "the processor")
     run.thread_id = thread.ident
     while True:
         try:
@@ -106,17 +98,6 @@ async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
             if run.abandoned:
                 raise
             forget_cancellation()
-
-
-def _body(run: Run, job: Job[Any], ended: asyncio.Future[Any]) -> None:
-    try:
-        settle = partial(ended.set_result, run.kind.processor.process(job))
-    except StopIteration as error:  # a future cannot carry it
-        settle = partial(ended.set_exception, RuntimeError(f"the processor raised StopIteration: {error}"))
-    except BaseException as error:  # noqa: BLE001 -- handed to the run, which judges it
-        settle = partial(ended.set_exception, error)
-    with suppress(RuntimeError):  # the loop is closed: the worker has gone, and the stale rule has the job
-        ended.get_loop().call_soon_threadsafe(settle)
 
 
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:

@@ -18,6 +18,7 @@ from jsworker.worker.pipeline.kinds import Kind
 
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans
+    from jsworker.worker.pipeline.steps import Steps
 
 
 class Phase(Enum):
@@ -61,9 +62,12 @@ class Run:
     interrupted: tuple[BaseException, str] | None = (
         None  # what ended that for a server's fault, and the fault
     )
-    unfinished: BaseException | None = None  # that error, while another try of the transaction is due
+    unfinished: BaseException | None = (
+        None  # that error, while another try of the transaction is due; or a sleep
+    )
     job: Job[Any] | None = None  # None until the payload has been read
     quarantined: bool = False  # it runs in a process of its own, which is ended without ours
+    steps: "Steps | None" = None  # those that it has asked for
     on_drain: Callable[[], None] | None = None
     abandoned: bool = False  # its end is not waited for any more
     spans: "RunSpans | None" = None

@@ -160,6 +160,7 @@ _DURATION = "None, a number of seconds or a timedelta, more than 0 and at most t
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_attempts": (_is_count, _COUNT),
     "max_stalls": (_is_count, _COUNT),
+    "max_snoozes": (lambda value: type(value) is int and _is_count(value), _COUNT),
     "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
+from jsworker.core.clock import LONGEST_WAIT
+from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry, Snooze
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
 from jsworker.ownership.refusals import is_behind
@@ -15,7 +16,6 @@ from jsworker.worker.pipeline.kinds import Kind
 
 _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
-_LONGEST_DELAY = 10 * 366 * 86400.0  # seconds; PostgreSQL cannot add just any number to a date
 
 _ROW_BEGINS = ("DETAIL:", "CONTEXT:", "QUERY:", "LINE ", "[SQL:", "[parameters:")
 """Lines of a database error that repeat whole rows, and with them payloads. A value may hold line breaks."""
@@ -25,6 +25,10 @@ _GROUP_MARGIN = " |"
 
 class InvalidResult(InvalidJson):
     """A result cannot be stored; another attempt would give the same."""
+
+
+class Asleep(Snooze):
+    """A run ends because its job sleeps; that is not counted among the job's snoozes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,20 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Snoozed:
+    """Its job wants to run again later."""
+
+    reason: str  # for the timeline
+    after: float  # seconds until the next run
+    counted: bool  # among the job's snoozes
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Another worker owns the job; there is nothing to write."""
 
 
-Outcome = Completed | Failed | HandedBack | Interrupted | Lost
+Outcome = Completed | Failed | HandedBack | Interrupted | Snoozed | Lost
 
 _COMPLETED = Completed(None)
 
@@ -102,6 +115,14 @@ def check_size(text: str, what: str, max_bytes: int) -> None:
 
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
+    if isinstance(error, Snooze) and not _passed_limit(run):
+        return Snoozed(
+            first_line(clean(_text(error))), _delay(run, error.after), not isinstance(error, Asleep)
+        )
+    return _of_error(run, error)
+
+
+def _of_error(run: Run, error: BaseException) -> Outcome:
     if final := _final(run, error):
         return Failed(clean(_text(error)), final, 0.0)
     match error:
@@ -197,7 +218,7 @@ def _delay(run: Run, wanted: Any = None) -> float:
         except Exception:  # noqa: BLE001, S112  # nosec B112  # the user's code; the attempt has failed anyway
             continue
         if not math.isnan(seconds):
-            return min(max(seconds, 0.0), _LONGEST_DELAY)
+            return min(max(seconds, 0.0), LONGEST_WAIT)
     raise AssertionError
 
 

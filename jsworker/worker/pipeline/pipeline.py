@@ -24,7 +24,8 @@ from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer, KindState
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
-from jsworker.worker.pipeline.run_ownership import LeaseServices, fetch_content
+from jsworker.worker.pipeline.run_ownership import fetch_content
+from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,17 +12,17 @@ import tenacity
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
-from jsworker.core.events import Events
-from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
-from jsworker.ownership.database import Database
-from jsworker.ownership.sessions import Attempt, Sessions
+from jsworker.ownership.sessions import Attempt
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import check_size, result_text, storable
+from jsworker.worker.pipeline.run_writes import PAUSES, LeaseServices, until_answered, write_owned
+from jsworker.worker.pipeline.steps import Steps
+from jsworker.worker.pipeline.threads import refuse_on_a_loop, wait_for_loop
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -32,27 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PAUSES = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 _RETRY_SECONDS = 60.0  # for so long a transaction is tried again in the same run
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
-_FETCHED_AT_ONCE = 3  # each takes its part of the line, and a connection that other statements need too
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseServices:
-    """What all leases of a worker share."""
-
-    worker_id: str
-    settings: Settings
-    database: Database
-    sessions: Sessions
-    events: Events
-    loop: asyncio.AbstractEventLoop
-    on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
-    cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
-    fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
-    kinds: frozenset[str] = frozenset()  # whose jobs need the slots of this process
 
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
@@ -67,7 +48,7 @@ async def fetch_content(run: Run, services: LeaseServices) -> None:
             )
 
     try:
-        run.claimed = await _until_answered(run, fetch)
+        run.claimed = await until_answered(run, fetch)
     except OwnershipLost:
         run.lose()
 
@@ -96,7 +77,9 @@ class RunLease:
         if progress is not None and not 0 <= progress <= 1:
             raise ValueError(f"progress={progress!r} must be between 0 and 1")
         try:
-            await self._write(
+            await write_owned(
+                self._run,
+                self._services,
                 heartbeat.update_progress,
                 stage=_text(stage, _STAGE_CHARACTERS),
                 progress=progress,
@@ -116,24 +99,28 @@ class RunLease:
         tries = count()
 
         async def write() -> None:
-            await self._write(heartbeat.save_checkpoint, checkpoint=text, tries=next(tries))
+            await write_owned(
+                self._run, self._services, heartbeat.save_checkpoint, checkpoint=text, tries=next(tries)
+            )
 
-        await _until_answered(self._run, write)
+        await until_answered(self._run, write)
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
         if not 0 <= seconds <= LONGEST_SECONDS:
             raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
         thresholds = self._run.thresholds(seconds)
-        write = partial(self._write, heartbeat.set_thresholds, **thresholds, announced=True)
+        write = partial(
+            write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds, announced=True
+        )
         # The heartbeat may just be restoring the thresholds after the phase before.
         async with self._run.thresholds_lock:
-            await _until_answered(self._run, write)
+            await until_answered(self._run, write)
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
         if seconds and self._services.cover_others is not None:
-            await _until_answered(self._run, self._services.cover_others)
+            await until_answered(self._run, self._services.cover_others)
 
     @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
@@ -167,21 +154,23 @@ class RunLease:
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop from a processor's thread."""
-        try:
-            _refuse_on_a_loop()
-        except RuntimeError:
-            call.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(call, self._services.loop).result()
+        return wait_for_loop(self._services.loop, call)
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of the run."""
+        if self._run.steps is None:
+            self._run.steps = Steps(self._run, self._services)
+        return self._run.steps
 
     def sync_transaction(self, result: Any) -> contextlib.AbstractContextManager["Session"]:
         """Open a plain session whose last statement completes the job; refused at once on an event loop."""
-        _refuse_on_a_loop()
+        refuse_on_a_loop()
         return self._sync_transaction(result)
 
     def sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
         """Yield transactions until one ends without a server's fault; refused at once on an event loop."""
-        _refuse_on_a_loop()
+        refuse_on_a_loop()
         return self._sync_transactions(result)
 
     @contextlib.contextmanager
@@ -233,7 +222,7 @@ class RunLease:
             "retry": tenacity.retry_if_exception(
                 lambda error: run.interrupted is not None and run.interrupted[0] is error
             ),
-            "wait": _PAUSES,
+            "wait": PAUSES,
             "stop": lambda state: run.stop is not None or late(state),
             "reraise": True,
         }
@@ -248,36 +237,12 @@ class RunLease:
         """Wait until the database shows what became of a COMMIT that it has not answered."""
         job_id, token = self._run.held
         ask = partial(was_committed, self._services.database, job_id=job_id, token=token)
-        return await _until_answered(self._run, ask)
+        return await until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         most = self._services.settings.max_result_bytes
         value = result() if callable(result) else result
         return Completion(*self._run.held, result_text(self._run.kind, value, most))
-
-    async def _write(self, statement: Callable[..., Awaitable[None]], **values: Any) -> None:
-        """Write to the row of the run, which is a sign of life."""
-        services, started = self._services, boottime()
-        try:
-            await statement(services.database, worker_id=services.worker_id, held=self._run.held, **values)
-        except OwnershipLost:
-            self._run.lose()
-            raise
-        self._run.beaten_at = max(self._run.beaten_at, started)
-        self._run.sign_at = boottime()
-
-
-async def _until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
-    async for attempt in tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(may_answer_later),
-        wait=_PAUSES,
-        stop=lambda _: run.stop is not None,
-        reraise=True,
-    ):
-        with attempt:
-            return await ask()
-    raise AssertionError
 
 
 def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:
@@ -292,11 +257,3 @@ def _entered(attempt: tenacity.AttemptManager) -> None:
 
 def _text(value: str | None, most: int) -> str | None:
     return None if value is None else storable(str(value)[:most])
-
-
-def _refuse_on_a_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError("job.sync is for plain functions in a thread; await the job's own calls")

@@ -18,7 +18,7 @@ from jsworker.stream.message import subject_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import Failed, HandedBack, Interrupted, Lost, Outcome
+from jsworker.worker.pipeline.outcomes import Failed, HandedBack, Interrupted, Lost, Outcome, Snoozed
 
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans, Spans
@@ -32,7 +32,7 @@ def emit_end(
     """Emit what became of the job of a run, in events and its spans; ``raised`` is behind its outcome."""
     if run.spans is not None:
         tracing.attempt(partial(run.spans.settled, settled.value))
-    error = outcomes.first_line(outcome.error) if isinstance(outcome, Failed | Interrupted) else None
+    error = _error_in(run, outcome, settled)
     if settled is Settled.COMPLETED and error is None and not events.wants("job.completed"):
         return
     facts = run.facts() | {"seconds": boottime() - run.claimed_at}
@@ -46,16 +46,29 @@ def emit_end(
         case Settled.SCHEDULED:
             events.emit("job.error", raised, **facts, error=error)
         case Settled.FAILED:
-            events.emit("job.failed", raised, **facts, error=error or run.refusal)
+            events.emit("job.failed", raised, **facts, error=error)
         case Settled.CANCELLED:
             events.emit("job.cancelled", **facts)
         case Settled.QUEUED:
             reason = outcome.reason if isinstance(outcome, HandedBack | Interrupted) else None
             events.emit("job.released", **facts, reason=reason)
+        case Settled.SNOOZED:
+            waits = {"reason": outcome.reason, "after": outcome.after} if isinstance(outcome, Snoozed) else {}
+            events.emit("job.snoozed", **facts, **waits)
         case Settled.LOST:
             events.emit("job.lost", **facts, late_write=not isinstance(outcome, Lost))
         case Settled.REFUSED:
             events.emit("job.lost", **facts, reason="PostgreSQL refused to write its outcome")
+
+
+def _error_in(run: Run, outcome: Outcome, settled: Settled) -> str | None:
+    match outcome:
+        case Failed() | Interrupted():
+            return outcomes.first_line(outcome.error)
+        case Snoozed() if settled is Settled.COMPLETED:
+            return f"it asked to run again: {outcome.reason}"
+        case _:
+            return run.refusal
 
 
 def end_process_span(run: Run, outcome: Outcome, error: BaseException | None) -> None:
@@ -86,7 +99,9 @@ async def call_hooks(
         if settled is Settled.FAILED:
             if error is None and isinstance(outcome, Failed):
                 error = outcomes.InvalidResult(outcome.error)
-            error = error or RuntimeError(run.refusal or "the result could not be stored")
+            elif isinstance(outcome, Snoozed):  # what it raised was no error
+                error = None
+            error = error or RuntimeError(run.refusal or "its outcome could not be stored")
             await run.kind.processor.on_failed(run.job, error)
         elif settled is Settled.LOST:
             await run.kind.processor.on_lost(run.job)

@@ -11,9 +11,9 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import limits, settle, timeline
+from jsworker.ownership.transitions import limits, settle, snooze, timeline
 from jsworker.ownership.transitions.heartbeat import Held
-from jsworker.ownership.transitions.settle import Completion, Failure, Refusals, Return, Settled
+from jsworker.ownership.transitions.settle import Completion, Failure, Refusals, Return, Settled, Snoozing
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import (
@@ -23,6 +23,7 @@ from jsworker.worker.pipeline.outcomes import (
     Interrupted,
     Lost,
     Outcome,
+    Snoozed,
     first_line,
 )
 
@@ -37,13 +38,14 @@ _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 2.0  # between tries alone: some errors come at once while all others are answered
 _LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)  # then a locked row is waited for
 
-Ended: TypeAlias = Completion | Failure | Return
+Ended: TypeAlias = Completion | Failure | Return | Snoozing
 Statement: TypeAlias = Callable[..., Awaitable[Sequence[Settled]]]
 
 _STATEMENTS: dict[Statement, str] = {
     settle.complete: "completions",
     settle.fail: "failures",
     settle.release: "releases",
+    snooze.snooze: "snoozes",
 }
 
 
@@ -75,6 +77,8 @@ class Settler:
                 if run.stop is StopReason.FENCED:
                     await self._note_fence(run)
                 return await self._written(settle.release, Return(*run.held, reason))
+            case Snoozed():
+                return await self._snoozed(run, outcome)
             case Interrupted():
                 return await self._interrupted(run, outcome)
             case Lost():
@@ -112,6 +116,19 @@ class Settler:
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
             return await self._failed(Failure(*run.held, run.refusal, "result", 0.0))
+        return settled
+
+    async def _snoozed(self, run: Run, outcome: Snoozed) -> Settled:
+        most = run.kind.processor.max_snoozes if outcome.counted else None
+        used_up = f"snoozed more often than max_snoozes={most} allows: {outcome.reason}"
+        snoozing = Snoozing(*run.held, outcome.reason, outcome.after, most, used_up)
+        settled = await self._written(snooze.snooze, snoozing)
+        error = self._refusals.pop(run.held, None)
+        if settled is Settled.REFUSED:
+            run.refusal = f"cannot be snoozed: {error or 'PostgreSQL refused the row'}"
+            return await self._failed(Failure(*run.held, run.refusal, None, outcome.after))
+        if settled is Settled.FAILED:
+            run.refusal = used_up
         return settled
 
     async def _failed(self, failure: Failure) -> Settled:
@@ -211,13 +228,13 @@ class Settler:
             return [None] * len(runs)
 
     async def _ask(self, statement: Statement, runs: Sequence[Ended], **how: int) -> Sequence[Settled]:
-        """Write outcomes and set refused rows aside; a refused completion becomes a failure instead."""
+        """Write outcomes and set refused rows aside; a refused completion or snooze then fails."""
         refusals: Refusals = {}
         settled = await statement(
             self._context.database, worker_id=self._context.worker_id, runs=runs, refusals=refusals, **how
         )
         self._context.health.answered()
-        if statement is settle.complete:
+        if statement in {settle.complete, snooze.snooze}:
             self._refusals |= refusals
         elif refusals:
             attempted = "fail" if statement is settle.fail else "release"

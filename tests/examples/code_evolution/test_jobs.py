@@ -57,6 +57,10 @@ class RecordedOwnership:
     def wait_for(self, call: Coroutine[Any, Any, Any]) -> Any:
         raise NotImplementedError
 
+    @property
+    def steps(self) -> Any:
+        raise NotImplementedError
+
 
 def job_for(
     folder: Path, commit_id: str, ownership: RecordedOwnership, date: datetime = START

@@ -1,0 +1,152 @@
+"""STEP: what a step of a run returned is kept under the run's fence, and found by later runs of the job.
+
+The steps of a job stay until the job is pruned: a reset, a retry by hand and a release clear none of them.
+"""
+
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, insert
+
+from jsworker.core.errors import OwnershipLost
+from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import mine
+from jsworker.ownership.schema import job_steps
+from jsworker.ownership.statements import NOW, compiled, entry, given, given_seconds, j, json_object
+from jsworker.ownership.transitions.heartbeat import Held
+from jsworker.ownership.transitions.timeline import rejected
+
+SHOWN_BYTES: Final = 16 * 1024
+"""Longer results, as PostgreSQL stores them, are left out of a listing."""
+
+_s = job_steps.alias("s")
+_mine = mine(sa.bindparam("token"))
+
+
+def _found() -> sa.TextClause:
+    """Return the search for a step; no row: the job is lost."""
+    kept = sa.and_(_s.c.job_id == j.c.id, _s.c.name == given("name", sa.Text))
+    others = job_steps.alias("others")
+    return compiled(
+        sa.select(
+            j.c.id,
+            _s.c.name.is_not(None).label("is_done"),
+            sa.cast(_s.c.result, sa.Text).label("result"),
+            sa.cast(sa.extract("epoch", _s.c.sleeps_until - NOW), sa.Double).label("sleeps"),
+            sa.select(sa.func.count()).where(others.c.job_id == j.c.id).scalar_subquery().label("steps"),
+        )
+        .select_from(j.outerjoin(_s, kept))
+        .where(j.c.id == sa.bindparam("id"), _mine)
+    )
+
+
+def _step() -> sa.TextClause:
+    """Return STEP. The first result stays: a second write of the same run follows a lost answer."""
+    written = (
+        sa.update(j)
+        .values(last_activity_at=NOW, progress_at=NOW)
+        .where(j.c.id == sa.bindparam("id"), _mine)
+        .returning(*j.c["id", "fencing_token", "worker_id"])
+        .cte("written")
+    )
+    values = {
+        "job_id": written.c.id,
+        "name": given("name", sa.Text),
+        "result": given("result", JSONB),
+        "fencing_token": written.c.fencing_token,
+        "sleeps_until": NOW + given_seconds("sleeps"),
+    }
+    kept = (
+        insert(job_steps)
+        .from_select(list(values), sa.select(*values.values()))
+        .on_conflict_do_nothing()
+        .returning(job_steps.c.job_id.label("id"), *job_steps.c["name", "fencing_token", "sleeps_until"])
+        .cte("kept")
+    )
+    what = sa.case((kept.c.sleeps_until.is_(None), "step"), else_="sleep")
+    detail = json_object(step=kept.c.name, until=kept.c.sleeps_until)
+    told = entry(
+        kept,
+        what,
+        worker_id=given("worker_id", sa.Text),
+        detail=sa.func.jsonb_strip_nulls(detail),
+    )
+    run = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token"))
+    late = rejected(run.subquery("late"), ~sa.select(written.c.id).exists()).cte("late_entry")
+    is_new = sa.select(kept.c.id).exists().label("is_new")
+    return compiled(sa.select(written.c.id, is_new).add_cte(told, late))
+
+
+FOUND = _found()
+STEP = _step()
+
+STEPS = sa.text(f"""
+SELECT name, CASE WHEN pg_column_size(result) <= {SHOWN_BYTES} THEN result END AS result,
+  coalesce(pg_column_size(result), 0) AS stored_bytes, fencing_token, at, sleeps_until
+FROM jsworker.job_steps WHERE job_id = :id ORDER BY at, name LIMIT 1000
+""")  # noqa: S608 -- a constant
+
+
+class FoundStep(NamedTuple):
+    """What is known of a step.
+
+    Attributes:
+        is_done: whether it is kept already.
+        result: as JSON text; None: it returned nothing.
+        sleeps: of a sleep: seconds until it is over, below zero after that; None: it is no sleep.
+        steps: how many the job has.
+    """
+
+    is_done: bool
+    result: str | None
+    sleeps: float | None
+    steps: int
+
+
+async def find_step(
+    database: Database, *, worker_id: str, held: Held, name: str, seconds: float | None = None
+) -> FoundStep:
+    """Return what is known of a step of an own job; OwnershipLost: it is another's by now."""
+    rows = await database.run(FOUND, _by_owner(worker_id, held) | {"name": name}, seconds=seconds)
+    if not rows:
+        raise _lost(held)
+    return FoundStep(*rows[0][1:])
+
+
+async def keep_step(
+    database: Database,
+    *,
+    worker_id: str,
+    held: Held,
+    name: str,
+    result: str | None,
+    sleeps: float | None = None,
+    tries: int = 0,
+) -> bool:
+    """Keep what a step returned, as JSON text, or for how many seconds it sleeps; False: it was kept before.
+
+    Args:
+        tries: without an answer; after each of them it may take longer.
+
+    Raises:
+        OwnershipLost: the job is another's by now; nothing was kept.
+    """
+    values = _by_owner(worker_id, held) | {"name": name, "result": result, "sleeps": sleeps, "write": "step"}
+    rows = await database.run(STEP, values, seconds=database.seconds_for(len(result or ""), tries=tries))
+    if not rows:
+        raise _lost(held)
+    return bool(rows[0].is_new)
+
+
+async def steps_of(database: Database, job_id: UUID) -> list[dict[str, Any]]:
+    """Return the steps of a job in their order, each as a dict; ``result`` None where it is a long one."""
+    return [row._asdict() for row in await database.run(STEPS, {"id": job_id})]
+
+
+def _by_owner(worker_id: str, held: Held) -> dict[str, Any]:
+    return {"worker_id": worker_id, "id": held[0], "token": held[1]}
+
+
+def _lost(held: Held) -> OwnershipLost:
+    return OwnershipLost(f"job {held[0]}: token {held[1]} no longer owns it")

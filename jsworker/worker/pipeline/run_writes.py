@@ -1,0 +1,65 @@
+"""A run's own writes: each names its fencing token, and is asked again until the database answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import tenacity
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import OwnershipLost, may_answer_later
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.sessions import Sessions
+from jsworker.worker.pipeline.in_flight import Run
+
+T = TypeVar("T")
+
+PAUSES = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
+_FETCHED_AT_ONCE = 3  # each takes its part of the line, and a connection that other statements need too
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseServices:
+    """What all leases of a worker share."""
+
+    worker_id: str
+    settings: Settings
+    database: Database
+    sessions: Sessions
+    events: Events
+    loop: asyncio.AbstractEventLoop
+    on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
+    cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
+    fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
+    kinds: frozenset[str] = frozenset()  # whose jobs need the slots of this process
+
+
+async def write_owned(
+    run: Run, services: LeaseServices, statement: Callable[..., Awaitable[T]], **values: Any
+) -> T:
+    """Write to the row of the run, which is a sign of life."""
+    started = boottime()
+    try:
+        written = await statement(services.database, worker_id=services.worker_id, held=run.held, **values)
+    except OwnershipLost:
+        run.lose()
+        raise
+    run.beaten_at = max(run.beaten_at, started)
+    run.sign_at = boottime()
+    return written
+
+
+async def until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
+    async for attempt in tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(may_answer_later),
+        wait=PAUSES,
+        stop=lambda _: run.stop is not None,
+        reraise=True,
+    ):
+        with attempt:
+            return await ask()
+    raise AssertionError

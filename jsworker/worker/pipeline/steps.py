@@ -1,0 +1,236 @@
+"""The steps of a run: each runs once for its job, and what it returned is found by later runs."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from jsworker.core import fault_points, strict_json
+from jsworker.core.clock import boottime, wait_in_seconds
+from jsworker.core.errors import InvalidJson, InvalidStep, OwnershipLost
+from jsworker.core.names import check_step_name, shown
+from jsworker.ownership.transitions import steps
+from jsworker.ownership.transitions.steps import FoundStep
+from jsworker.worker.pipeline.in_flight import Run
+from jsworker.worker.pipeline.outcomes import Asleep, InvalidResult, check_size
+from jsworker.worker.pipeline.run_writes import LeaseServices, until_answered, write_owned
+from jsworker.worker.pipeline.threads import start_thread, wait_for_loop
+
+_MOST: Final = 1000
+"""Steps of one job: what makes a name of its own for each turn of a loop without an end is stopped."""
+
+
+class Steps:
+    """Runs the steps of one run, and keeps what they return."""
+
+    def __init__(self, run: Run, services: LeaseServices) -> None:
+        self._run = run
+        self._services = services
+        self._used: set[str] = set()
+
+    async def step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what the function returned in this run or an earlier one."""
+        with self._step(name, function) as step:
+            if (found := await self._find(step)).is_done:
+                return step.read(found.result)
+            started = boottime()
+            if inspect.iscoroutinefunction(function):
+                return await self._kept(step, await function(*args, **kwargs), started)
+            return await self._in_thread(step, partial(function, *args, **kwargs), started)
+
+    def step_in_thread(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Do the same in a processor's own thread, which runs plain functions itself."""
+        wait_for = partial(wait_for_loop, self._services.loop)
+        if inspect.iscoroutinefunction(function):
+            return wait_for(self.step(name, function, args, kwargs))
+        with self._step(name, function) as step:
+            if (found := wait_for(self._find(step))).is_done:
+                return step.read(found.result)
+            started = boottime()
+            value = function(*args, **kwargs)
+            return wait_for(
+                self._kept(step, wait_for(value) if inspect.iscoroutine(value) else value, started)
+            )
+
+    async def sleep(self, after: Any, name: str) -> None:
+        """Return if the sleep is over, else end the run until it is."""
+        seconds = wait_in_seconds(after, f"sleep {shown(name)} for")
+        with self._step(name, None) as step:
+            found = await self._find(step)
+            if not found.is_done:
+                found = await self._keep(step, None, sleeps=seconds)
+            left = found.sleeps or 0.0
+            if left > 0:
+                # Should the processor swallow it, the run ends asleep all the same when it returns.
+                self._run.unfinished = Asleep(left, f"sleeps: {name}")
+                raise self._run.unfinished
+
+    @contextmanager
+    def _step(self, name: str, function: Callable[..., Any] | None) -> Iterator["_Step"]:
+        """Take a name of this run; one that comes to nothing may be taken again."""
+        check_step_name(name)
+        step = _Step(name, function)
+        if name in self._used:
+            raise InvalidStep(f"step {shown(name)} is used twice in one run: each needs a name of its own")
+        self._used.add(name)
+        try:
+            yield step
+        except BaseException:
+            self._used.discard(name)
+            raise
+
+    async def _find(self, step: "_Step") -> FoundStep:
+        tries = count()
+
+        async def find() -> FoundStep:
+            # The size of the result is not known: each try may take as long as for one more of the largest.
+            seconds = self._services.database.seconds_for(next(tries) * self._most_bytes)
+            services = self._services
+            return await steps.find_step(
+                services.database,
+                worker_id=services.worker_id,
+                held=self._run.held,
+                name=step.name,
+                seconds=seconds,
+            )
+
+        try:
+            found = await until_answered(self._run, find)
+        except OwnershipLost:
+            self._run.lose()
+            raise
+        if not found.is_done and found.steps >= _MOST:
+            raise InvalidStep(
+                f"step {shown(step.name)}: the job has {found.steps} steps; {_MOST} is the most"
+            )
+        if found.is_done and (found.sleeps is None) is step.is_sleep:
+            one, other = ("sleep", "step") if step.is_sleep else ("step", "sleep")
+            raise InvalidStep(f"{one} {shown(step.name)}: an earlier run has used this name for a {other}")
+        return found
+
+    async def _in_thread(self, step: "_Step", call: Callable[[], Any], started: float) -> Any:
+        """Run a plain function in a thread and wait for its end, also if cancelled: else it may run twice."""
+        run = self._run
+        thread_name = f"jsworker {run.kind.name} {run.id} step {shown(step.name)}"
+        _, ended = start_thread(thread_name, call, f"step {shown(step.name)}")
+        cancelled: asyncio.CancelledError | None = None
+        while not ended.done():
+            try:
+                await asyncio.wait({ended})
+            except asyncio.CancelledError as error:
+                if run.abandoned:
+                    raise
+                cancelled = error
+        value = ended.result()
+        if cancelled is not None and inspect.isawaitable(value):
+            raise cancelled
+        if inspect.isawaitable(value):  # of a lambda that calls a coroutine function
+            value = await value
+        kept = await self._kept(step, value, started)
+        if cancelled is not None:
+            raise cancelled
+        return kept
+
+    async def _kept(self, step: "_Step", value: Any, started: float) -> Any:
+        """Keep what a step has returned, also if the run is cancelled, and return it as it is kept."""
+        text, kept = step.write(value, self._most_bytes)
+        if fault_points.armed():
+            await fault_points.reach("after_step_before_keep")
+        keeping = asyncio.ensure_future(self._keep(step, text))
+        try:
+            found = await asyncio.shield(keeping)
+        except asyncio.CancelledError:
+            await asyncio.wait({keeping}, timeout=self._services.database.seconds_for(len(text or "")))
+            keeping.cancel()
+            raise
+        if self._services.events.wants("job.step"):
+            seconds = boottime() - started
+            self._services.events.emit("job.step", **self._run.facts(), step=step.name, seconds=seconds)
+        return kept if found.result == text else step.read(found.result)
+
+    async def _keep(self, step: "_Step", text: str | None, *, sleeps: float | None = None) -> FoundStep:
+        tries = count()
+
+        async def keep() -> bool:
+            return await write_owned(
+                self._run,
+                self._services,
+                steps.keep_step,
+                name=step.name,
+                result=text,
+                sleeps=sleeps,
+                tries=next(tries),
+            )
+
+        if await until_answered(self._run, keep):
+            return FoundStep(True, text, sleeps, 0)
+        return await self._find(
+            step
+        )  # the answer to an earlier try was lost, or its caller did not wait for it
+
+    @property
+    def _most_bytes(self) -> int:
+        return self._services.settings.max_result_bytes
+
+
+class _Step:
+    """A step by its name and function; None: it is a sleep."""
+
+    def __init__(self, name: str, function: Callable[..., Any] | None) -> None:
+        self.name = name
+        self.is_sleep = function is None
+        if not (self.is_sleep or callable(function)):
+            if inspect.iscoroutine(function):
+                function.close()  # it would warn that nobody awaited it
+            raise TypeError(
+                f"step {shown(name)} takes a function and its arguments: job.step(name, call, order)"
+            )
+        self._type = strict_json.ANYTHING if function is None else self._result_type(function)
+
+    def write(self, value: Any, most_bytes: int) -> tuple[str | None, Any]:
+        """Return a result as JSON text, and as it will be read; InvalidResult: it would be the same again."""
+        if value is None:
+            return None, None
+        try:
+            if self._type is strict_json.ANYTHING:
+                text = strict_json.write_result(value, self._type)
+            else:
+                text = strict_json.write(value, self._type, "result", round_trip=True)
+            check_size(text, "result", most_bytes)
+            return text, self.read(text)
+        except InvalidJson as error:
+            named = "" if str(error).startswith("step ") else f"step {shown(self.name)}: "
+            raise InvalidResult(f"{named}{error}") from None
+
+    def read(self, text: str | None) -> Any:
+        """Return a stored result as the function's return type; InvalidJson: it does not fit it."""
+        if text is None:
+            return None
+        if self._type is strict_json.ANYTHING:
+            return strict_json.loads(text)
+        try:
+            return self._type.validate_json(text, by_alias=True, by_name=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the whole value"
+            misfit = f"its result does not fit the return type: {shown(place)}: {first['type']}"
+            raise InvalidJson(f"step {shown(self.name)}: {misfit}") from None
+
+    def _result_type(self, function: Callable[..., Any]) -> TypeAdapter[Any]:
+        try:
+            found = strict_json.result_type(function)
+            found.rebuild(raise_errors=True)
+        except PydanticUserError:
+            raise InvalidStep(
+                f"step {shown(self.name)}: the return type of its function has no JSON form"
+            ) from None
+        return found

@@ -1,0 +1,54 @@
+"""Plain functions of processors run in threads of their own, and call the worker's loop from there."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def start_thread(name: str, call: Callable[[], T], what: str) -> tuple[threading.Thread, "asyncio.Future[T]"]:
+    """Start a call in a thread, with a copy of the context, and return what will hold its outcome.
+
+    ``what`` names the call in an error.
+    """
+    ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    context = contextvars.copy_context()
+    # A daemon: a function that never returns must not keep the process from ending.
+    thread = threading.Thread(target=context.run, args=(_body, call, what, ended), name=name, daemon=True)
+    thread.start()
+    return thread, ended
+
+
+def _body(call: Callable[[], T], what: str, ended: "asyncio.Future[T]") -> None:
+    try:
+        settle = partial(ended.set_result, call())
+    except StopIteration as error:  # a future cannot carry it
+        settle = partial(ended.set_exception, RuntimeError(f"{what} raised StopIteration: {error}"))
+    except BaseException as error:  # noqa: BLE001 -- handed to who waits, which judges it
+        settle = partial(ended.set_exception, error)
+    with suppress(RuntimeError):  # the loop is closed: the worker has gone, and the stale rule has the job
+        ended.get_loop().call_soon_threadsafe(settle)
+
+
+def wait_for_loop(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the worker's loop from a processor's thread."""
+    try:
+        refuse_on_a_loop()
+    except RuntimeError:
+        call.close()
+        raise
+    return asyncio.run_coroutine_threadsafe(call, loop).result()
+
+
+def refuse_on_a_loop() -> None:
+    """Raise RuntimeError on an event loop, which must not wait."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("job.sync is for plain functions in a thread; await the job's own calls")
