@@ -49,11 +49,15 @@ class _Awaited:
 
     __slots__ = ("hints", "pause", "read_at", "waiters")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         self.waiters: set[asyncio.Future[JobEnd]] = set()
         self.pause = _FIRST_PAUSE_SECONDS / 2
-        self.read_at = now
+        self.read_at = math.inf
         self.hints = 0
+
+
+_Taken = dict[UUID, list[asyncio.Future[JobEnd]]]
+"""Jobs that are being read, and who waited for them before: who comes later is not told of it."""
 
 
 class Results:
@@ -119,11 +123,10 @@ class Results:
         waiter: asyncio.Future[JobEnd] = loop.create_future()
         awaited = self._awaited.get(job_id)
         if awaited is None:
-            awaited = self._awaited[job_id] = _Awaited(loop.time())
-            heapq.heappush(self._due, (awaited.read_at, job_id))
+            awaited = self._awaited[job_id] = _Awaited()
             self._unannounced.append(job_id)
         awaited.waiters.add(waiter)
-        self._news.set()
+        self._read_now(job_id, awaited)
         if self._reading is None or self._reading.done():
             self._renew_at = loop.time() + RENEW_SECONDS
             self._reading = asyncio.create_task(self._read_while_awaited(), name="jsworker results")
@@ -163,8 +166,8 @@ class Results:
         while self._awaited:
             self._news.clear()
             self._announce(clock())
-            if ids := self._take_due(clock()):
-                await self._read(ids)
+            if taken := self._take_due(clock()):
+                await self._read(taken)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(self._due[0][0], self._renew_at) if self._due else None):
@@ -183,17 +186,18 @@ class Results:
         if ids and self._hints is not None:
             self._hints.announce(ids)
 
-    def _take_due(self, now: float) -> list[UUID]:
-        ids: list[UUID] = []
-        while self._due and self._due[0][0] <= now and len(ids) < _READ_AT_ONCE:
+    def _take_due(self, now: float) -> _Taken:
+        taken: _Taken = {}
+        while self._due and self._due[0][0] <= now and len(taken) < _READ_AT_ONCE:
             read_at, job_id = heapq.heappop(self._due)
             awaited = self._awaited.get(job_id)
             if awaited is not None and awaited.read_at == read_at:  # else another entry is newer
                 awaited.read_at = math.inf
-                ids.append(job_id)
-        return ids
+                taken[job_id] = list(awaited.waiters)
+        return taken
 
-    async def _read(self, ids: list[UUID]) -> None:
+    async def _read(self, taken: _Taken) -> None:
+        ids = list(taken)
         ends: list[JobEnd] = []
         least = 0.0
         try:
@@ -209,17 +213,21 @@ class Results:
         except Exception as error:  # noqa: BLE001 -- else all would wait for ever
             self._fail(ids, error)
         for end in ends:
-            if (awaited := self._awaited.pop(end.id, None)) is not None:
-                for place, waiter in enumerate(awaited.waiters):
-                    if not waiter.done():  # each with a value of its own, which it may change
-                        waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
+            told = taken[end.id]
+            for place, waiter in enumerate(told):
+                if not waiter.done():  # each with a value of its own, which it may change
+                    waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
+            if (awaited := self._awaited.get(end.id)) is not None:
+                awaited.waiters.difference_update(told)
+                if not awaited.waiters:
+                    del self._awaited[end.id]
         self._look_later(ids, again_at_once=len(ends) >= MOST_ENDS, least=least)
 
     def _look_later(self, ids: Iterable[UUID], *, again_at_once: bool, least: float) -> None:
         now = asyncio.get_running_loop().time()
         for job_id in ids:
             awaited = self._awaited.get(job_id)
-            if awaited is None or awaited.read_at != math.inf:  # ended, or hinted at meanwhile
+            if awaited is None or awaited.read_at != math.inf:  # ended, or to be read again already
                 continue
             if again_at_once:
                 awaited.read_at = now
@@ -234,8 +242,13 @@ class Results:
         if awaited is None or awaited.hints >= _MOST_HINTS:
             return
         awaited.hints += 1
-        awaited.read_at = asyncio.get_running_loop().time()
-        heapq.heappush(self._due, (awaited.read_at, job_id))
+        self._read_now(job_id, awaited)
+
+    def _read_now(self, job_id: UUID, awaited: _Awaited) -> None:
+        now = asyncio.get_running_loop().time()
+        if awaited.read_at > now:
+            awaited.read_at = now
+            heapq.heappush(self._due, (now, job_id))
         self._news.set()
 
     def _fail(self, ids: Iterable[UUID], error: BaseException) -> None:

@@ -286,6 +286,37 @@ class TestManyWaiters:
         assert await asyncio.gather(*waiting) == [7] * 100
         assert all(ids == [handle.id] for ids in made)
 
+    async def test_who_comes_later_is_not_told_what_was_read_before(
+        self, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A job that failed is retried and waited for again, while its failure is on its way to the first."""
+        was_read, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(database: Any, ids: Sequence[UUID]) -> list[JobEnd]:
+            ends = await read_ends(database, ids)
+            was_read.set()
+            await may_go_on.wait()
+            return ends
+
+        monkeypatch.setattr("jsworker.client.results.read_ends", slow)
+        handle = await client.enqueue(KIND, {})
+        await rows.query(
+            "UPDATE jsworker.jobs SET status = 'failed', needs_publish = false, attempts = 1, errors = 1,"
+            " finished_at = clock_timestamp() WHERE id = %s",
+            handle.id,
+        )
+        first = asyncio.create_task(handle.result(WITHIN))
+        await was_read.wait()
+        await client.retry(handle.id)
+        second = asyncio.create_task(handle.result(WITHIN))
+        await is_awaited(client, 1)
+        may_go_on.set()
+        with pytest.raises(JobFailed):
+            await first
+        await is_awaited(client, 1)
+        await end(rows, handle.id, result="7")
+        assert await second == 7
+
     async def test_each_gets_a_value_of_its_own(self, client: JobClient, rows: Rows) -> None:
         handle = await client.enqueue(KIND, {})
         waiting = [asyncio.create_task(handle.result(WITHIN)) for _ in range(3)]
