@@ -19,6 +19,7 @@ from jsworker.client.enqueueing import (
     one_for_each,
 )
 from jsworker.client.schedules import Schedules
+from jsworker.client.workflows import Flow
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -177,6 +178,10 @@ class JobClient:
                         self._publisher.publish_in_background(since=began)
             self._publisher.publish_in_background(since=began)
         return enqueued
+
+    def workflow(self, name: str) -> Flow:
+        """Return a workflow to fill in an ``async with`` block, which enqueues all of it at its end."""
+        return Flow(name, database=self._opened(), settings=self._settings, publisher=self._publisher)
 
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.

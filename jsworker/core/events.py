@@ -28,6 +28,7 @@ EVENT_NAMES = frozenset(
         "reconcile.completed",
         "recovery.off",
         "heartbeat.failed",
+        "batch.finished",
         "database.changed",
         "prune.failed",
         "message.dead",
@@ -44,6 +45,7 @@ EVENT_NAMES = frozenset(
         "worker.stopped",
         "worker.degraded",
         "worker.restored",
+        "workflow.finished",
     }
 )
 

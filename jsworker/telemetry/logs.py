@@ -25,7 +25,7 @@ _WARNINGS: Final = (
     *("schedule.refused", "worker.degraded"),
 )
 _LEVELS: Final = {
-    **dict.fromkeys((*_PER_JOB, "schedule.fired"), logging.DEBUG),
+    **dict.fromkeys((*_PER_JOB, "schedule.fired", "batch.finished"), logging.DEBUG),
     **dict.fromkeys(_WARNINGS, logging.WARNING),
     "job.stop_ignored": logging.ERROR,
 }

@@ -32,6 +32,7 @@ class ClaimedJob(NamedTuple):
         waited: seconds since it was last put into the queue.
         stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
         scheduled_for: the instant for which a schedule has enqueued it.
+        batch_id: the batch of a workflow to which it belongs.
     """
 
     id: UUID
@@ -53,6 +54,7 @@ class ClaimedJob(NamedTuple):
     waited: float | None
     stored_bytes: int
     scheduled_for: datetime | None = None
+    batch_id: UUID | None = None
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -188,6 +188,10 @@ class Settled(Enum):
     """Another transaction holds a lock on the row: nothing was written, the job is still owned."""
 
 
+ENDED = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
+"""The job is over."""
+
+
 class Completion(NamedTuple):
     """A run that returned. ``result`` is JSON text."""
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.ownership.transitions.settle import Settled
+from jsworker.ownership.transitions.settle import ENDED, Settled
 from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
@@ -209,6 +209,8 @@ class Pipeline:
             self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
+        if run.claimed.batch_id is not None and settled in ENDED:
+            self._context.batches.touch(run.claimed.batch_id)
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
