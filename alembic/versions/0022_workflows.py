@@ -3,7 +3,7 @@
 The trigger that keeps final jobs as they are lets two more through: a job that was cancelled because its needs failed, or
 that failed itself, may be held again until its needs have finished.
 
-Revision: 0022, after 0015
+Revision: 0022, after 0017
 """
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0022"
-down_revision = "0015"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 

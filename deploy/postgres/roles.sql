@@ -136,6 +136,11 @@ BEGIN
     kind, status, created_at, queued_at, run_at, claimed_at, started_at, last_activity_at, deadline_at, finished_at,
     needs_publish, publish_after, published_at, attempts, errors, stalls, max_attempts, max_stalls
   ) ON jsworker.jobs TO jsworker_metrics;
+  -- Older schemas hold no rows.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'held_by') THEN
+    GRANT INSERT (held_by, held_at, due_at, limit_key) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (held_by, held_at, due_at) ON jsworker.jobs TO jsworker_metrics;
+  END IF;
   GRANT SELECT (state, kinds, concurrency, version, started_at, last_seen_at) ON jsworker.workers TO jsworker_metrics;
   -- alembic_version is the migrations' own.
   REVOKE INSERT, UPDATE, DELETE ON jsworker.alembic_version FROM jsworker_worker;

@@ -50,6 +50,14 @@ _COLOURS: Final = {
     "cancelled": "magenta",
 }
 
+_WAITS_FOR: Final = {
+    "limit": "held by limit{key}",
+    "rate": "held by rate{key}",
+    "paused": "paused{key}",
+    "needs": "waits for the jobs that it needs",
+}
+"""What a held job waits for."""
+
 _FAILURES: Final = {
     "attempts": "no attempt is left",
     "stalled": "it stalled too often",
@@ -77,6 +85,8 @@ _ENTRIES: Final = {
     "rejected": "a late {write} by {who} was refused",
     "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
     "republished": "its message was lost, and published again",
+    "held": "held by {held_by} {key}",
+    "woken": "woken: it was held by {held_by} {key}",
 }
 """Names in braces are those of the details; who wrote it, and the error's first line."""
 _NOTES: Final = {
@@ -158,6 +168,9 @@ def _refusal(mark: Mark) -> str:
 
 def _detail(job: Mapping[str, Any]) -> Iterator[str]:
     match job["status"]:
+        case "scheduled" if job["held_by"] is not None:
+            yield f"{_held(job)} for {since(job['held_at'])}"
+            yield headline(job["last_error"])
         case "scheduled":
             yield f"due in {until(job['run_at'])}"
             yield headline(job["last_error"])
@@ -176,6 +189,12 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
                 yield f"took {seconds_in_words(took)}" if took >= 1 else f"took {took * 1000:.0f}ms"
         case "failed":
             yield ": ".join(filter(None, (cell(job["failure_reason"]), headline(job["last_error"]))))
+
+
+def _held(job: Mapping[str, Any]) -> str:
+    """Return what a job waits for."""
+    key = f" of {cell(job['limit_key'])}" if job["limit_key"] else ""
+    return _WAITS_FOR.get(job["held_by"], f"held by {cell(job['held_by'])}").replace("{key}", key)
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
@@ -286,8 +305,7 @@ def _every_column(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
 def _standing(found: Mapping[str, Any]) -> str:
     match found["status"]:
         case "scheduled":
-            begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"
-            return f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
+            return _when(found)
         case "queued":
             waits = (
                 "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
@@ -304,6 +322,14 @@ def _standing(found: Mapping[str, Any]) -> str:
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
             return "on request"
+
+
+def _when(found: Mapping[str, Any]) -> str:
+    if found["held_by"] is not None:
+        later = f"; not before {moment(found['due_at'])}" if found["due_at"] is not None else ""
+        return f"{_held(found)} for {since(found['held_at'])}{later}"
+    begins = "runs again" if found["attempts"] or found["fencing_token"] else "due"
+    return f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
 
 
 def _in_words(value: Any) -> str:
@@ -338,8 +364,9 @@ def _entry(event: Mapping[str, Any]) -> str:
 
 def _filled(words: str, event: Mapping[str, Any]) -> str:
     details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
+    details.setdefault("key", "")
     details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
-    return words.format_map(defaultdict(lambda: "?", details))
+    return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 
 
 def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:

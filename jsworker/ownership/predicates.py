@@ -32,6 +32,15 @@ processing_indexed: Final = j.c.status + "" == "processing"
 ended_indexed: Final = (j.c.status + "").not_in(("scheduled", "queued", "processing"))
 needs_publish_indexed: Final = sa.cast(j.c.needs_publish, sa.Integer) == 1
 
+# Scheduled for an event, not for a time: no message is expected, and no clock makes it due.
+held: Final = sa.and_(scheduled, j.c.held_by.is_not(None))
+
+
+def held_by(why: str) -> Predicate:
+    """Return that a job waits for this event: ``limit``, ``rate``, ``paused`` or ``needs``."""
+    return sa.and_(scheduled, j.c.held_by == why)
+
+
 # The owner's fence.
 held_by_me: Final = sa.and_(processing, j.c.worker_id == worker_id)
 held_by_me_indexed: Final = sa.and_(processing_indexed, j.c.worker_id == worker_id)

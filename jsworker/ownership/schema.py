@@ -11,6 +11,8 @@ SCHEMA = "jsworker"
 
 STATUSES = ("scheduled", "queued", "processing", "completed", "failed", "cancelled")
 FINAL = ("completed", "failed", "cancelled")
+HELD_BY = ("limit", "rate", "paused", "needs")
+"""What a scheduled job without a time waits for."""
 
 _MOST = 2**53
 """Of what is counted up: exact in every language's JSON, and never reached by counting."""
@@ -31,7 +33,17 @@ _JOB_RULES = {
     "jobs_owner_iff_processing": "(worker_id IS NOT NULL) = (status = 'processing')",
     "jobs_activity_iff_processing": "(last_activity_at IS NOT NULL) = (status = 'processing')",
     "jobs_finished_iff_final": "(finished_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled'))",
-    "jobs_scheduled_has_run_at": "(run_at IS NOT NULL) OR status <> 'scheduled'",
+    "jobs_scheduled_waits": "status <> 'scheduled' OR (run_at IS NULL) = (held_by IS NOT NULL)",
+    # An older version's CANCEL knows no held_by: the rows that it ends keep theirs.
+    "jobs_held": (
+        "CASE WHEN held_by IS NULL THEN held_at IS NULL AND due_at IS NULL"
+        " ELSE held_by IN ('limit', 'rate', 'paused', 'needs') AND held_at IS NOT NULL"
+        f" AND status IN ('scheduled', 'cancelled') AND held_at BETWEEN {_FIRST} AND {_LAST}"
+        f" AND coalesce(due_at, held_at) BETWEEN {_FIRST} AND {_LAST} END"
+    ),
+    "jobs_limit_key": (
+        r"limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(limit_key) <= 255"
+    ),
     "jobs_publish_only_queued": "NOT needs_publish OR status = 'queued'",
     "jobs_publish_has_time": "publish_after IS NOT NULL OR NOT needs_publish",
     "jobs_cancel_is_not_waiting": "NOT cancel_requested OR status NOT IN ('queued', 'scheduled')",
@@ -130,6 +142,10 @@ jobs = sa.Table(
     sa.Column("completed_by", sa.Text),
     sa.Column("schedule", sa.Text),
     _instant("scheduled_for"),
+    sa.Column("held_by", sa.Text),
+    _instant("held_at"),
+    _instant("due_at"),
+    sa.Column("limit_key", sa.Text),
     sa.Column("batch_id", sa.Uuid),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
@@ -149,6 +165,18 @@ jobs = sa.Table(
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
+    # Only rows that wait for an event, and those that take a slot of a limit, are in these.
+    _partial(
+        "jobs_held", "held_by", "kind", "id", where="status || '' = 'scheduled' AND held_by IS NOT NULL"
+    ),
+    _partial(
+        "jobs_held_by_key",
+        *("kind", "limit_key", "queued_at", "id"),
+        where="status || '' = 'scheduled' AND held_by IN ('limit', 'rate', 'paused')",
+    ),
+    _partial(
+        "jobs_slots", "kind", "limit_key", where="status || '' = 'processing' AND limit_key IS NOT NULL"
+    ),
     # Members of a batch by their status, of which the youngest are looked at first; and those that wait for its needs.
     _partial("jobs_of_batch", "batch_id", "status", "id", where="batch_id IS NOT NULL"),
     _partial(

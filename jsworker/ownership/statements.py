@@ -23,6 +23,8 @@ AT_START: Final[sa.Function[Any]] = sa.func.statement_timestamp()
 
 NO_OWNER: Final = {"worker_id": sa.null(), "last_activity_at": sa.null()}
 """What is written when a job leaves ``processing``."""
+NOT_HELD: Final = dict.fromkeys(("held_by", "held_at", "due_at"), sa.null())
+"""What is written when a job is held no longer."""
 
 
 class _Compiler(PGCompiler):

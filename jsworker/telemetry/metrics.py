@@ -203,6 +203,18 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
         for status, number in queue.jobs.items():
             jobs.add_metric([kind, status], number)
     yield jobs
+    labels = ["kind", "held_by"]
+    held = GaugeMetricFamily(
+        "jsworker_held_jobs", "Jobs that wait for an event, not for a time.", labels=labels
+    )
+    oldest_held = GaugeMetricFamily(
+        "jsworker_held_oldest_seconds", "For how long the first of them has been held.", labels=labels
+    )
+    for kind, queue in fleet.queues.items():
+        for why, number in queue.held.items():
+            held.add_metric([kind, why], number)
+            oldest_held.add_metric([kind, why], queue.held_oldest_seconds[why])
+    yield from (held, oldest_held)
     for name, field, documentation in _OF_QUEUES:
         values = {kind: getattr(queue, field) for kind, queue in fleet.queues.items()}
         yield gauge_by("kind", name, documentation, values)

@@ -58,6 +58,7 @@ class KindQueue:
     """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
 
     The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
+    Held jobs are counted by what they wait for, with the seconds for which the first has been held.
     """
 
     jobs: Mapping[str, int]
@@ -65,6 +66,8 @@ class KindQueue:
     to_publish: int
     pending: int | None
     unacknowledged: int | None
+    held: Mapping[str, int] = field(default_factory=dict)
+    held_oldest_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def drift(self) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 from psycopg.sql import SQL
 
 from jsworker.ownership.queries import listing
-from tests.ownership.rows import NOW, Sql, ago, insert_job, seconds
+from tests.ownership.rows import HELD, NOW, Sql, ago, insert_job, seconds
 
 from .commands import Cli, Keyboard, Terminal
 
@@ -21,6 +21,7 @@ COLUMNS = {
     *("max_stalls", "stage", "progress", "message", "unique_key", "run_at", "queued_at", "claimed_at"),
     *("last_activity_at", "deadline_at", "cleared", "clear_reason", "cancel_requested", "last_error"),
     *("failure_reason", "created_at", "started_at", "finished_at", "progress_at", "refused"),
+    *("held_by", "held_at", "due_at", "limit_key"),
 }
 
 
@@ -63,6 +64,19 @@ class TestJobs:
             f"{ids['queued']} count-lines queued 0/3 0s taken back: node drained",
             f"{ids['scheduled']} count-lines scheduled 0/- 0s due in 2h, OSError: full",
         ]
+
+    def test_what_a_held_job_waits_for_is_told(self, cli: Cli, sql: Sql) -> None:
+        held = insert_job(sql, "scheduled", **HELD | {"held_at": ago(7200.5)}, limit_key="tenant-7")
+        other = insert_job(sql, "scheduled", **HELD | {"held_by": "needs"}, due_at="2090-01-01Z")
+        out = cli("jobs", "--status", "scheduled").ok().out
+        assert "held by limit of tenant-7 for 2h" in out
+        assert "waits for the jobs that it needs" in out
+        assert "scheduled: held by limit of tenant-7 for 2h" in cli("job", held).ok().out
+        assert re.search(
+            r"scheduled: waits for the jobs that it needs for \d+s; not before 20", cli("job", other).ok().out
+        )
+        found = {job["id"]: job for job in cli("jobs", "--json").ok().json}
+        assert (found[str(held)]["held_by"], found[str(held)]["limit_key"]) == ("limit", "tenant-7")
 
     def test_short_runs_are_shown_in_milliseconds(self, cli: Cli, sql: Sql) -> None:
         insert_job(sql, "completed", claimed_at=ago(0.5), finished_at=ago(0.47))
@@ -306,10 +320,23 @@ class TestJob:
     def test_an_entry_of_a_newer_version_is_shown_as_it_is(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql)
         sql.execute(
-            "INSERT INTO jsworker.job_events (job_id, event, detail) VALUES (%s, 'woken', %s)",
+            "INSERT INTO jsworker.job_events (job_id, event, detail) VALUES (%s, 'whispered', %s)",
             [job_id, json.dumps({"by\x1b": "limit"})],
         )
-        assert cli("job", job_id).ok().lines[-1].rstrip().split(maxsplit=2)[2] == r"woken, by\x1b=limit"
+        assert cli("job", job_id).ok().lines[-1].rstrip().split(maxsplit=2)[2] == r"whispered, by\x1b=limit"
+
+    def test_what_held_it_and_when_it_was_woken_is_told(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql)
+        for event, detail in (
+            ("held", {"held_by": "limit", "key": "tenant-7"}),
+            ("woken", {"held_by": "needs"}),
+        ):
+            sql.execute(
+                "INSERT INTO jsworker.job_events (job_id, event, detail) VALUES (%s, %s, %s)",
+                [job_id, event, json.dumps(detail)],
+            )
+        told = [line.rstrip().split(maxsplit=2)[2] for line in cli("job", job_id).ok().lines[-2:]]
+        assert told == ["held by limit tenant-7", "woken: it was held by needs"]
 
     @pytest.mark.parametrize(
         ("status", "columns", "says"),

@@ -31,6 +31,8 @@ PER_PROCESS = {
 }
 FLEET_WIDE = {
     "jsworker_jobs": {"kind", "status"},
+    "jsworker_held_jobs": {"kind", "held_by"},
+    "jsworker_held_oldest_seconds": {"kind", "held_by"},
     "jsworker_outbox_jobs": set[str](),
     "jsworker_outbox_oldest_seconds": set[str](),
     "jsworker_queue_oldest_seconds": {"kind"},
@@ -57,6 +59,7 @@ LABELS = {
 VALUES = {
     "outcome": {"completed", "error", "failed", "cancelled", "released", "lost"},
     "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine"},
+    "held_by": {"limit", "rate", "paused", "needs"},
     "counted": {"true", "false"},
     "server": {"postgresql", "nats"},
     "status": {"scheduled", "queued", "processing"},

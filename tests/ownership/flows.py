@@ -31,7 +31,9 @@ class Stored:
         return self.members(name)[0]
 
     def row(self, name: str) -> dict[str, Any]:
-        found = self._sql.execute("SELECT * FROM jsworker.batches WHERE id = %s", [self.batch(name)]).fetchone()
+        found = self._sql.execute(
+            "SELECT * FROM jsworker.batches WHERE id = %s", [self.batch(name)]
+        ).fetchone()
         assert found is not None
         return found
 
@@ -68,7 +70,10 @@ class Stored:
 
 
 async def stored(
-    database: Database, sql: Sql, *nodes: tuple[str, int, Sequence[str]], on_failure: dict[str, str] | None = None
+    database: Database,
+    sql: Sql,
+    *nodes: tuple[str, int, Sequence[str]],
+    on_failure: dict[str, str] | None = None,
 ) -> Stored:
     """Enqueue a workflow of nodes, each with its name, how many members it has, and what it needs."""
     batches: dict[str, NewBatch] = {}

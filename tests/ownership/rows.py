@@ -61,6 +61,8 @@ STATES: dict[str, dict[str, Any]] = {
     "cancelled": {"dispatch": 1, "finished_at": NOW},
 }
 """What a row of each state holds besides its defaults."""
+HELD: dict[str, Any] = {"run_at": None, "held_by": "limit", "held_at": NOW}
+"""What a scheduled row holds that waits for an event."""
 
 
 def insert_job(sql: Sql, state: str = "queued", /, **columns: Any) -> UUID:

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.errors import CheckViolation, RestrictViolation, UniqueViolation
 
-from .rows import NOW, OTHER_WORKER, STATES, WORKER, Sql, change_job, insert_job, read_job
+from .rows import HELD, NOW, OTHER_WORKER, STATES, WORKER, Sql, change_job, insert_job, read_job
 
 FINAL = ("completed", "failed", "cancelled")
 LIVE = ("scheduled", "queued", "processing")
@@ -48,7 +48,17 @@ BROKEN = [
     ),
     *(refused_row("jobs_finished_iff_final", status, finished_at=None) for status in FINAL),
     *(refused_row("jobs_finished_iff_final", status, finished_at=NOW) for status in LIVE),
-    refused_row("jobs_scheduled_has_run_at", "scheduled", run_at=None),
+    refused_row("jobs_scheduled_waits", "scheduled", run_at=None),
+    refused_row("jobs_scheduled_waits", "scheduled", held_by="limit", held_at=NOW),
+    refused_row("jobs_held", "scheduled", **HELD | {"held_by": "whim"}),
+    refused_row("jobs_held", "scheduled", **HELD | {"held_at": None}),
+    refused_row("jobs_held", "scheduled", **HELD | {"held_at": "infinity"}),
+    refused_row("jobs_held", "scheduled", **HELD | {"due_at": "1999-12-31 23:59:59+00"}),
+    *(refused_row("jobs_held", status, **HELD) for status in ("queued", "processing", "completed", "failed")),
+    *(refused_row("jobs_held", status, held_at=NOW) for status in STATES),
+    *(refused_row("jobs_held", status, due_at=NOW) for status in STATES),
+    *(refused_row("jobs_limit_key", "queued", limit_key=f"a{end}") for end in "\1\n\x1b\x7f\u2028"),
+    refused_row("jobs_limit_key", "queued", limit_key="a" * 256),
     *(
         refused_row("jobs_publish_only_queued", s, needs_publish=True, publish_after=NOW)
         for s in STATES
@@ -114,6 +124,8 @@ def test_every_constraint_is_broken_once(sql: Sql) -> None:
         {"unique_key": "漢" * 255},
         {"kind": "a" * 64},
         {"kind": "0_a-b"},
+        {"limit_key": ""},
+        {"limit_key": "漢" * 255},
         {"errors": 1, "stalls": 2, "attempts": 3},
         {"progress": 0.0},
         {"progress": 1.0},

@@ -216,7 +216,7 @@ def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
     assert [rule["convalidated"] for rule in rules] == [True] * len(names)
 
 
-@pytest.mark.parametrize("before", ["0002", "0004", "0008"])
+@pytest.mark.parametrize("before", ["0002", "0004", "0008", "0015"])
 def test_in_one_transaction_they_are_not_validated_beside_jobs(at_revision: AtRevision, before: str) -> None:
     url = at_revision(before)
     with connected(url) as sql:

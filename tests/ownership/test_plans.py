@@ -123,7 +123,11 @@ SELECT uuidv7(), CASE n % 2 WHEN 0 THEN 'other-kind' ELSE %(kind)s END, '{}', s.
   now() + n * interval '1 ms',
   CASE WHEN s.status IN ('completed', 'failed', 'cancelled') THEN now() END
 FROM unnest(ARRAY['failed', 'cancelled', 'queued', 'scheduled', 'processing', 'completed']) AS s(status),
-  generate_series(1, %(each)s) AS n
+  generate_series(1, %(each)s) AS n;
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at, held_by, held_at, limit_key)
+SELECT uuidv7(), CASE n % 2 WHEN 0 THEN 'other-kind' ELSE %(kind)s END, '{}', 'scheduled', 1, now(),
+  CASE n % 3 WHEN 0 THEN 'needs' ELSE 'limit' END, now(), 'key-' || n % 100
+FROM generate_series(1, %(each)s) AS n
 """
 
 
@@ -452,11 +456,12 @@ class TestManyKinds:
             "jobs_due",
             "jobs_owned",
             "jobs_to_publish",
+            "jobs_held",
         }
 
 
 MIDDLE = text("""
-SELECT id AS after, run_at AS place FROM jsworker.jobs WHERE status = 'scheduled'
+SELECT id AS after, run_at AS place FROM jsworker.jobs WHERE status = 'scheduled' AND held_by IS NULL
 ORDER BY run_at OFFSET :place LIMIT 1
 """)
 LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
@@ -471,6 +476,10 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     ),
     "next due": (listing.LISTED["scheduled"], {}, {"jobs_due"}),
     "next due of a kind": (listing.LISTED_OF_KIND["scheduled"], {"kind": KIND}, {"jobs_due_of_kind"}),
+    "held": (listing.LISTED["held"], {"place_kind": KIND, "place": "limit"}, {"jobs_held"}),
+    "held of a kind": (listing.LISTED_OF_KIND["held"], {"kind": KIND}, {"jobs_due_of_kind"}),
+    "page of held jobs": (listing.PAGES["held"], {"place_kind": KIND, "place": "limit"}, {"jobs_held"}),
+    "page of held of a kind": (listing.PAGES_OF_KIND["held"], {"kind": KIND}, {"jobs_due_of_kind"}),
     "last queued": (listing.LAST_QUEUED, {}, {"jobs_queued"}),
     "last queued of a kind": (listing.LAST_QUEUED, {"kind": KIND}, {"jobs_queued"}),
     **{

@@ -144,7 +144,9 @@ async def test_of_many_that_look_at_once_one_finishes_it(database: Database, sql
     assert read_job(sql, flow.member("merge"))["dispatch"] == 1
 
 
-ADD = text("UPDATE jsworker.batches SET generation = generation + 1 WHERE id = :id AND finished_at IS NULL RETURNING id")
+ADD = text(
+    "UPDATE jsworker.batches SET generation = generation + 1 WHERE id = :id AND finished_at IS NULL RETURNING id"
+)
 ALONE = statements.waiting(workflows.FINISH)
 
 
@@ -330,7 +332,9 @@ class TestNeedsBehindALock:
     async def cancels(database: Database, flow: Stored, winner: Winner, statement: Any) -> Any:
         winner.run(REOPEN, {"id": flow.id})
         winner.run(
-            text("UPDATE jsworker.batches SET finished_at = NULL, outcome = NULL WHERE id = :id RETURNING id"),
+            text(
+                "UPDATE jsworker.batches SET finished_at = NULL, outcome = NULL WHERE id = :id RETURNING id"
+            ),
             {"id": flow.batch("a")},
         )
         values = {"batches": uuid_array([flow.batch("a")]), "limit": 100}
@@ -403,7 +407,9 @@ async def test_a_live_member_of_any_status_keeps_a_batch_open(
     insert_job(sql, status, batch_id=flow.batch("a"))
     values = {"ids": uuid_array([flow.batch("a")])}
     assert await database.run(workflows.FINISH, values) == []
-    guard = rf"\(SELECT true FROM jsworker\.jobs AS j WHERE j\.batch_id = b\.id AND j\.status = '{status}'[^)]*\)"
+    guard = (
+        rf"\(SELECT true FROM jsworker\.jobs AS j WHERE j\.batch_id = b\.id AND j\.status = '{status}'[^)]*\)"
+    )
     mutant = text(without(workflows.FINISH, guard).text.replace("coalesce(\n    true", "coalesce(NULL"))
     mutant = text(mutant.text.replace("    true,\n", ""))
     with engine.begin() as connection:
@@ -428,8 +434,11 @@ async def test_needs_wakes_nothing_before_all_needs_have_finished(
     with engine.begin() as connection:
         mutant = without(workflows.NEEDS, r"b\.finished_at IS NULL")
         assert connection.execute(mutant, values).all() == []  # "true": none of them is unfinished
-        mutant = without(workflows.NEEDS, r"NOT EXISTS \(\s+SELECT FROM jsworker\.batch_needs AS n JOIN "
-                         r"jsworker\.batches AS b[^)]*\)")
+        mutant = without(
+            workflows.NEEDS,
+            r"NOT EXISTS \(\s+SELECT FROM jsworker\.batch_needs AS n JOIN "
+            r"jsworker\.batches AS b[^)]*\)",
+        )
         assert len(connection.execute(mutant, values).all()) == 1
 
 
@@ -467,7 +476,12 @@ async def test_propagated_needs_each_predicate(database: Database, sql: Sql, eng
         with engine.connect() as connection:
             assert len(connection.execute(without(workflows.PROPAGATED, guard), seen).all()) == 1
             connection.rollback()
-        change(sql, "batches", "generation = 0, finished_at = clock_timestamp(), outcome = 'failed'", flow.batch("a"))
+        change(
+            sql,
+            "batches",
+            "generation = 0, finished_at = clock_timestamp(), outcome = 'failed'",
+            flow.batch("a"),
+        )
     assert len(await database.run(workflows.PROPAGATED, seen)) == 1
     assert held
 
@@ -480,7 +494,12 @@ async def test_the_workflow_ends_with_its_last_batch_and_once(
     await flow.complete(flow.member("a"))
     assert (await look(database, flow, "a")).workflows == []
     with engine.connect() as connection:
-        mutant = without(workflows.FINISH_WORKFLOW, r"AND NOT EXISTS \(\s+SELECT FROM jsworker\.batches AS b WHERE b\.workflow = w\.id AND b\.finished_at IS NULL\)".replace("AND NOT", "NOT"))
+        mutant = without(
+            workflows.FINISH_WORKFLOW,
+            r"AND NOT EXISTS \(\s+SELECT FROM jsworker\.batches AS b WHERE b\.workflow = w\.id AND b\.finished_at IS NULL\)".replace(
+                "AND NOT", "NOT"
+            ),
+        )
         assert len(connection.execute(mutant, values).all()) == 1
         connection.rollback()
     await flow.complete(flow.member("b"))

@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import queued_indexed
+from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.workers import IS_ALIVE
 
@@ -133,8 +134,16 @@ FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY at
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """
+# A job that was held again and again has been held since the last time.
+_HELD = """
+SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'held by ' || held_by AS what,
+  count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(held_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.jobs WHERE status || '' = 'scheduled' AND held_by IS NOT NULL GROUP BY 1, 2
+"""
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
-BACKLOG = text("UNION ALL".join([*_COUNTS, _OTHERS]))
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _OTHERS]))
 
 
 class Late(NamedTuple):
@@ -229,15 +238,17 @@ class Rows:
 
 @dataclass(slots=True)
 class Waiting:
-    """One kind's live jobs by status, and those queued ones whose message is still to be sent.
+    """One kind's live jobs by status, those queued ones whose message is still to be sent, and held ones by reason.
 
-    The oldest of each has been queued for so many seconds; 0 when there is none.
+    The oldest of each has been queued, or held, for so many seconds; 0 when there is none.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
     oldest_seconds: float = 0.0
     to_publish: int = 0
     to_publish_oldest_seconds: float = 0.0
+    held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0))
+    held_oldest_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0.0))
 
 
 class Backlog(NamedTuple):
@@ -295,6 +306,9 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
             case "outbox":
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.to_publish, waiting.to_publish_oldest_seconds = row.number, row.oldest
+            case what if what.startswith("held by "):
+                waiting, why = found.setdefault(row.kind, Waiting()), what.removeprefix("held by ")
+                waiting.held[why], waiting.held_oldest_seconds[why] = row.number, row.oldest
             case status:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.jobs[status] = row.number

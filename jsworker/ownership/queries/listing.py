@@ -30,7 +30,7 @@ COLUMNS = text("""
 SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max_attempts, max_stalls, stage,
   progress, message, unique_key, run_at, queued_at, claimed_at, last_activity_at, deadline_at, cleared, clear_reason,
   cancel_requested, last_error, failure_reason, created_at, started_at, finished_at,
-  progress_at
+  progress_at, held_by, held_at, due_at, limit_key
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
@@ -108,8 +108,16 @@ _IS_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
 _FAILED = _page(f"{_IS_FAILED} AND status = :status", "id DESC", f"id < {_AFTER}")
 _FAILED_OF_KIND = _page(f"{_IS_FAILED_OF_KIND} AND status = :status", "id DESC", f"id < {_AFTER}")
 
+# Those that wait for an event have no place among those that wait for a time: they come behind them.
+_HELD = "status || '' = 'scheduled' AND held_by IS NOT NULL"
+_HELD_OF_KIND = "'' || status = 'scheduled' AND kind = :kind AND run_at IS NULL"
+_BEHIND_HELD = (
+    f"held_by >= CAST(:place AS text) AND (held_by, kind, id) > (CAST(:place AS text), :place_kind, {_AFTER})"
+)
+
 LISTED = {
-    "scheduled": _page("status || '' = 'scheduled'", "run_at, id", _BEHIND_DUE),
+    "scheduled": _page("status || '' = 'scheduled' AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE),
+    "held": _page(_HELD, "held_by, kind, id", _BEHIND_HELD),
     "queued": LAST_QUEUED,
     "processing": _runs("id DESC", f"id < {_AFTER}"),
     "failed": _FAILED,
@@ -118,13 +126,16 @@ LISTED = {
 }
 """By status, or by the age that was asked for."""
 LISTED_OF_KIND = LISTED | {
-    "scheduled": _page("'' || status = 'scheduled' AND kind = :kind", "run_at, id", _BEHIND_DUE),
+    "scheduled": _page(
+        "'' || status = 'scheduled' AND kind = :kind AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE
+    ),
+    "held": _page(_HELD_OF_KIND, "run_at, id", f"id > {_AFTER}"),
     "failed": _FAILED_OF_KIND,
     "cancelled": _FAILED_OF_KIND,
 }
 PLACES = {
-    order: text(f"SELECT {place} AS place FROM jsworker.jobs AS j WHERE id = :after")  # noqa: S608 -- constants
-    for order, place in {"scheduled": "run_at", "queued": "queued_at", **SINCE}.items()
+    order: text(f"SELECT {place} AS place, kind AS place_kind FROM jsworker.jobs AS j WHERE id = :after")  # noqa: S608 -- constants
+    for order, place in {"scheduled": "run_at", "held": "held_by", "queued": "queued_at", **SINCE}.items()
 }
 """Where such a listing goes on; others go on by the ids."""
 
@@ -132,11 +143,12 @@ PLACES = {
 PAGES = {
     "processing": LISTED["processing"],
     "scheduled": _page(
-        f"'' || status = 'scheduled' AND {_IS_OF_KIND}",
+        f"'' || status = 'scheduled' AND run_at IS NOT NULL AND {_IS_OF_KIND}",
         "kind, run_at, id",
         f"(kind, run_at, id) > (:place_kind, {_TIME}, {_AFTER})",
         place="run_at",
     ),
+    "held": _page(_HELD, "held_by, kind, id", _BEHIND_HELD, place="held_by"),
     # One without a time at which it was queued stands last of its kind, where no place leads on from it.
     "queued": _page(
         f"status || '' = 'queued' AND {_IS_OF_KIND}",
@@ -148,7 +160,8 @@ PAGES = {
 }
 """By status; the order is that in which a filter acts on several."""
 PAGES_OF_KIND = PAGES | {
-    "failed": _page(f"{_IS_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}")
+    "held": _page(_HELD_OF_KIND, "run_at, id", f"id > {_AFTER}"),
+    "failed": _page(f"{_IS_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}"),
 }
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
@@ -214,7 +227,9 @@ async def list_jobs(
         ids, after = await _search(database, values, math.inf if seconds is None else seconds)
     else:
         order = next((name for name in SINCE if values[name] is not None), status)
-        ids = await _find(database, order, values)
+        ids = await (
+            _find_scheduled(database, values) if order == "scheduled" else _find(database, order, values)
+        )
         after = ids[-1] if len(ids) == limit else None
     return Page(await _fetch(database, ids, status), after)
 
@@ -259,7 +274,8 @@ async def matching(
     """
     ran: set[UUID] = set()
     for _ in range(2 if acting and len(statuses) > 1 else 1):
-        for status in (each for each in PAGES if each in statuses):
+        meant = {*statuses, "held"} if "scheduled" in statuses else statuses
+        for status in (each for each in PAGES if each in meant):
             async for rows in _walk(database, status, kind, age):
                 page = [(row.id, row.fencing_token) for row in rows if row.id not in ran]
                 if status == "processing":
@@ -304,17 +320,29 @@ async def _windows(
             return
 
 
+async def _find_scheduled(database: Database, values: dict[str, Any]) -> list[UUID]:
+    """Find those that wait for a time, and behind them those that wait for an event."""
+    ids: list[UUID] = []
+    try:
+        ids = await _find(database, "scheduled", values)
+    except JobNotFound:
+        return await _find(database, "held", values)
+    if len(ids) < values["limit"]:
+        ids += await _find(database, "held", values | {"after": None, "limit": values["limit"] - len(ids)})
+    return ids
+
+
 async def _find(database: Database, order: str, values: dict[str, Any]) -> list[UUID]:
-    place: Any = None
+    place: Any = dict.fromkeys(("place", "place_kind"))
     if values["after"] is not None and order in PLACES:
         rows = await database.run(PLACES[order], {"after": values["after"]})
-        place = rows[0].place if rows else None
-        if place is None:
+        if not rows or rows[0].place is None:
             raise JobNotFound(
                 f"no place in the listing of {values['status']} jobs is known of job {values['after']}"
             )
+        place = rows[0]._asdict()
     statement = (LISTED if values["kind"] is None else LISTED_OF_KIND)[order]
-    return [row.id for row in await database.run_along_index(statement, values | {"place": place})]
+    return [row.id for row in await database.run_along_index(statement, values | place)]
 
 
 async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:

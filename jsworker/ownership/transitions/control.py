@@ -11,7 +11,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, failed, live, processing
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
-from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.statements import NOT_HELD, NOW, compiled, entry, given_array, j, json_object
 from jsworker.ownership.transitions.publish import QUEUED_AGAIN
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
@@ -31,6 +31,7 @@ def _cancel() -> sa.TextClause:
             cancel_requested=processing,
             needs_publish=False,
             finished_at=sa.case((~processing, NOW)),
+            **NOT_HELD,
         )
         .where(j.c.id == locked.c.id, live)
         .returning(*j.c["id", "status", "worker_id", "fencing_token"])

@@ -78,4 +78,6 @@ def _queue(waiting: Waiting, state: ConsumerInfo | None) -> KindQueue:
         to_publish=waiting.to_publish,
         pending=None if state is None else state.num_pending,
         unacknowledged=None if state is None else state.num_ack_pending,
+        held=waiting.held,
+        held_oldest_seconds=waiting.held_oldest_seconds,
     )
