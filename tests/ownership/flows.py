@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any, LiteralString
 from uuid import UUID
 
+from psycopg.sql import SQL, Identifier
+
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
@@ -88,4 +90,5 @@ async def stored(
 
 def change(sql: Sql, table: LiteralString, what: LiteralString, row: UUID) -> None:
     """Set columns of a batch or a workflow, whatever the protocol says."""
-    sql.execute(f"UPDATE jsworker.{table} SET {what} WHERE id = %s", [row])
+    statement = SQL("UPDATE jsworker.{} SET {} WHERE id = %s").format(Identifier(table), SQL(what))
+    sql.execute(statement, [row])
