@@ -201,7 +201,7 @@ finished: Final = b.c.finished_at.is_not(None)
 not_propagated: Final = ~b.c.propagated
 workflow_open: Final = w.c.finished_at.is_(None)
 not_cancelled: Final = w.c.cancelled_at.is_(None)
-of_batch: Final = j.c.batch_id == b.c.id
+without_batch: Final = j.c.batch_id.is_(None)
 cancelled_for_needs: Final = sa.and_(j.c.status == "cancelled", j.c.failure_reason == "needs")
 
 

@@ -131,19 +131,29 @@ _NEEDS_SWEEP: Final = Sweep(
     _statement(_NEEDS, which=" AND j.id = ANY(CAST(:ids AS uuid[]))", **_BLOCKS),
 )
 
-# Not while a member is held that need not be: its row was locked, refused, or its workflow's was.
-PROPAGATED = _statement("""
+# Not while a member is held that need not be: its row was locked, refused, or its workflow's was. Nor beside a batch that is
+# opened again: what that holds again is not to be seen yet.
+PROPAGATED = _statement(
+    """
+WITH ready AS MATERIALIZED (
+  SELECT b.id, b.workflow, b.generation, w.revision
+  FROM unnest(CAST(:ids AS uuid[]), CAST(:generations AS bigint[])) AS seen(id, generation)
+  JOIN jsworker.batches AS b ON b.id = seen.id JOIN jsworker.workflows AS w ON w.id = b.workflow
+  WHERE {same_generation} AND {finished} AND NOT EXISTS (
+    SELECT FROM jsworker.batch_needs AS of_mine
+    WHERE of_mine.needs = b.id
+      AND EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = of_mine.batch AND {held})
+      AND NOT EXISTS (
+        SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
+        WHERE n.batch = of_mine.batch AND need.finished_at IS NULL))
+), {unchanged}
 UPDATE jsworker.batches AS b SET propagated = true
-FROM unnest(CAST(:ids AS uuid[]), CAST(:generations AS bigint[])) AS seen(id, generation)
-WHERE b.id = seen.id AND {same_generation} AND {finished} AND NOT EXISTS (
-  SELECT FROM jsworker.batch_needs AS of_mine
-  WHERE of_mine.needs = b.id
-    AND EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = of_mine.batch AND {held})
-    AND NOT EXISTS (
-      SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
-      WHERE n.batch = of_mine.batch AND need.finished_at IS NULL))
+FROM ready AS seen JOIN unchanged ON unchanged.id = seen.workflow
+WHERE b.id = seen.id AND {same_generation} AND {finished}
 RETURNING b.id
-""")
+""",
+    unchanged=_UNCHANGED,
+)
 
 # The workflow's own end, decided as a batch's is.
 FINISH_WORKFLOW = _statement("""
