@@ -19,7 +19,7 @@ from jsworker.client.enqueueing import (
     one_for_each,
 )
 from jsworker.client.schedules import Schedules
-from jsworker.client.workflows import Flow
+from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -77,6 +77,11 @@ class JobClient:
     def schedules(self) -> Schedules:
         """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
         return Schedules(self._opened(), self._settings, self._publisher)
+
+    @property
+    def workflows(self) -> Workflows:
+        """What was enqueued by ``workflow``: list, get, cancel, retry."""
+        return Workflows(self._opened(), self._publisher)
 
     @property
     def unpublished_because(self) -> str | None:

@@ -1,18 +1,26 @@
 """Workflows: graphs of batches, enqueued in one transaction; and what operators do with them."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 from uuid import UUID
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import JobOptions, Kind, kind_name, new_jobs, one_for_each
+from jsworker.client.enqueueing import JobOptions, Kind, check_count, kind_name, new_jobs, one_for_each
 from jsworker.core import fault_points, tracing
+from jsworker.core.errors import WorkflowFailed, WorkflowNotFound
+from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.queries import workflow_listing
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions import workflow_control
 from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
 from jsworker.stream.message import subject_of
 
@@ -20,6 +28,9 @@ OnFailure = Literal["cancel", "run"]
 MOST_MEMBERS: Final = 100_000
 MOST_NODES: Final = 1_000
 _NAME_CHARACTERS: Final = 255
+_MOST_LISTED: Final = 2**31 - 1
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LONGEST_LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +149,24 @@ class Flow:
         self._nodes[name] = node
         return node
 
+    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 -- as wait_for's
+        """Wait until the node that was added last has finished, and return what its job returned.
+
+        Of a batch of several jobs, a list in the order of its payloads.
+
+        Raises:
+            WorkflowFailed: a job of it failed, was cancelled or was pruned.
+            TimeoutError: it has not finished within so many seconds; it goes on.
+            RuntimeError: the workflow was not enqueued.
+        """
+        if not self._is_enqueued:
+            raise RuntimeError(
+                f"workflow {shown(self.name)} was not enqueued: leave its `async with` block first"
+            )
+        last = list(self._nodes.values())[-1]
+        async with asyncio.timeout(timeout):
+            return await _result_of(self._database, last)
+
     async def _enqueue(self) -> None:
         if not self._nodes:
             raise ValueError(f"workflow {shown(self.name)} has no nodes")
@@ -178,6 +207,93 @@ class Flow:
     def _free_name(self, kind: str) -> str:
         names = (kind if number == 1 else f"{kind}-{number}" for number in range(1, MOST_NODES + 2))
         return next(name for name in names if name not in self._nodes)
+
+
+async def _result_of(database: Database, node: Node) -> Any:
+    """Read a node again and again until it has finished, and return its result."""
+    what = f"node {shown(node.name)} has no result"
+    for looks in count():
+        try:
+            outcome = await workflow_listing.outcome_of(database, node.id)
+        except LookupError:
+            raise WorkflowFailed(f"{what}: its workflow was pruned") from None
+        if outcome is not None:
+            break
+        await asyncio.sleep(min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 1.5 ** min(looks, 20)))
+    found: dict[UUID, MemberResult] = {}
+    after: MemberResult | None = None
+    while page := await workflow_listing.results(database, node.id, after):
+        after = page[-1]
+        found |= {each.job_id: each for each in page}
+    for each in found.values():
+        if each.status != "completed":
+            why = (each.error or "").split("\n", 1)[0]
+            raise WorkflowFailed(f"{what}: job {each.job_id} is {each.status}" + (f": {why}" if why else ""))
+    try:
+        results = [found[job.id].result for job in node.new]
+    except KeyError as missing:
+        raise WorkflowFailed(f"{what}: job {missing.args[0]} was pruned") from None
+    return results if len(results) > 1 else results[0]
+
+
+class Workflows:
+    """The workflows of an installation: list, get, cancel, retry."""
+
+    def __init__(self, database: Database, publisher: ClientPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+
+    async def list(self, *, limit: int = 50, after: UUID | str | None = None) -> list[dict[str, Any]]:
+        """Return workflows by column name, the newest first, or those behind one of them.
+
+        ``status`` is running, cancelling, completed, failed or cancelled.
+        """
+        check_count("limit", limit, _MOST_LISTED)
+        behind = None if after is None else workflow_uuid(after)
+        return await workflow_listing.list_workflows(self._database, limit=limit, after=behind)
+
+    async def get(self, workflow: UUID | str) -> dict[str, Any]:
+        """Return a workflow by column name, with its ``nodes``, and ``errors`` of the first failed jobs.
+
+        Each node has ``needs``, the names of the nodes that it comes after, and ``jobs``, how many it has by
+        status; ``held`` are those that wait for its needs.
+
+        Raises WorkflowNotFound: no workflow has this id.
+        """
+        found = await workflow_listing.get_workflow(self._database, workflow_uuid(workflow))
+        if found is None:
+            raise WorkflowNotFound(f"no workflow has id {workflow}")
+        return found
+
+    async def cancel(self, workflow: UUID | str) -> CancelledWorkflow:
+        """Cancel what is live of a workflow; running jobs are asked to stop within one heartbeat.
+
+        Raises TransitionRefused: there is no such workflow, or it has ended.
+        """
+        with operators_rights("workflows", "workflows"):
+            return await workflow_control.cancel_workflow(self._database, workflow_uuid(workflow))
+
+    async def retry(self, workflow: UUID | str) -> int:
+        """Put all failed jobs of a workflow back into the queue, and return how many.
+
+        What was cancelled because they had failed waits for them again.
+
+        Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
+        """
+        with operators_rights("workflows", "workflows"):
+            retried = await workflow_control.retry_workflow(self._database, workflow_uuid(workflow))
+        self._publisher.publish_in_background()
+        return retried
+
+
+def workflow_uuid(workflow: UUID | str) -> UUID:
+    """Return the id of a workflow as a UUID; WorkflowNotFound: a text that is none."""
+    if isinstance(workflow, UUID):
+        return workflow
+    try:
+        return UUID(workflow)
+    except (ValueError, AttributeError, TypeError):
+        raise WorkflowNotFound(f"no workflow has id {shown(workflow)}") from None
 
 
 def _checked_name(what: str, name: str) -> str:

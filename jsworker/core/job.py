@@ -1,10 +1,10 @@
 """The job as a processor sees it: its payload, what an earlier run saved, and calls to report progress."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -12,8 +12,26 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
+    from jsworker.core.processor import JobProcessor
+
 T = TypeVar("T")
 P = TypeVar("P")
+
+
+class MemberResult(NamedTuple):
+    """What a member of a batch came to.
+
+    Attributes:
+        job_id: the member.
+        status: completed, failed or cancelled.
+        result: what it returned; None if it did not complete.
+        error: its last error; None if there was none.
+    """
+
+    job_id: UUID
+    status: str
+    result: Any
+    error: str | None
 
 
 class _Ownership(Protocol):
@@ -33,6 +51,13 @@ class _Ownership(Protocol):
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]: ...
     def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]: ...
     def complete_statement(self, result: Any) -> "Executable": ...
+    async def add_to_batch(
+        self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> list[UUID]: ...
+    def add_to_batch_statement(
+        self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> "Executable": ...
+    async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]: ...
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T: ...
 
 
@@ -158,6 +183,56 @@ class Job(Generic[P]):
         """
         return self._ownership.complete_statement(result)
 
+    async def add_to_batch(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]:
+        """Add jobs to the batch of a workflow to which this one belongs, and return their ids.
+
+        What needs the batch waits for them too. Another run that calls it adds others: where that matters,
+        take ``add_to_batch_statement`` and ``job.transaction()``.
+
+        Raises:
+            OwnershipLost: another run owns the job by now; nothing was added.
+            TransitionRefused: the job has no batch, or that has finished.
+            InvalidName, InvalidPayload, InvalidJson: the kind or a payload cannot be used; nothing was added.
+        """
+        return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))
+
+    def add_to_batch_statement(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable":
+        """Return the statement that adds jobs to this one's batch, for ``job.transaction()``.
+
+        Execute it and demand its rows, one for each job, up to 5,000: none means that the job has no batch,
+        or is lost. They are there once this job is completed, in the same commit.
+        """
+        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
+
+    async def results_of(self, node: str) -> AsyncIterator[MemberResult]:
+        """Yield what the members of a node came to that this job's own node comes ``after``.
+
+        They are read page by page: the completed ones in the order of their payloads, before and behind them
+        those that did not complete.
+
+        Raises:
+            ValueError: this job's node does not come after one of that name.
+        """
+        after: MemberResult | None = None
+        while page := await self._ownership.results_page(node, after):
+            for member in page:
+                yield member
+            after = page[-1]
+
     async def quiet(self, seconds: float) -> None:
         """Announce that the process may give no sign of life for ``seconds`` (a long call into C, a GPU).
 
@@ -206,6 +281,40 @@ class SyncJob:
         """See ``Job.complete_statement``."""
         return self._ownership.complete_statement(result)
 
+    def add_to_batch(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]:
+        """See ``Job.add_to_batch``."""
+        options = _options(max_attempts, max_stalls)
+        return self._ownership.wait_for(self._ownership.add_to_batch(kind, payloads, options))
+
+    def add_to_batch_statement(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable":
+        """See ``Job.add_to_batch_statement``."""
+        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
+
+    def results_of(self, node: str) -> Iterator[MemberResult]:
+        """See ``Job.results_of``."""
+        after: MemberResult | None = None
+        while page := self._ownership.wait_for(self._ownership.results_page(node, after)):
+            yield from page
+            after = page[-1]
+
     def quiet(self, seconds: float) -> None:
         """See ``Job.quiet``."""
         self._ownership.wait_for(self._job.quiet(seconds))
+
+
+def _options(max_attempts: int | None, max_stalls: int | None) -> dict[str, Any]:
+    return {"max_attempts": max_attempts, "max_stalls": max_stalls}

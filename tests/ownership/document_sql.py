@@ -17,10 +17,13 @@ from jsworker.ownership.transitions import (
     enqueue,
     heartbeat,
     publish,
+    reopen,
     republish,
     reset,
     schedules,
     settle,
+    workflow_control,
+    workflows,
 )
 
 WIDTH = 110
@@ -57,6 +60,17 @@ STATEMENTS: dict[str, TextClause] = {
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,
     "FIRE": schedules.FIRE,
+    "FINISH of a batch": workflows.FINISH,
+    "NEEDS": workflows.NEEDS,
+    "NEEDS has come to its end": workflows.PROPAGATED,
+    "FINISH of a workflow": workflows.FINISH_WORKFLOW,
+    "What a process that died has left of these": workflows.LEFT,
+    "A member adds members": workflow_control.ADD_MEMBERS,
+    "CANCEL of a workflow": workflow_control.CANCEL_WORKFLOW,
+    "RETRY of members: the workflow moves on": reopen.MOVE_ON,
+    "RETRY of members: batches are opened again": reopen.REOPEN,
+    "RETRY of members": reopen.RETRY_MEMBERS,
+    "RETRY of members: what was cancelled for them is held again": reopen.HOLD_AGAIN,
 }
 _CLAUSE = re.compile(r" (?=(?:SET|FROM|WHERE|ORDER BY|RETURNING|SELECT|VALUES|FOR NO KEY UPDATE|FOR SHARE) )")
 

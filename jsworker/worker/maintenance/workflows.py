@@ -4,7 +4,7 @@ import random
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.ownership.transitions import workflows
+from jsworker.ownership.transitions import workflow_control, workflows
 from jsworker.ownership.transitions.workflows import Advanced
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
@@ -49,6 +49,8 @@ class Workflows:
         )
         if left is None or not any(left):
             return
+        for workflow in left.cancelled:  # whoever cancelled it did not come to the end, or members were added
+            await workflow_control.cancel_live(context.database, workflow)
         advanced = await workflows.advance(
             context.database,
             left.batches,

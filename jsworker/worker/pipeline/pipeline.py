@@ -54,6 +54,7 @@ class Pipeline:
             loop=asyncio.get_running_loop(),
             on_quiet=quiet.announce,
             cover_others=quiet.cover_others,
+            on_added=context.requeued.notify,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
