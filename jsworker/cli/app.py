@@ -39,6 +39,7 @@ _COMMANDS = {
         "dead_messages", _JOBS, "List, replay or drop messages that no worker could use."
     ),
     "schedules": _Entry("schedules", _JOBS, "What enqueues jobs by the clock: list, add, pause, run now."),
+    "workflow": _Entry("workflow", _JOBS, "Show a workflow as a tree; list, cancel or retry workflows."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),

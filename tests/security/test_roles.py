@@ -41,6 +41,8 @@ SCHEDULE = (
     " VALUES ('s', 'echo', '{}', 'every 60 s', 'UTC', 'skip', 'allow', clock_timestamp(), 'operator')"
 )
 
+WORKFLOW = "INSERT INTO jsworker.workflows (id, name) VALUES (gen_random_uuid(), 'nightly')"
+
 MAY: dict[str, list[str]] = {
     "owner": [
         "CREATE TABLE jsworker.extra (id int)",
@@ -61,6 +63,10 @@ MAY: dict[str, list[str]] = {
         SCHEDULE,
         "UPDATE jsworker.schedules SET paused = true",
         "DELETE FROM jsworker.schedules",
+        WORKFLOW,
+        "UPDATE jsworker.workflows SET revision = revision + 1",
+        "UPDATE jsworker.batches SET generation = generation + 1",
+        "DELETE FROM jsworker.workflows",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -70,6 +76,15 @@ MAY: dict[str, list[str]] = {
         insert(),
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
+        WORKFLOW,
+        "INSERT INTO jsworker.batch_needs (batch, needs) SELECT w, w FROM gen_random_uuid() AS w WHERE false",
+        insert(
+            status="'scheduled'",
+            dispatch="0",
+            held_by="'needs'",
+            held_at="now()",
+            batch_id="gen_random_uuid()",
+        ),
     ],
     "publisher": [
         insert(),
@@ -83,6 +98,7 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.dead_messages",
         "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.schedules",
+        "SELECT * FROM jsworker.workflows, jsworker.batches, jsworker.batch_needs",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
@@ -110,6 +126,10 @@ MAY_NOT: dict[str, list[str]] = {
     ],
     "producer": [
         SCHEDULE,
+        "UPDATE jsworker.workflows SET revision = revision + 1",
+        "UPDATE jsworker.batches SET generation = generation + 1",
+        "SELECT * FROM jsworker.batches",
+        "DELETE FROM jsworker.workflows",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",

@@ -265,6 +265,7 @@ class TestLevels:
                     "job.progress",
                     "job.completed",
                     "schedule.fired",
+                    "batch.finished",
                 ],
             ),
             (
@@ -281,6 +282,7 @@ class TestLevels:
                     "job.cancelled",
                     "stream.changed",
                     "schedule.skipped",
+                    "workflow.finished",
                 ],
             ),
             (

@@ -27,6 +27,9 @@ _NEEDED_RIGHTS: Final = {
     "refused_rows": "SELECT INSERT UPDATE DELETE",
     "untold_resets": "SELECT INSERT DELETE",
     "schedules": "SELECT INSERT UPDATE DELETE",
+    "workflows": "SELECT INSERT UPDATE DELETE",
+    "batches": "SELECT INSERT UPDATE DELETE",
+    "batch_needs": "SELECT INSERT",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""

@@ -1,15 +1,20 @@
 """PRUNE: ended jobs leave with their timelines when they have been kept for long enough.
 
+A workflow leaves as a whole: its row goes first, when its end is so long ago, and its jobs are then like any others.
+
 Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
 """
 
 from datetime import datetime
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
@@ -34,7 +39,10 @@ _OLD = f"""
     AND (j.finished_at, j.id) >= (CAST(:since AS timestamptz), CAST('00000000-0000-0000-0000-000000000000' AS uuid))
     AND j.finished_at < CAST(:before AS timestamptz)
     AND (CAST(:kind AS text) IS NULL OR j.kind = CAST(:kind AS text))
-    AND (CAST(:status AS text) IS NULL OR j.status = CAST(:status AS text))"""
+    AND (CAST(:status AS text) IS NULL OR j.status = CAST(:status AS text))
+    AND (j.batch_id IS NULL OR (SELECT b.id FROM {{of_a_workflow}} WHERE b.id = j.batch_id) IS NULL)"""
+# Not as NOT EXISTS: the planner would read all batches for it.
+_KEPT: Final = "jsworker.batches AS b"
 
 # Skipping while it picks gives every pruner jobs of its own; a statement that never waits needs no lock order.
 # Arrays, for a join with a thousand rows may be answered by reading whole tables.
@@ -52,19 +60,35 @@ SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM entries
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
-_FIRST = f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
+_FIRST = f"SELECT j.id{_OLD.format(of_a_workflow=_KEPT)} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
 PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED)
+
+OLD_WORKFLOWS = text("""
+SELECT w.id FROM jsworker.workflows AS w
+WHERE w.finished_at < CAST(:before AS timestamptz) AND w.id <> ALL(CAST(:besides AS uuid[]))
+ORDER BY w.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
+""")
+PRUNE_WORKFLOWS = text("""
+DELETE FROM jsworker.workflows AS w WHERE w.finished_at < CAST(:before AS timestamptz) AND w.id = ANY(ARRAY(
+  SELECT w.id FROM jsworker.workflows AS w WHERE w.id = ANY(CAST(:ids AS uuid[])) ORDER BY w.id FOR UPDATE SKIP LOCKED))
+RETURNING w.id
+""")
+_WORKFLOWS: Final = 100
 
 # Past jobs that a foreign key keeps, or a trigger.
 _PAST = condition(~set_aside("prune"))
-_FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {_PAST} ORDER BY j.finished_at LIMIT :limit"
+_FOUND = f"SELECT j.id, j.finished_at{_OLD.format(of_a_workflow=_KEPT)} AND {_PAST} ORDER BY j.finished_at LIMIT :limit"
 _NAMED = """
   SELECT j.id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
   ORDER BY j.id FOR UPDATE SKIP LOCKED"""
 _PRUNING = Sweep("prune", ("prune",), PRUNE, text(_FOUND), filled(_PRUNE, old=_NAMED, ended=_ENDED))
 
-OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
+_STAYS: Final = (
+    "jsworker.batches AS b JOIN jsworker.workflows AS w ON w.id = b.workflow"
+    " AND coalesce(w.finished_at, 'infinity') >= CAST(:before AS timestamptz)"
+)
+OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD.format(of_a_workflow=_STAYS))
 
 
 class Ended(NamedTuple):
@@ -108,6 +132,8 @@ async def prune(
 
     A job whose row is locked or refused stays.
     """
+    if since is None and ended.kind is None and ended.status is None:
+        await _prune_workflows(database, ended.before)
     values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
     swept = await run_sweep(database, _PRUNING, values, refused_rows)
     jobs = sum(row.jobs for row in swept.rows)
@@ -124,6 +150,20 @@ async def prune(
         workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
     )
+
+
+async def _prune_workflows(database: Database, before: datetime) -> None:
+    """Delete the rows of workflows that ended before an instant, past those that PostgreSQL keeps."""
+    kept: list[UUID] = []
+    while True:
+        values = {"before": before, "limit": _WORKFLOWS, "besides": uuid_array(kept)}
+        ids = [row.id for row in await database.run(OLD_WORKFLOWS, values)]
+        rows, _ = await in_halves(
+            ids, lambda half: database.run(PRUNE_WORKFLOWS, {"before": before, "ids": uuid_array(half)})
+        )
+        kept += set(ids) - {row.id for row in rows}
+        if len(ids) < _WORKFLOWS:
+            return
 
 
 async def count_old(database: Database, ended: Ended) -> int:
