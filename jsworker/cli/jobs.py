@@ -35,6 +35,7 @@ from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
+from jsworker.ownership.queries.workflow_listing import place_of
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
 
@@ -266,6 +267,8 @@ async def _job(database: Database, named: str) -> dict[str, Any]:
     found = await find_job(database, named)
     marks = await marks_of(database, [found["id"]])
     timeline = await listing.timeline(database, found["id"])
+    if found["batch_id"] is not None:
+        found["workflow"] = await place_of(database, found["batch_id"])
     return found | {"refused": marks.get(found["id"], []), "timeline": timeline}
 
 
@@ -289,6 +292,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
     if found["finished_at"] is not None:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
+    if (flow := found.get("workflow")) is not None:
+        yield "workflow", Text(f"{cell(flow['name'])} {flow['workflow']}, node {cell(flow['node'])}")
     if found["unique_key"] is not None:
         yield "unique key", Text(cell(found["unique_key"]))
     for name in ("payload", "checkpoint", "result"):
@@ -321,7 +326,8 @@ def _standing(found: Mapping[str, Any]) -> str:
         case "completed":
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
-            return "on request"
+            for_needs = found["failure_reason"] == "needs"
+            return "because what it needs has failed or was cancelled" if for_needs else "on request"
 
 
 def _when(found: Mapping[str, Any]) -> str:

@@ -75,6 +75,19 @@ def test_list_cancel_and_retry(cli: Cli, sql: Sql) -> None:
     assert "cancelled" in cli("workflow", str(workflow)).ok().lines[0]
 
 
+def test_a_job_tells_to_which_workflow_it_belongs(cli: Cli, sql: Sql) -> None:
+    workflow = enqueued()
+    row = sql.execute("SELECT id FROM jsworker.jobs WHERE kind = 'merge'").fetchone()
+    assert row is not None
+    lines = cli("job", str(row["id"])).ok().lines
+    assert any(
+        line.split() == ["workflow", "nightly", "run", f"{workflow},", "node", "merge"] for line in lines
+    )
+    assert any("held" in line or "waits" in line for line in lines)
+    found = cli("job", str(row["id"]), "--json").ok().json
+    assert found["workflow"] == {"workflow": str(workflow), "name": "nightly run", "node": "merge"}
+
+
 def test_unknown_workflows(cli: Cli) -> None:
     assert cli("workflow", "nightly").refused(1) == "no workflow has id 'nightly'"
     unknown = "01a20f47-e801-7589-9415-c0d406396231"

@@ -386,6 +386,24 @@ class TestWorkflows:
         for table in ("workflows", "batches", "batch_needs", "jobs"):
             assert sql.execute(SQL("SELECT FROM jsworker.{}").format(Identifier(table))).fetchall() == []
 
+    async def test_members_that_stay_hold_up_no_other(
+        self, database: Database, sql: Sql, flow: Stored
+    ) -> None:
+        """Also where they ended in one moment, and are more than one batch finds."""
+        moment = ago(3 * DAY)
+        sql.execute(
+            SQL("UPDATE jsworker.jobs SET finished_at = (SELECT date_trunc('day', {}))").format(moment)
+        )
+        younger = [insert_job(sql, "completed", finished_at=ago(2 * DAY)) for _ in range(3)]
+        ended, since, deleted = await a_day_ago(database), None, 0
+        for _ in range(10):
+            batch = await prune.prune(database, ended, since=since, limit=2)
+            since, deleted = batch.last, deleted + batch.jobs
+            if batch.is_last:
+                break
+        assert deleted == len(younger)
+        assert jobs_left(sql) == {*flow.members("a"), *flow.members("b")}
+
     async def test_one_that_is_opened_again_stays(self, database: Database, sql: Sql, flow: Stored) -> None:
         change(sql, "workflows", "finished_at = NULL, outcome = NULL", flow.id)
         assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [0]

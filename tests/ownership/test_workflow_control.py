@@ -212,6 +212,51 @@ async def test_retries_beside_settles_leave_nobody_behind(database: Database, sq
     assert flow.workflow_row()["outcome"] == "completed"
 
 
+REOPENING: dict[str, Any] = {
+    "MOVE_ON": r"w\.cancelled_at IS NULL",
+    "REOPEN": r"j\.status = 'failed'",
+    "RETRY_MEMBERS": r"j\.status = 'failed'",
+    "HOLD_AGAIN": r"j\.failure_reason = 'needs'",
+}
+
+
+@pytest.mark.parametrize("name", REOPENING)
+async def test_each_predicate_of_a_retry_refuses_alone_and_is_needed(
+    database: Database, sql: Sql, engine: Engine, failed: Stored, name: str
+) -> None:
+    statement = getattr(reopen, name)
+    job_id = failed.member("a")
+    if name == "MOVE_ON":
+        change(sql, "workflows", "cancelled_at = clock_timestamp()", failed.id)
+    elif name == "HOLD_AGAIN":  # an operator has cancelled it
+        job_id = insert_job(sql, "cancelled", batch_id=failed.batch("a"))
+    else:
+        job_id = insert_job(sql, "completed", batch_id=failed.batch("other"))
+    values = {
+        "batch": failed.batch("a"),
+        "workflow": failed.id,
+        "ids": uuid_array([job_id]),
+        "batches": uuid_array([failed.batch("a"), failed.batch("other")]),
+    }
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET session_replication_role = replica")
+        connection.exec_driver_sql("ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation")
+        assert connection.execute(statement, values).all() == []
+        assert len(connection.execute(without(statement, REOPENING[name]), values).all()) >= 1
+        connection.rollback()
+
+
+async def test_only_an_open_workflow_is_cancelled(
+    database: Database, engine: Engine, sql: Sql, failed: Stored
+) -> None:
+    change(sql, "workflows", "finished_at = clock_timestamp(), outcome = 'failed'", failed.id)
+    values = {"id": failed.id}
+    assert await database.run(workflow_control.CANCEL_WORKFLOW, values) == []
+    with engine.begin() as connection:
+        mutant = without(workflow_control.CANCEL_WORKFLOW, r"w\.finished_at IS NULL")
+        assert len(connection.execute(mutant, values).all()) == 1
+
+
 # --- Cancelling a workflow ---
 
 
