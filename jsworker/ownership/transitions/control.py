@@ -1,12 +1,13 @@
 """What operators and clients may do to a job: CANCEL and RETRY."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import (
     ANY_AGE,
@@ -125,7 +126,8 @@ async def cancel(
             found = await database.run(MISSED, {"ids": missed, **wanted})
             seen |= {row.id: row.status for row in found}
             missed = [row.id for row in found if row.meant]
-    await workflows.advance(database, batches)
+    with suppress(DatabaseUnavailable, DatabaseRefused):  # the workers' scans do it then
+        await workflows.advance(database, batches)
     left = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],

@@ -27,6 +27,27 @@ _BATCHES: Final = 500
 _MEMBERS: Final = 1000
 """Of one statement."""
 
+_FIRST, _LAST = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+def _member(status: str) -> str:
+    """Return whether a batch ``b`` has a member of a status, the youngest of which is looked for.
+
+    As a range of the index that no other one has: by equations the planner would read the whole table, for it
+    expects the first match soon. Backwards, for members end in the order of their ids, more or less, and the
+    index holds entries of dead versions of all that have ended.
+    """
+    return (
+        "(SELECT true FROM jsworker.jobs AS j WHERE j.batch_id IS NOT NULL"  # noqa: S608 -- constants
+        f" AND (j.batch_id, j.status, j.id) >= (b.id, '{status}', CAST('{_FIRST}' AS uuid))"
+        f" AND (j.batch_id, j.status, j.id) <= (b.id, '{status}', CAST('{_LAST}' AS uuid))"
+        " ORDER BY j.batch_id DESC, j.status DESC, j.id DESC LIMIT 1)"
+    )
+
+
+# Running ones first, for as a rule there is one.
+_HAS_LIVE_MEMBER: Final = ",\n    ".join(_member(status) for status in ("processing", "queued", "scheduled"))
+
 _PARTS: Final = {
     "sealed": sql(predicates.sealed),
     "unfinished": sql(predicates.unfinished),
@@ -37,18 +58,13 @@ _PARTS: Final = {
     "same_generation": sql(predicates.at_generation(literal_column("seen.generation"))),
     "same_revision": sql(predicates.at_revision(literal_column("seen.revision"))),
     "held": condition(predicates.held_by("needs")),
-    "live": condition(predicates.live),
+    "held_indexed": condition(predicates.scheduled_indexed)
+    + " AND "
+    + condition(predicates.held_by("needs")),
     "set_aside": condition(predicates.set_aside("needs")),
-    # The youngest first: those of a batch end in the order of their ids, more or less, and the index holds entries of
-    # dead versions of all that have ended. Running ones first, for as a rule there is one.
-    "has_live_member": """coalesce(
-    (SELECT true FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.status = 'processing'
-     ORDER BY j.batch_id DESC, j.status DESC, j.id DESC LIMIT 1),
-    (SELECT true FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.status = 'queued'
-     ORDER BY j.batch_id DESC, j.status DESC, j.id DESC LIMIT 1),
-    (SELECT true FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.status = 'scheduled'
-     ORDER BY j.batch_id DESC, j.status DESC, j.id DESC LIMIT 1),
-    false)""",
+    "has_live_member": f"coalesce(\n    {_HAS_LIVE_MEMBER},\n    false)",
+    "has_failed_member": _member("failed"),
+    "has_cancelled_member": _member("cancelled"),
 }
 
 
@@ -67,8 +83,8 @@ WITH seen AS MATERIALIZED (
 )
 UPDATE jsworker.batches AS b SET finished_at = clock_timestamp(),
   outcome = CASE
-    WHEN EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.status = 'failed') THEN 'failed'
-    WHEN EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.status = 'cancelled') THEN 'cancelled'
+    WHEN {has_failed_member} THEN 'failed'
+    WHEN {has_cancelled_member} THEN 'cancelled'
     ELSE 'completed' END,
   propagated = NOT EXISTS (SELECT FROM jsworker.batch_needs AS n WHERE n.needs = b.id)
 FROM mine WHERE b.id = mine.id
@@ -94,9 +110,8 @@ _UNCHANGED = """unchanged AS MATERIALIZED (
 )"""
 _NEEDS: Final = """
 WITH {ready}, {unchanged}, mine AS MATERIALIZED (
-  SELECT j.id, ready.runs FROM jsworker.jobs AS j
-  JOIN ready ON ready.id = j.batch_id JOIN unchanged ON unchanged.id = ready.workflow
-  WHERE {held}{which} ORDER BY j.id LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
+  SELECT page.id, ready.runs FROM ready JOIN unchanged ON unchanged.id = ready.workflow
+  CROSS JOIN LATERAL ({page} FOR NO KEY UPDATE OF j SKIP LOCKED) AS page LIMIT :limit
 ), moved AS (
   UPDATE jsworker.jobs AS j SET
     status = CASE WHEN mine.runs THEN 'queued' ELSE 'cancelled' END,
@@ -118,17 +133,20 @@ SELECT id, batch_id, status FROM moved
 """
 _FOUND: Final = """
 WITH {ready}
-SELECT j.id FROM jsworker.jobs AS j JOIN ready ON ready.id = j.batch_id
-WHERE {held} AND NOT {set_aside} ORDER BY j.id LIMIT :limit
+SELECT page.id FROM ready CROSS JOIN LATERAL ({page}) AS page LIMIT :limit
 """
-_BLOCKS: Final = {"ready": _READY, "unchanged": _UNCHANGED}
-NEEDS = _statement(_NEEDS, which="", **_BLOCKS)
+# As above: a range of the one index that has this order.
+_PAGE: Final = f"""SELECT j.id FROM jsworker.jobs AS j
+    WHERE (j.batch_id, j.id) >= (ready.id, CAST('{_FIRST}' AS uuid)) AND (j.batch_id, j.id) <= (ready.id, CAST('{_LAST}' AS uuid))
+      AND {{held_indexed}}{{which}} ORDER BY j.batch_id, j.id LIMIT :limit"""  # noqa: S608 -- constants
+_BLOCKS: Final = {"ready": _READY, "unchanged": _UNCHANGED, "page": _PAGE}
+NEEDS = _statement(_NEEDS, **_BLOCKS, which="")
 _NEEDS_SWEEP: Final = Sweep(
     "needs",
     ("needs",),
     NEEDS,
-    _statement(_FOUND, **_BLOCKS),
-    _statement(_NEEDS, which=" AND j.id = ANY(CAST(:ids AS uuid[]))", **_BLOCKS),
+    _statement(_FOUND, **_BLOCKS, which=" AND NOT {set_aside}"),
+    _statement(_NEEDS, **_BLOCKS, which=" AND j.id = ANY(CAST(:ids AS uuid[]))"),
 )
 
 # Not while a member is held that need not be: its row was locked, refused, or its workflow's was. Nor beside a batch that is
@@ -142,7 +160,10 @@ WITH ready AS MATERIALIZED (
   WHERE {same_generation} AND {finished} AND NOT EXISTS (
     SELECT FROM jsworker.batch_needs AS of_mine
     WHERE of_mine.needs = b.id
-      AND EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = of_mine.batch AND {held})
+      AND (SELECT true FROM jsworker.jobs AS j
+        WHERE (j.batch_id, j.id) >= (of_mine.batch, CAST('{first}' AS uuid))
+          AND (j.batch_id, j.id) <= (of_mine.batch, CAST('{last}' AS uuid)) AND {held_indexed}
+        ORDER BY j.batch_id, j.id LIMIT 1)
       AND NOT EXISTS (
         SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
         WHERE n.batch = of_mine.batch AND need.finished_at IS NULL))
@@ -153,6 +174,8 @@ WHERE b.id = seen.id AND {same_generation} AND {finished}
 RETURNING b.id
 """,
     unchanged=_UNCHANGED,
+    first=_FIRST,
+    last=_LAST,
 )
 
 # The workflow's own end, decided as a batch's is.
